@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from interlock.engine.compute.backend import Backend
-from interlock.engine.compute.backlog import Backlog
 from interlock.engine.compute.cluster.crew import Crew
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.compute.cluster.links import Cluster, NodeMachine
@@ -35,11 +33,12 @@ from interlock.engine.compute.cluster.messages import (
     Welcome,
 )
 from interlock.engine.compute.cluster.node import ClusterNode, versions
+from interlock.engine.compute.context import Backend, Deadline
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.deadline import Deadline
 from interlock.engine.compute.grid import Cells, lay_out
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.corpus import Rows
 from interlock.engine.corpus.tokens import Specials, Tokenised
@@ -121,7 +120,7 @@ def conduct(stage: Stage, cluster: Cluster, spec: ModelSpec | None = None) -> Sp
         crew.gather()
         specs = {0: spec or ModelSpec(stage.card.key, ("none",))}
         crew.begin(plan_of([stage.cells], specs, Policy(offline=True)), _nothing_to_send)
-        backlog = Backlog([stage.cells], [()], [1.0], recorder.emit)
+        backlog = BatchSource([stage.cells], [()], [1.0], recorder.emit)
         head = ClusterExecutor(backlog, crew, controls, recorder.emit, journal.sync, Deadline(None, controls))
         with anonymous() as most:
             before = _clocks()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from interlock.engine.compute.backend import REAL, Backend
+from interlock.engine.compute.context import REAL, Backend
 from interlock.engine.compute.encoder import encoder_for
 
 

@@ -14,7 +14,7 @@ WORKING = (
     "interlock.console.apps",
     "interlock.engine.flows.rehearsal",
     "interlock.engine.models.trace",
-    "interlock.engine.compute.encoder.encode_texts",
+    "interlock.engine.compute.job.encode_texts",
     "interlock.engine.flows.run.Run",
     "multiprocessing",
     "runpy",

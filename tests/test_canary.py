@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from interlock.engine.compute import batch_runner, canary, findings
+from interlock.engine.compute import batch_runner
 from interlock.engine.compute.batch_runner import BatchRunner
+from interlock.engine.compute.checks import canary, findings
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.compute.parts.outputs import Outputs

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from interlock.engine.compute import checkup
+from interlock.engine.compute.checks import checkup
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device import Pinning

@@ -14,20 +14,19 @@ import pytest
 from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, crew_wrongs, draw_crew
 from bench.scenarios.plan import ids_of
 from bench.scenarios.workshop import Workshop, workshop
-from interlock.engine.compute.backend import Backend
-from interlock.engine.compute.backlog import Backlog
 from interlock.engine.compute.cluster import feed as feeds
 from interlock.engine.compute.cluster.crew import Crew, CrewMember, CrewPatience
-from interlock.engine.compute.cluster.feed import FedQueue, NodeFeed
+from interlock.engine.compute.cluster.feed import NodeFeed, RemoteQueue
 from interlock.engine.compute.cluster.head import ClusterExecutor, _Hand, plan_of
 from interlock.engine.compute.cluster.links import NodeMachine
 from interlock.engine.compute.cluster.messages import Handed, Hello, ModelFiles, Orders, Phase, Report, Texts, Welcome
 from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.cluster.pool import BatchPool
+from interlock.engine.compute.context import CLOSING_SECONDS, Backend, Deadline
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.deadline import CLOSING_SECONDS, Deadline
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.sim import Card, SimDevice
@@ -132,9 +131,9 @@ class Stand:
         try:
             self.crew.gather()
             self.crew.begin(plan_of(self.grid, self.specs, Policy(offline=True)), lambda key: ModelFiles(key, {}))
-            backlog = Backlog(self.grid, [[] for _ in self.grid], [1.0] * len(self.grid), self.heard)
+            source = BatchSource(self.grid, [[] for _ in self.grid], [1.0] * len(self.grid), self.heard)
             until = deadline or Deadline()
-            ClusterExecutor(backlog, self.crew, self.controls, self.heard, lambda: None, until).run()
+            ClusterExecutor(source, self.crew, self.controls, self.heard, lambda: None, until).run()
         finally:
             self.crew.close()
             self.threads.join()
@@ -482,7 +481,7 @@ def test_the_head_keeps_no_vectors_that_it_has_written(shop):
 
 def test_a_batch_that_is_begun_while_it_is_dropped_costs_no_node(shop):
     feed = NodeFeed(Controls())
-    queue = FedQueue(grid_of([shop.cards["flat"]], [8] * 40, ids_of)[0], feed, 0, 1)
+    queue = RemoteQueue(grid_of([shop.cards["flat"]], [8] * 40, ids_of)[0], feed, 0, 1)
 
     class Hurried(deque[int]):
         def __contains__(self, batch: object) -> bool:
@@ -547,7 +546,7 @@ def fed(shop: Workshop, batches: int) -> NodeFeed:
     feed.follow(Orders(Phase(1, batches={0: range(batches)})))
     feed.next_phase(0)
     feed.follow(Orders(Phase(1), handed=[handed]))
-    feed.attach(FedQueue(cells, feed, 0, 1))
+    feed.attach(RemoteQueue(cells, feed, 0, 1))
     feed.report(0)
     return feed
 
@@ -608,11 +607,11 @@ def test_a_pool_knows_who_has_what():
 def test_a_queue_of_an_earlier_phase_is_not_open_in_the_next_though_its_pass_is(shop):
     feed, cells = NodeFeed(Controls()), grid_of([shop.cards["flat"]], [8] * 4, ids_of)[0]
     feed.follow(Orders(Phase(1, batches={0: [0]})))
-    queue = FedQueue(cells, feed, 1, 1)
+    queue = RemoteQueue(cells, feed, 1, 1)
     assert queue.open
     feed.follow(Orders(Phase(2, batches={0: [0]})))
     assert not queue.open
-    assert FedQueue(cells, feed, 2, 1).open
+    assert RemoteQueue(cells, feed, 2, 1).open
 
 
 def test_a_stop_while_nodes_start_does_not_wait_for_them(shop):
@@ -632,8 +631,8 @@ def test_a_stop_while_nodes_start_does_not_wait_for_them(shop):
 
 def test_a_node_is_handed_nothing_for_a_phase_that_it_has_not_begun(shop):
     stand = Stand(shop, 1)
-    backlog = Backlog(stand.grid, [[]], [1.0], stand.heard)
-    head = ClusterExecutor(backlog, stand.crew, stand.controls, stand.heard, lambda: None, Deadline())
+    source = BatchSource(stand.grid, [[]], [1.0], stand.heard)
+    head = ClusterExecutor(source, stand.crew, stand.controls, stand.heard, lambda: None, Deadline())
     head._open()
     hand = _Hand(CrewMember("node-1", NodeMachine("m0", ""), devices=[None, None]))  # type: ignore[list-item]
     head._hands["node-1"] = hand

@@ -17,17 +17,16 @@ import psutil
 import pytest
 
 import interlock
-from interlock.engine.compute.backend import REAL
-from interlock.engine.compute.backlog import Backlog
 from interlock.engine.compute.cluster.crew import Crew
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Phase
 from interlock.engine.compute.cluster.models import pack
 from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.cluster.ray_cluster import RayCluster, _actor, connect
+from interlock.engine.compute.context import REAL, Deadline
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.deadline import Deadline
 from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy, resolve
@@ -332,8 +331,8 @@ class Head:
             crew.gather()
             plan = plan_of(self.grid, [ModelSpec("m", (str(source),))], Policy(offline=True))
             crew.begin(plan, lambda key: pack(key, self.snapshot))
-            backlog = Backlog(self.grid, [[]], [1.0], self.heard)
-            ClusterExecutor(backlog, crew, controls, self.heard, lambda: None, Deadline()).run()
+            source = BatchSource(self.grid, [[]], [1.0], self.heard)
+            ClusterExecutor(source, crew, controls, self.heard, lambda: None, Deadline()).run()
         finally:
             crew.close()
         return self.grid[0].files

@@ -19,7 +19,7 @@ import pynvml
 import pytest
 import torch
 
-from interlock.engine.compute import checkup
+from interlock.engine.compute.checks import checkup
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.flows import doctor

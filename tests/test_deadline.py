@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from interlock.engine.compute import deadline
+from interlock.engine.compute import context as deadline
+from interlock.engine.compute.context import Deadline, seconds_until
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.deadline import Deadline, seconds_until
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from interlock.engine.flows import ending
 from interlock.engine.flows.continuing import Continuation

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from interlock.console.cli import QUESTION
-from interlock.engine.compute.encoder import encode_texts
+from interlock.engine.compute.job import encode_texts
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
 from interlock.engine.flows import demo

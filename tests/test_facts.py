@@ -14,8 +14,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from interlock.console.text.event_text import describe
-from interlock.engine.compute.backend import Backend
-from interlock.engine.compute.canary import Canaries
+from interlock.engine.compute.checks.canary import Canaries
+from interlock.engine.compute.context import Backend
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.errors import ExitCode

@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorDeviceMismatchEr
 
 from interlock.engine.compute import encoder
 from interlock.engine.compute.batch_runner import BatchRunner
-from interlock.engine.compute.grid import Queue
 from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.compute.ladder import Rung
+from interlock.engine.compute.source import Queue
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models import packing

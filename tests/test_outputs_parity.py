@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import interlock
-from interlock.engine.compute.by_token import LateVectors
-from interlock.engine.compute.encoder import encoder_for
+from interlock.engine.compute.encoder import LateVectors, encoder_for
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.compute.parts.tokens import pool
 from interlock.engine.errors import UnavailableError, UsageError
@@ -53,7 +52,7 @@ def in_float32(monkeypatch) -> list[np.ndarray]:
     """The token vectors of each forward as they are before they are stored, which rounds them."""
     seen: list[np.ndarray] = []
     monkeypatch.setattr(
-        "interlock.engine.compute.by_token.pool_tokens",
+        "interlock.engine.compute.encoder.pool_tokens",
         lambda vectors, starts, factor: (seen.append(vectors.copy()), (vectors, starts))[1],
     )
     return seen

@@ -112,7 +112,7 @@ def test_without_scores_a_search_gives_its_own_order_and_says_so(store, spoilt, 
 
 def test_an_interrupt_leaves_the_order_of_the_search(store, scorer):
     first = (
-        "from interlock.engine.compute import scorer\n"
+        "from interlock.engine.compute.pairs import scorer\n"
         "def interrupted(*_): raise KeyboardInterrupt\n"
         "scorer.Scorer.score = interrupted\n"
     )

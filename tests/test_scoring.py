@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.console.text.event_text import line_of
-from interlock.engine.compute.scorer import Scorer
-from interlock.engine.compute.seat import Seat
+from interlock.engine.compute.pairs.scorer import Scorer
+from interlock.engine.compute.pairs.seat import Seat
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.faults import parse

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import interlock as product
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.encoder import encode_texts
+from interlock.engine.compute.job import encode_texts
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.run import Run

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from interlock.engine.compute.canary import lowest_cosine
+from interlock.engine.compute.checks.canary import lowest_cosine
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.compute.parts.outputs import Outputs

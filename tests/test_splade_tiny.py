@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from interlock.engine.compute.canary import lowest_cosine
+from interlock.engine.compute.checks.canary import lowest_cosine
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.models.assets import ModelSnapshot, Policy, resolve
 from interlock.engine.models.card import read_card

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from interlock.engine.compute.batch_runner import BatchRunner, DeviceGone
-from interlock.engine.compute.grid import Queue
 from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.source import Queue
 from interlock.engine.compute.weightless_rows import WeightlessRows
 from interlock.engine.errors import Stopped, UnavailableError
 from interlock.engine.gpu.device import RESERVE

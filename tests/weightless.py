@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from interlock.engine.compute.backend import Backend, RunContext
-from interlock.engine.compute.backlog import Backlog
+from interlock.engine.compute.context import Backend, RunContext
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.compute.weightless_rows import WeightlessRows
 from interlock.engine.gpu.faults import Fault
 from interlock.engine.gpu.lease import Lessor
@@ -155,5 +155,5 @@ class Desk(Told):
             sync=lambda: None,
             backend=Backend(laws=law, encoders=lambda card, network, _: WeightlessRows(card, network), load=load),
         )
-        PassExecutor(Backlog(cells, [[] for _ in cells], [1.0] * len(cells), context.emit), context).run()
+        PassExecutor(BatchSource(cells, [[] for _ in cells], [1.0] * len(cells), context.emit), context).run()
         return summarise(self.state)

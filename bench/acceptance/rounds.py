@@ -6,15 +6,15 @@ import numpy as np
 from acceptance.inputs import stored
 from acceptance.workbench import CEILING, Bench
 
-from interlock.engine.compute.backend import Backend, RunContext
-from interlock.engine.compute.backlog import Backlog
 from interlock.engine.compute.batches import plan
+from interlock.engine.compute.context import Backend, RunContext
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.grid import Cells, Layout
 from interlock.engine.compute.parts.dense import VectorFile, Vectors
 from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.memory import Law
 from interlock.engine.models.card import ModelCard
@@ -59,7 +59,7 @@ def compute(
     grid = [_cells(bench, number, card, texts, budget) for number, card in enumerate(cards)]
     lessor = Lessor([bench.device, bench.host], ceiling)
     context = RunContext([bench.device], bench.host, lessor, masters, controls, emit, lambda: None, Backend(laws=laws))
-    PassExecutor(Backlog(grid, [[] for _ in grid], [1.0] * len(grid), context.emit), context).run()
+    PassExecutor(BatchSource(grid, [[] for _ in grid], [1.0] * len(grid), context.emit), context).run()
     vectors = [np.array(cells.files.dense.array) for cells in grid]
     for cells in grid:
         cells.files.path.unlink()

@@ -16,16 +16,15 @@ from bench.scenarios.checks import TOLERANCE
 from bench.scenarios.plan import Plan, draw, ids_of
 from bench.scenarios.stage import PlanLessor, WatchedGpu
 from bench.scenarios.workshop import Workshop
-from interlock.engine.compute.backend import Backend
-from interlock.engine.compute.backlog import Backlog
 from interlock.engine.compute.cluster.crew import Crew, CrewPatience
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.compute.cluster.messages import Hello, ModelFiles
 from interlock.engine.compute.cluster.node import ClusterNode, versions
+from interlock.engine.compute.context import Backend, Deadline
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.deadline import Deadline
 from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import ExitCode, Stopped
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
@@ -199,7 +198,7 @@ def _session(crew: CrewPlan, grid: Sequence[Any], threads: Threads, heard: _Hear
     controls.begin(plan.schedule, plan.window, cpu_fallback=plan.cpu_fallback)
     batches = heard.of(ev.BatchCommitted)
     done = [[batch for batch in batches if batch.model_pass == cells.model_pass] for cells in grid]
-    backlog = Backlog(grid, done, [1.0] * len(grid), heard)
+    backlog = BatchSource(grid, done, [1.0] * len(grid), heard)
     hello = Hello("crew", "", "sim", (), plan.ceiling, 0, 1 << 30, 0)
     members = Crew(threads, hello, versions(), IMPATIENT)
     members.gather()

@@ -15,11 +15,11 @@ import numpy as np
 from bench.scenarios.hearing import Hearing
 from bench.scenarios.plan import KIB, Plan, ids_of
 from bench.scenarios.workshop import Workshop
-from interlock.engine.compute.backend import Backend, RunContext
-from interlock.engine.compute.backlog import Backlog
+from interlock.engine.compute.context import Backend, RunContext
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.instance import first_calibration
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import Stopped
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
@@ -182,4 +182,4 @@ def _rounds(
     )
     batches = [event for event in heard.events if isinstance(event, ev.BatchCommitted)]
     done = [[batch for batch in batches if batch.model_pass == cells.model_pass] for cells in grid]
-    return PassExecutor(Backlog(grid, done, [1.0] * len(grid), context.emit), context)
+    return PassExecutor(BatchSource(grid, done, [1.0] * len(grid), context.emit), context)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bench.scenarios.plan import LONGEST, Plan, ids_of
-from interlock.engine.compute.canary import plain
+from interlock.engine.compute.checks.canary import plain
 from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.gpu.cpu import CpuDevice

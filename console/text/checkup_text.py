@@ -2,8 +2,8 @@
 
 from textwrap import wrap
 
-from interlock.engine.compute.checkup import GpuCheck, GpuReport
-from interlock.engine.compute.findings import Remembered
+from interlock.engine.compute.checks.checkup import GpuCheck, GpuReport
+from interlock.engine.compute.checks.findings import Remembered
 from interlock.engine.record.words import safe, several
 
 MARKS = {"passed": "ok", "limited": "! ", "untried": "--", "failed": "!!"}

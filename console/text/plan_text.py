@@ -11,7 +11,7 @@ from interlock.engine.record.events import RecordRefused
 from interlock.engine.record.words import duration, human_bytes, safe, several
 
 if TYPE_CHECKING:
-    from interlock.engine.compute.scorer import PairPlan
+    from interlock.engine.compute.pairs.scorer import PairPlan
     from interlock.engine.flows.plan import Forecast, PassForecast
 
 PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {

@@ -14,11 +14,11 @@ import numpy as np
 
 from interlock.engine.compute.batches import Batch
 from interlock.engine.compute.encoder import Ids
-from interlock.engine.compute.grid import Queue
 from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.compute.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.compute.parts.files import Rows as Indices
 from interlock.engine.compute.parts.outputs import NOTHING, Outputs
+from interlock.engine.compute.source import Queue
 from interlock.engine.gpu.device_errors import Trouble, may_recur
 from interlock.engine.models.packing import lay
 from interlock.engine.record.events import Emit, Mitigated, PressurePassed, RowParked

@@ -12,16 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from interlock.engine.compute.batches import plan
-from interlock.engine.compute.by_token import LateVectors, LexicalTerms, late_vectors, lexical_terms
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import NO_TERMS, SparseRows
-from interlock.engine.corpus.tokens import encoded, load_tokenizer, naming, specials_of
+from interlock.engine.compute.parts.tokens import TokenRows, pool_tokens
+from interlock.engine.corpus.ragged import Ints, owners_of, places_of, starts_of
 from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.attention import attending
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import POSITIONS
@@ -29,12 +27,10 @@ from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.packing import PackedBatch, filling, pack, padded_tokens
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.term_pooling import TermPooling
-from interlock.engine.models.trace import law_for
-from interlock.engine.models.weights import Attached, attach_to_host
+from interlock.engine.models.token_heads import KeepVectors, unit_states
+from interlock.engine.record.facts import TokenForm
 
 Ids = npt.NDArray[np.int64]
-MOST_SPECIALS = 8
-"""Special tokens of a row, at most, so far as no tokenizer has to be asked."""
 
 
 class Encoder(Protocol):
@@ -72,6 +68,76 @@ def computed_tokens(lengths: Sequence[int], *, padded: bool) -> int:
     if padded:
         return padded_tokens(len(lengths), max(lengths, default=0), min(lengths, default=0))
     return sum(lengths) + filling(sum(lengths))
+
+
+def lexical_terms(card: ModelCard, heads: nn.ModuleDict) -> "LexicalTerms | None":
+    """Return what weighs the terms of a card's rows by their tokens, where its pass does."""
+    unweighed = card.by_token.unweighed
+    return None if unweighed is None else LexicalTerms(heads["sparse_linear"], unweighed)
+
+
+def late_vectors(card: ModelCard, heads: nn.ModuleDict) -> "LateVectors | None":
+    """Return what keeps the vectors of the tokens of a card's rows, where its pass does."""
+    form = card.by_token.vectors
+    give = heads["colbert_linear"] if "colbert_linear" in heads else unit_states  # noqa: SIM401
+    return None if form is None else LateVectors(give, form, card.by_token.around)
+
+
+class LexicalTerms:
+    """Weighs the terms of rows by the largest weight of their tokens."""
+
+    def __init__(self, weigh: Callable[[Tensor], Tensor], unweighed: Sequence[int]) -> None:
+        """`weigh` turns states [T, width] into weights [T]; the ids of `unweighed` have none."""
+        self._weigh = weigh
+        self._unweighed = unweighed
+
+    def __call__(self, hidden: Tensor, rows: Sequence[Ids]) -> SparseRows:
+        """Weigh the terms of `rows`, whose tokens have the states `hidden` [T, width]."""
+        return terms_of(rows, self._weigh(hidden).cpu().numpy(), self._unweighed)
+
+
+def terms_of(rows: Sequence[Ids], weights: Vectors, unweighed: Sequence[int]) -> SparseRows:
+    """Give each id of a row the largest of the weights [T] of its tokens; ids of `unweighed` and weights of 0 are left
+    out, and a row with a weight that is not finite is parked."""
+    owners, ids = owners_of([len(row) for row in rows]), np.concatenate(rows)
+    parked = np.zeros(len(rows), np.bool_)
+    parked[owners[~np.isfinite(weights)]] = True
+    kept = (weights > 0) & ~np.isin(ids, unweighed)
+    return SparseRows.largest(owners[kept], ids[kept], weights[kept], parked)
+
+
+class LateVectors:
+    """Keeps the vectors of the tokens of rows, as a model's `TokenForm` says."""
+
+    def __init__(self, give: Callable[[Tensor, KeepVectors], None], form: TokenForm, around: tuple[int, int]) -> None:
+        """`give` turns states [T, width] into unit vectors, a part at a time; `around` says how many tokens at the
+        start and at the end of a row have none."""
+        self._give = give
+        self._form = form
+        self._around = around
+
+    def __call__(self, hidden: Tensor, rows: Sequence[Ids]) -> TokenRows:
+        """Keep the vectors of the tokens of `rows`, whose states are `hidden` [T, width]."""
+        inside, counts = self._inside([len(row) for row in rows])
+        places = starts_of(inside.astype(np.int64))
+        vectors = np.empty((int(places[-1]), self._form.dim), np.float32)
+
+        def keep(start: int, part: Tensor) -> None:
+            stop = start + len(part)
+            vectors[places[start] : places[stop]] = part.cpu().numpy()[inside[start:stop]]
+
+        self._give(hidden, keep)
+        return TokenRows.from_vectors(
+            *pool_tokens(vectors, starts_of(counts), self._form.pooling), self._form.precision
+        )
+
+    def _inside(self, lengths: Sequence[int]) -> tuple[npt.NDArray[np.bool_], Ints]:
+        """Which tokens [T] have a vector, and how many of each row [rows]."""
+        before, after = self._around
+        whole = np.asarray(lengths, np.int64)
+        places = places_of(np.zeros_like(whole), whole)
+        inside = (places >= before) & (places < np.repeat(whole, whole) - after)
+        return inside, np.maximum(whole - before - after, 0)
 
 
 class PackedRows:
@@ -224,97 +290,6 @@ class PaddedRows:
         ids, mask = torch.from_numpy(filled).to(self._device).unbind()
         features = {"input_ids": ids} if even else {"input_ids": ids, "attention_mask": mask}
         return Outputs(_unit(self._network(features)["sentence_embedding"].float()))
-
-
-class HostEncoder:
-    """Encodes texts outside a run, mostly questions, on a device without copies to and fro: a CPU.
-
-    It is attached by `load`, or the first `encode`, under a lease that whoever calls it holds, and until `detach`.
-    """
-
-    def __init__(self, card: ModelCard, device: Device) -> None:
-        with naming([card.key], card.tokenizer_file):
-            self._tokenizer = load_tokenizer(card.tokenizer_file)
-            self._specials = specials_of(self._tokenizer)
-        self._card, self._device = card, device
-        self._law = law_for(card, device.kind)
-        self._attached: Attached | None = None
-
-    @property
-    def attached(self) -> bool:
-        """Whether its weights are in memory."""
-        return self._attached is not None
-
-    def rows(self, texts: Sequence[str], prompt: str) -> list[Ids]:
-        """Return the token ids of each text behind `prompt`, cut to what the model takes."""
-        room = self._card.max_tokens - self._specials.count
-        before, after = self._specials.before, self._specials.after
-        with naming([self._card.key], self._card.tokenizer_file):
-            encodings = encoded(self._tokenizer, [prompt + text for text in texts])
-        return [np.asarray([*before, *encoding.ids[:room], *after], np.int64) for encoding in encodings]
-
-    def needs(self, lengths: Sequence[int]) -> int:
-        """Predict the most bytes that encoding rows of these lengths takes, weights included."""
-        given, padded = np.array(lengths), not self._card.packed
-        each = [given[batch].tolist() for batch in self._batches(given)]
-        return max(self._law.peak(computed_tokens(one, padded=padded), max(one)) for one in each)
-
-    def load(self) -> Attached:
-        """Bring its weights into memory, where they are not."""
-        if self._attached is None:
-            self._attached = attach_to_host(self._card, self._device)
-        return self._attached
-
-    def encode(self, rows: Sequence[Ids], told: Callable[[int], object] = lambda rows: None) -> Outputs:
-        """Compute what rows of token ids give; `told` hears 0 once the weights are there, and then how many are
-        done."""
-        encoder, pieces, done = encoder_for(self._card, self.load().network, self._device), [], 0
-        told(done)
-        for batch in self._batches(np.array([len(row) for row in rows])):
-            pieces.append((batch, encoder.encode([rows[row] for row in batch])))
-            told(done := done + len(batch))
-        return pieces[0][1].joined(len(rows), pieces)
-
-    def detach(self) -> None:
-        """Let the weights go."""
-        self._attached = None
-
-    def _batches(self, lengths: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-        return [batch.rows for batch in plan(np.arange(len(lengths)), lengths, self._card.batch_tokens).batches]
-
-
-def beyond_limit(card: ModelCard, texts: Sequence[str], prompt: str) -> list[int]:
-    """Count the tokens of each text that `encode_texts` would cut off."""
-    found, sizes = [0] * len(texts), [len((prompt + text).encode()) for text in texts]
-    long = [
-        at for at, size in enumerate(sizes) if size > card.max_tokens - MOST_SPECIALS
-    ]  # a token has a byte at least
-    if long:
-        with naming([card.key], card.tokenizer_file):
-            tokenizer = load_tokenizer(card.tokenizer_file)
-            room = card.max_tokens - specials_of(tokenizer).count
-            for at, encoding in zip(long, encoded(tokenizer, [prompt + texts[at] for at in long]), strict=True):
-                found[at] = max(0, len(encoding.ids) - room)
-    return found
-
-
-def encode_texts(
-    card: ModelCard,
-    texts: Sequence[str],
-    prompt: str,
-    lessor: Lessor,
-    told: Callable[[int], object] = lambda rows: None,
-) -> Outputs:
-    """Compute what one text or more give, under a lease of their own; `told` hears what it does of
-    `HostEncoder.encode`."""
-    (device,) = lessor.devices
-    encoder = HostEncoder(card, device)
-    rows = encoder.rows(texts, prompt)
-    with lessor.lease(card.key, {device.name: encoder.needs([len(row) for row in rows])}, lambda _: None):
-        try:
-            return encoder.encode(rows, told)
-        finally:
-            encoder.detach()
 
 
 def _unit(vectors: torch.Tensor) -> Vectors:

@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from threading import RLock
 
-from interlock.engine.compute.backend import RunContext
-from interlock.engine.compute.backlog import Backlog, indices
 from interlock.engine.compute.batch_runner import BatchRunner
-from interlock.engine.compute.canary import Canaries, in_wider
-from interlock.engine.compute.grid import Queue
+from interlock.engine.compute.checks.canary import Canaries, in_wider
+from interlock.engine.compute.context import RunContext
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.compute.resident import ResidentModel
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Placement, Schedule, budgets, next_placement
+from interlock.engine.compute.source import BatchSource, Queue, indices
 from interlock.engine.compute.worker import Worker, run_all, without_frames
 from interlock.engine.errors import InterlockError, NoDeviceError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
@@ -30,9 +29,9 @@ from interlock.engine.record.words import several
 class PassExecutor:
     """Computes the passes of a run over their grid; `run` may be called once."""
 
-    def __init__(self, backlog: Backlog, context: RunContext) -> None:
-        self._backlog = backlog
-        self._grid = backlog.grid
+    def __init__(self, source: BatchSource, context: RunContext) -> None:
+        self._source = source
+        self._grid = source.grid
         self._context = context
         self._lost: set[str] = set()
         self._waited: set[int] = set()
@@ -54,17 +53,17 @@ class PassExecutor:
         emit, controls = self._context.emit, self._context.controls
         controls.attend(self, emit)
         try:
-            while self._backlog.more():
+            while self._source.more():
                 controls.apply_pending(emit)
                 if controls.stop_requested:
                     whose = "the deadline" if self._context.deadline.near else "the operator"
                     raise Stopped(f"stopped by {whose} between batches: --resume continues")
                 self._free = self._rooms()
                 self._stop_without_gpus()
-                now = self._next(controls.schedule, self._backlog.left)
+                now = self._next(controls.schedule, self._source.left)
                 assert now is not None, "there are batches left"
                 for model_pass, reason in now.refused.items():
-                    self._backlog.fail(model_pass, reason)
+                    self._source.fail(model_pass, reason)
                 if now.assignments and self._in_time(now):
                     self._place(now)
         finally:
@@ -74,7 +73,7 @@ class PassExecutor:
     def preview(self, schedule: Schedule) -> Placement | None:
         """Find what another schedule would lease next; None: nothing is left. For a front end's thread."""
         committed = {queue.cells.model_pass: indices(queue.committed) for queue in self._queues}
-        return self._next(schedule, self._backlog.without(committed))
+        return self._next(schedule, self._source.without(committed))
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether another schedule would have the same models go on with the same batches where they are."""
@@ -95,7 +94,7 @@ class PassExecutor:
         """Tell which passes would fit nowhere, even with every device to themselves, and why."""
         fallback, refused = self._context.controls.cpu_fallback, {}
         for number, cells in self._grid.items():
-            batches, need = self._backlog.left[number], self._planner.of(cells.layout)
+            batches, need = self._source.left[number], self._planner.of(cells.layout)
             alone = next_placement(Schedule.EXCLUSIVE, [batches], [need], self._rooms(), 0, None, cpu_fallback=fallback)
             if alone and alone.refused:
                 refused[number] = alone.refused[0]
@@ -170,7 +169,7 @@ class PassExecutor:
         residents: list[ResidentModel] = []
         for assignment, limits in zip(now.assignments, self._limits(now), strict=True):
             cells = self._grid[assignment.model_pass]
-            queue = self._backlog.queue(cells, assignment)
+            queue = self._source.queue(cells, assignment)
             resident = ResidentModel(
                 context, self._planner, self._canaries, queue, assignment, stack, limits, self.lose, self.make_room
             )
@@ -231,7 +230,7 @@ class PassExecutor:
     def _prefetch(self, now: Placement) -> None:
         """Read the weights of the model that comes next while this placement computes, if it goes to a GPU."""
         done = {assignment.model_pass: assignment.batches for assignment in now.assignments}
-        then = self._next(self._context.controls.schedule, self._backlog.without(done))
+        then = self._next(self._context.controls.schedule, self._source.without(done))
         for assignment in then.assignments if then else ():
             if assignment.model_pass not in done and assignment.devices != (self._context.host.name,):
                 device = self._context.devices[0]
@@ -276,15 +275,15 @@ class PassExecutor:
                 self._context.controls.rearrange()
 
     def _close(self, model_pass: int, queue: Queue) -> None:
-        self._backlog.take_in(model_pass, queue.committed)
+        self._source.take_in(model_pass, queue.committed)
         if queue.narrow:
             self._widen(model_pass, queue)
         elif queue.failed:
             error = queue.failed
             known = isinstance(error, InterlockError)
-            self._backlog.fail(model_pass, str(error) if known else f"{type(error).__name__}: {error}")
+            self._source.fail(model_pass, str(error) if known else f"{type(error).__name__}: {error}")
         else:
-            self._backlog.close(model_pass)
+            self._source.close(model_pass)
 
     def _widen(self, model_pass: int, queue: Queue) -> None:
         """Have the rest of a pass computed in the next wider precision."""
@@ -307,7 +306,7 @@ class PassExecutor:
                 batch_index=None,
                 cause=cause,
                 action=action,
-                rows=self._backlog.rows_left(model_pass),
+                rows=self._source.rows_left(model_pass),
                 cost_seconds=0.0,
                 rung=rung,
                 device=device,

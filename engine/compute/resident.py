@@ -9,16 +9,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import RLock
 
-from interlock.engine.compute.backend import RunContext
 from interlock.engine.compute.batch_runner import BatchRunner
-from interlock.engine.compute.canary import Canaries
+from interlock.engine.compute.checks.canary import Canaries
+from interlock.engine.compute.context import RunContext, tell_granted, tell_released
 from interlock.engine.compute.encoder import computed_tokens
-from interlock.engine.compute.grid import Queue
 from interlock.engine.compute.instance import ModelInstance, first_calibration
 from interlock.engine.compute.ladder import Rung
-from interlock.engine.compute.lease_events import tell_granted, tell_released
 from interlock.engine.compute.memory_needs import MemoryPlanner
 from interlock.engine.compute.schedule import Assignment
+from interlock.engine.compute.source import Queue
 from interlock.engine.errors import NoDeviceError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from interlock.engine.compute.by_token import terms_of
-from interlock.engine.compute.encoder import Ids
+from interlock.engine.compute.encoder import Ids, terms_of
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.models.card import ModelCard

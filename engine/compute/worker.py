@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from interlock.engine.compute.batch_runner import BatchRunner, Crowded, DeviceGone, Result, TooNarrow
+from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.deadline import Deadline
 from interlock.engine.compute.encoder import Ids
 from interlock.engine.errors import DiskError
 from interlock.engine.gpu.device import Device

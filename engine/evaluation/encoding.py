@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from interlock.engine.compute.encoder import HostEncoder, Ids
+from interlock.engine.compute.encoder import Ids
+from interlock.engine.compute.job import Encoded, HostEncoder, TextDevices, TextPass
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
-from interlock.engine.compute.texts import Encoded, TextDevices, TextPass
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard

@@ -12,10 +12,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.compute.job import Encoded, TextDevices, weigh_queries
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.compute.texts import Encoded, TextDevices
-from interlock.engine.compute.weigh import weigh_queries
 from interlock.engine.corpus.judged import Judged
 from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.errors import UsageError

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from interlock.engine.compute import checkup, findings
-from interlock.engine.compute.checkup import GpuCheck, GpuReport
+from interlock.engine.compute.checks import checkup, findings
+from interlock.engine.compute.checks.checkup import GpuCheck, GpuReport
 from interlock.engine.errors import InterlockError
 from interlock.engine.flows.opening import NEEDED_LATE, unloadable
 from interlock.engine.gpu.device import Device

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from msgspec.structs import replace
 
-from interlock.engine.compute.deadline import Deadline
+from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.grid import Cells
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.errors import InterlockError

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlock.engine.compute.texts import TextDevices
+from interlock.engine.compute.job import TextDevices
 from interlock.engine.corpus.judged import Judged, read_grades, read_judged, read_queries
 from interlock.engine.corpus.questions import read_questions
 from interlock.engine.errors import UsageError

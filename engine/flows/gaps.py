@@ -7,7 +7,7 @@ in the roster stays, so that a later session of the run finds everything else wh
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interlock.engine.compute.backend import Backend
+from interlock.engine.compute.context import Backend
 from interlock.engine.errors import UnavailableError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.assets import Policy

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from interlock.engine.compute import reuse
-from interlock.engine.compute.backend import REAL
+from interlock.engine.compute.context import REAL
 from interlock.engine.compute.grid import Layout, lay_out
 from interlock.engine.compute.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, next_placement

@@ -21,8 +21,8 @@ from interlock.engine.record.facts import REHEARSAL
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
-    from interlock.engine.compute.backend import Backend
     from interlock.engine.compute.cluster.links import Cluster
+    from interlock.engine.compute.context import Backend
     from interlock.engine.compute.encoder import Encoder
     from interlock.engine.flows.run import Run
     from interlock.engine.models.assets import Policy
@@ -130,7 +130,7 @@ def configured(configuration: Configuration) -> Configuration:
 
 def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sleep) -> "Backend":
     """Put weightless models on simulated devices; `pause` is how their time passes, `speed` times as fast."""
-    from interlock.engine.compute.backend import Backend
+    from interlock.engine.compute.context import Backend
     from interlock.engine.compute.weightless_rows import WeightlessRows
     from interlock.engine.gpu.device import Device
     from interlock.engine.gpu.faults import parse

@@ -13,8 +13,6 @@ from pathlib import Path
 import torch
 
 from interlock.engine.compute import reuse
-from interlock.engine.compute.backend import REAL, Backend, RunContext
-from interlock.engine.compute.backlog import Backlog, completed
 from interlock.engine.compute.cluster.crew import Crew, connected
 from interlock.engine.compute.cluster.devices import RemoteDevice
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
@@ -22,10 +20,11 @@ from interlock.engine.compute.cluster.links import Cluster
 from interlock.engine.compute.cluster.messages import Hello
 from interlock.engine.compute.cluster.models import pack
 from interlock.engine.compute.cluster.node import versions
+from interlock.engine.compute.context import REAL, Backend, Deadline, RunContext, seconds_until
 from interlock.engine.compute.controls import STOP, Controls
-from interlock.engine.compute.deadline import Deadline, seconds_until
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.source import BatchSource, completed
 from interlock.engine.corpus.collections import discover, overlooked
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.corpus.reading import read_and_tokenise
@@ -274,7 +273,7 @@ class Run:
         for cells, batches in zip(grid, done, strict=True):
             for batch in batches:
                 self.deadline.learn(cells, batch.batch_index, batch.seconds)
-        executor = self._executor(Backlog(grid, done, self._weights, self._emit), models, policy)
+        executor = self._executor(BatchSource(grid, done, self._weights, self._emit), models, policy)
         gaps.check_placed(executor.unplaceable(), self._specs, models, allowed=settings.allow_missing)
         check_room(self.directory.path, settings.qdrant, grid, settings.export)
         for rows in corpus.rows:
@@ -371,16 +370,16 @@ class Run:
             "files": corpus.fingerprint(),
         }
 
-    def _executor(self, backlog: Backlog, models: Models, policy: Policy) -> PassExecutor | ClusterExecutor:
-        """What computes the backlog: the devices of this process, or the nodes."""
+    def _executor(self, source: BatchSource, models: Models, policy: Policy) -> PassExecutor | ClusterExecutor:
+        """What computes the source: the devices of this process, or the nodes."""
         if self._crew is None:
-            return PassExecutor(backlog, self._context())
+            return PassExecutor(source, self._context())
         snapshots = {card.key: card.snapshot for card in models.cards.values()}
         granted = self.recorder.look(lambda state: len(state.leases))
-        plan = plan_of([*backlog.grid.values()], self._specs, policy, granted)
+        plan = plan_of([*source.grid.values()], self._specs, policy, granted)
         self._crew.begin(plan, lambda key: pack(key, snapshots[key]), lambda: self.controls.stop_requested)
         return ClusterExecutor(
-            backlog, self._crew, self.controls, self._emit, self._journal.sync, self.deadline, self._backend.clock
+            source, self._crew, self.controls, self._emit, self._journal.sync, self.deadline, self._backend.clock
         )
 
     def _context(self) -> RunContext:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from interlock.engine.compute.texts import TextDevices
+from interlock.engine.compute.job import TextDevices
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows import EventSink
 from interlock.engine.flows.rerank import blend_of, free_devices, late_of, rerankers

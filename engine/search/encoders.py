@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
-from interlock.engine.compute.encoder import HostEncoder, encode_texts
+from interlock.engine.compute.job import HostEncoder, TextDevices, TextPass, Told, by_table, encode_texts
 from interlock.engine.compute.parts.outputs import Outputs
-from interlock.engine.compute.texts import TextDevices, TextPass, Told
-from interlock.engine.compute.weigh import by_table
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.search.store_models import StoreModel
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from interlock.engine.compute.pairs import Pair, Scores
-from interlock.engine.compute.scorer import PairPlan, Progress, Scorer
-from interlock.engine.compute.seat import Seat
+from interlock.engine.compute.pairs.rows import Pair, Scores
+from interlock.engine.compute.pairs.scorer import PairPlan, Progress, Scorer
+from interlock.engine.compute.pairs.seat import Seat
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from interlock.engine.compute.encoder import beyond_limit
+from interlock.engine.compute.job import TextDevices, Told, beyond_limit
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.compute.texts import TextDevices, Told
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy

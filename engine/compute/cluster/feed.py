@@ -1,7 +1,7 @@
 """A node's side of the exchange: what it was handed and has to tell, between the thread that exchanges with the head
 and those that compute.
 
-The passes code pulls from here as it does from a grid of its own: a backlog that is what the head has opened, queues
+The passes code pulls from here as it does from a source of its own: one that has what the head has opened, queues
 that fill while they are worked off, and ids that came with the batches.
 """
 
@@ -15,12 +15,12 @@ from contextlib import suppress
 import numpy as np
 from msgspec.structs import replace
 
-from interlock.engine.compute.backlog import Backlog
 from interlock.engine.compute.cluster.messages import Handed, News, Orders, Phase, Report, Texts, TokenFacts
 from interlock.engine.compute.controls import NO, YES, Controls
-from interlock.engine.compute.grid import Cells, Queue
+from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment, Schedule
+from interlock.engine.compute.source import BatchSource, Queue
 from interlock.engine.corpus.tokens import Ids, Tokenised
 from interlock.engine.errors import Stopped
 from interlock.engine.record.events import AnyEvent, BatchCommitted, Emit, Heartbeat, RowParked
@@ -45,7 +45,7 @@ class NodeFeed:
         self._closed: frozenset[int] = frozenset()
         self._refused: dict[int, str] = {}
         self._held: dict[int, dict[int, None]] = defaultdict(dict)
-        self._queues: dict[int, FedQueue] = {}
+        self._queues: dict[int, RemoteQueue] = {}
         self._news: list[News] = []
         self._bytes = 0
         self._parked: dict[tuple[int, int | None], list[AnyEvent]] = defaultdict(list)
@@ -172,7 +172,7 @@ class NodeFeed:
             and model_pass not in self._refused
         )
 
-    def attach(self, queue: "FedQueue") -> list[int]:
+    def attach(self, queue: "RemoteQueue") -> list[int]:
         """Let what comes for a pass go into a queue; returns what is there for it already."""
         with self.changed:
             self._queues[queue.cells.model_pass] = queue
@@ -209,7 +209,7 @@ class NodeFeed:
         self._controls.paused, self._controls.cpu_fallback = orders.paused, orders.cpu_fallback
         self._pressing |= before != (orders.paused, orders.cpu_fallback)
 
-    def _wants(self, queue: "FedQueue") -> int:
+    def _wants(self, queue: "RemoteQueue") -> int:
         """As many batches as hide the way to the head and back, and one more for each device."""
         if not self.open(queue.cells.model_pass):
             return 0
@@ -247,7 +247,7 @@ class NodeFeed:
                 self._ids[model_pass].pop(text, None)
 
 
-class FedQueue(Queue):
+class RemoteQueue(Queue):
     """A queue that fills while it is worked off; batches that it commits go to the head with their outputs."""
 
     def __init__(self, cells: Cells, feed: NodeFeed, phase: int, devices: int) -> None:
@@ -290,7 +290,7 @@ class FedQueue(Queue):
             self._left.remove(batch)
 
 
-class FedBacklog(Backlog):
+class RemoteSource(BatchSource):
     """What the head has opened of the grid; what comes of it is the head's to say."""
 
     def __init__(self, grid: Sequence[Cells], roster: int, feed: NodeFeed, controls: Controls) -> None:
@@ -311,7 +311,7 @@ class FedBacklog(Backlog):
         return any(self.left) or self.more()
 
     def queue(self, cells: Cells, assignment: Assignment) -> Queue:
-        return FedQueue(cells, self._feed, self._phase.number, len(assignment.devices))
+        return RemoteQueue(cells, self._feed, self._phase.number, len(assignment.devices))
 
     def without(self, done: Mapping[int, Iterable[int]]) -> list[list[int]]:
         """With what comes later, so that it can be read ahead."""
@@ -329,7 +329,7 @@ class FedBacklog(Backlog):
         self._feed.refuse(model_pass, reason)
 
 
-class FedTokens(Tokenised):
+class RemoteTokens(Tokenised):
     """The ids of texts as they came with the batches of a pass."""
 
     def __init__(self, facts: TokenFacts, model_pass: int, feed: NodeFeed) -> None:

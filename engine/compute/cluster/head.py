@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from interlock.engine.compute.backlog import Backlog
 from interlock.engine.compute.cluster.crew import Crew, CrewMember
 from interlock.engine.compute.cluster.messages import (
     GridPlan,
@@ -28,11 +27,12 @@ from interlock.engine.compute.cluster.messages import (
     TokenFacts,
 )
 from interlock.engine.compute.cluster.pool import BatchPool
+from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.controls import NO, YES, Controls
-from interlock.engine.compute.deadline import Deadline
 from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment, Placement, Schedule, due
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import Stopped, reason
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec
@@ -83,7 +83,7 @@ class ClusterExecutor:
 
     def __init__(
         self,
-        backlog: Backlog,
+        source: BatchSource,
         crew: Crew,
         controls: Controls,
         emit: ev.Emit,
@@ -91,7 +91,7 @@ class ClusterExecutor:
         deadline: Deadline,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._backlog = backlog
+        self._source = source
         self._crew = crew
         self._controls = controls
         self._emit = emit
@@ -136,7 +136,7 @@ class ClusterExecutor:
         """Compute everything that is left. Raises Stopped between two batches when asked to."""
         self._controls.attend(self, self._emit)
         try:
-            while self._backlog.more():
+            while self._source.more():
                 self._stop_if_asked()
                 self._look_around()
                 self._open()
@@ -151,7 +151,7 @@ class ClusterExecutor:
 
     def _open(self) -> None:
         """Open what is due on all nodes."""
-        schedule, left = self._controls.schedule, self._backlog.left
+        schedule, left = self._controls.schedule, self._source.left
         batches = due(schedule, left, self._controls.window, self._last)
         rest = [[] if number in batches else each for number, each in enumerate(left)]
         later = due(Schedule.EXCLUSIVE, rest, 0, None)
@@ -197,20 +197,20 @@ class ClusterExecutor:
 
     def _take_in(self) -> None:
         for number, committed in self._committed.items():
-            self._backlog.take_in(number, committed)
-            self._backlog.close(number)
+            self._source.take_in(number, committed)
+            self._source.close(number)
         self._committed = {}
 
     def _give_up(self, number: int, why: str) -> None:
         self._closed.add(number)
         self._committed.pop(number, None)
         self._pools[number] = BatchPool(())
-        self._backlog.fail(number, why)
+        self._source.fail(number, why)
         self._changed()
 
     def _left(self) -> list[list[int]]:
         done = {number: [event.batch_index for event in each] for number, each in [*self._committed.items()]}
-        return self._backlog.without(done)
+        return self._source.without(done)
 
     def _stop_if_asked(self) -> None:
         self._settle()
@@ -337,7 +337,7 @@ class ClusterExecutor:
     def _commit(
         self, hand: _Hand, pool: BatchPool, event: ev.BatchCommitted, outputs: Outputs, before: Sequence[ev.AnyEvent]
     ) -> None:
-        cells = self._backlog.grid[event.model_pass]
+        cells = self._source.grid[event.model_pass]
         if cells.files.put(cells.batches[event.batch_index].rows, outputs) != event.crc:
             self._lose(hand, f"batch {event.batch_index + 1} of {cells.card.key} arrived with other bytes than it sent")
             return
@@ -361,7 +361,7 @@ class ClusterExecutor:
             self._tell_refused(hand, number, why)
 
     def _tell_refused(self, hand: _Hand, number: int, why: str) -> None:
-        model = self._backlog.grid[number].card.key
+        model = self._source.grid[number].card.key
         message = f"{hand.name} does not compute {model}, which is left to other nodes: {why.removeprefix(f'{model} ')}"
         self._emit(ev.Warned(message=message))
 
@@ -384,14 +384,14 @@ class ClusterExecutor:
             )
         )
         for number, why in member.refused.items():
-            if number in self._backlog.grid:
+            if number in self._source.grid:
                 self._tell_refused(hand, number, why)
 
     def _lose(self, hand: _Hand, why: str) -> None:
         del self._hands[hand.name]
         self._crew.lose(hand.member, why)
         back = {number: pool.take_back(hand.name) for number, pool in self._pools.items()}
-        rows = sum(len(self._backlog.grid[k].batches[index].rows) for k, each in back.items() for index in each)
+        rows = sum(len(self._source.grid[k].batches[index].rows) for k, each in back.items() for index in each)
         self._emit(ev.NodeLost(node=hand.name, reason=why, batches=sum(map(len, back.values())), rows=rows))
         self._changed()
 
@@ -447,7 +447,7 @@ class ClusterExecutor:
             if not pool.waiting and not batches:
                 batches = self._doubled(hand, number, wanted)
             if batches:
-                rows = np.concatenate([self._backlog.grid[number].batches[index].rows for index in batches])
+                rows = np.concatenate([self._source.grid[number].batches[index].rows for index in batches])
                 found.append(Handed(batches, self._texts(number, rows)))
         return found
 
@@ -456,7 +456,7 @@ class ClusterExecutor:
         deadline, ahead = self._deadline, sum(len(pool.held(hand.name)) for pool in self._pools.values())
         if deadline.left == math.inf:
             return True
-        seconds = deadline.seconds_of(self._backlog.grid[number], batch)
+        seconds = deadline.seconds_of(self._source.grid[number], batch)
         if ahead < hand.devices:
             return deadline.allows(seconds)
         if not seconds:
@@ -466,14 +466,14 @@ class ClusterExecutor:
     def _watch_deadline(self) -> None:
         """Have the run stop where what a node begins next, behind what it computes, would not be done in time."""
         for number, pool in self._pools.items() if self._deadline.left < math.inf else ():
-            cells = self._backlog.grid[number]
+            cells = self._source.grid[number]
             for hand in self._hands.values():
                 if later := pool.held(hand.name)[hand.devices :]:
                     self._deadline.allows(2 * self._deadline.seconds_of(cells, later[0]))
 
     def _doubled(self, hand: _Hand, number: int, wanted: int) -> list[int]:
         """Give a node what a slower one holds too, as far as it would be done much earlier here."""
-        pool, layout = self._pools[number], self._backlog.grid[number].layout
+        pool, layout = self._pools[number], self._source.grid[number].layout
         own = hand.pace or self._usual()
         slow = max(
             (each for each in self._hands.values() if each is not hand and pool.alone(each.name)),
@@ -492,7 +492,7 @@ class ClusterExecutor:
             pool.double(batch, hand.name)
             doubled.append(batch)
         if doubled:
-            rows = sum(len(self._backlog.grid[number].batches[index].rows) for index in doubled)
+            rows = sum(len(self._source.grid[number].batches[index].rows) for index in doubled)
             self._emit(
                 ev.BatchesDoubled(model_pass=number, node=slow.name, other=hand.name, batches=doubled, rows=rows)
             )
@@ -504,12 +504,12 @@ class ClusterExecutor:
 
     def _takes(self, hand: _Hand, number: int) -> float:
         """Predict the seconds until a node is done with what it alone holds; one that gives nothing is ever slower."""
-        layout = self._backlog.grid[number].layout
+        layout = self._source.grid[number].layout
         cost = sum(layout.cost(index) for index in self._pools[number].alone(hand.name))
         return max((hand.pace or self._usual()) * cost / hand.devices, self._clock() - hand.progress)
 
     def _texts(self, number: int, texts: Any) -> Texts:
-        tokens = self._backlog.grid[number].tokens
+        tokens = self._source.grid[number].tokens
         stored = [tokens.stored(text) for text in texts.tolist()]
         ends = np.cumsum([len(each) for each in stored], dtype=np.int64)
         return Texts(number, texts, ends, np.concatenate(stored))
@@ -517,7 +517,7 @@ class ClusterExecutor:
     def _sync(self) -> None:
         """Vectors first: what the journal says is there must be there."""
         for number in self._pools:
-            self._backlog.grid[number].files.sync()
+            self._source.grid[number].files.sync()
         self._sync_journal()
         self._synced = self._clock()
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from interlock.engine.compute.backend import REAL, Backend, RunContext
-from interlock.engine.compute.cluster.feed import FedBacklog, FedTokens, NodeFeed
+from interlock.engine.compute.cluster.feed import NodeFeed, RemoteSource, RemoteTokens
 from interlock.engine.compute.cluster.messages import (
     GridPlan,
     Hello,
@@ -28,6 +27,7 @@ from interlock.engine.compute.cluster.messages import (
     Welcome,
 )
 from interlock.engine.compute.cluster.models import room, unpack
+from interlock.engine.compute.context import REAL, Backend, RunContext
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.grid import Cells
@@ -155,15 +155,15 @@ class ClusterNode:
             sync=lambda: None,
             backend=self._backend,
         )
-        backlog = FedBacklog(grid, plan.roster, self._feed, self._controls)
-        executor = PassExecutor(backlog, context)
+        source = RemoteSource(grid, plan.roster, self._feed, self._controls)
+        executor = PassExecutor(source, context)
         refused = executor.unplaceable()
         self._thread = threading.Thread(target=self._work, args=(executor,), name="node", daemon=True)
         self._thread.start()
         return Ready(refused=refused)
 
     def _cells(self, plan: GridPlan, each: PassPlan, card: ModelCard) -> Cells:
-        tokens = FedTokens(plan.tokens[each.tokens], each.model_pass, self._feed)
+        tokens = RemoteTokens(plan.tokens[each.tokens], each.model_pass, self._feed)
         return Cells(each.model_pass, replace(each.layout, card=card), tokens, PassFiles())
 
     def _work(self, executor: PassExecutor) -> None:

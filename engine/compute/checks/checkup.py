@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from interlock.engine.compute.canary import (
+from interlock.engine.compute.checks.canary import (
     IN_TURN,
     least_cosine,
     lowest_cosine,
@@ -27,8 +27,8 @@ from interlock.engine.compute.canary import (
     plainer,
     remedy,
 )
+from interlock.engine.compute.checks.findings import Remembered, attention_of
 from interlock.engine.compute.encoder import Ids, encoder_for, one_by_one
-from interlock.engine.compute.findings import Remembered, attention_of
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.cpu import CpuDevice

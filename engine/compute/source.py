@@ -1,14 +1,82 @@
-"""What passes have left to compute, and what becomes of each: it goes on, it has ended, or it has failed."""
+"""Where an executor gets its batches from, and what becomes of each: the source of a run on this machine.
 
+A `BatchSource` says what each pass has left, and makes the queue of an assignment; a cluster has another one.
+"""
+
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from interlock.engine.compute.grid import Cells, Queue
+from msgspec.structs import replace
+
+from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment
 from interlock.engine.record.events import BatchCommitted, Emit, EnsemblePassCompleted, PassFailed
 from interlock.engine.record.facts import joined
 
 
-class Backlog:
+class Queue:
+    """The batches that an assignment has left, pulled by its workers; `failed` says why nobody should go on, `narrow`
+    that the rest is for a wider precision."""
+
+    def __init__(self, cells: Cells, batches: Iterable[int]) -> None:
+        self.cells = cells
+        self.failed: Exception | None = None
+        self.narrow = False
+        self.refused = 0
+        """Rows whose vectors were refused, alone too, since a batch went through whole."""
+        self.committed: list[BatchCommitted] = []
+        self.returned: Counter[str] = Counter()
+        """Rows of the batches that were put back, by the device that had taken them."""
+        self._left = deque(batches)
+
+    def begin(self) -> None:
+        """Somebody is about to work it off."""
+
+    @property
+    def open(self) -> bool:
+        """Whether anybody should go on with it."""
+        return self.failed is None and not self.narrow
+
+    def __len__(self) -> int:
+        return len(self._left) if self.open else 0
+
+    def take(self) -> int | None:
+        """Take the next batch; None when there is none."""
+        try:
+            return self._left.popleft() if self else None
+        except IndexError:
+            return None
+
+    def left(self) -> list[int]:
+        """List the batches that nobody has taken yet."""
+        return list(self._left)
+
+    def give_back(self, index: int) -> None:
+        """Return a batch that was taken ahead, and that no device has begun."""
+        self._left.appendleft(index)
+
+    def more(self) -> bool:
+        """Whether batches may still come where none is left; waits for one a moment."""
+        return False
+
+    def commit(self, event: BatchCommitted, outputs: Outputs, emit: Emit) -> None:
+        """Write what a batch gave, and tell of it as it ran, with the CRC-32 of what was written."""
+        event = replace(event, crc=self.cells.files.put(self.cells.batches[event.batch_index].rows, outputs))
+        emit(event)
+        self.committed.append(event)
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        self.cells.files.sync()
+
+    def put_back(self, index: int, device: str) -> None:
+        """Return a batch that `device` took and did not compute."""
+        self._left.appendleft(index)
+        self.returned[device] += len(self.cells.batches[index].rows)
+
+
+class BatchSource:
     """The grid of a run, and the batches that each pass has left of it."""
 
     def __init__(

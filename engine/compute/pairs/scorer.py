@@ -18,8 +18,8 @@ from interlock.engine.compute.batches import BatchPlan, plan
 from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.compute.instance import Shortfall
 from interlock.engine.compute.ladder import Rung
-from interlock.engine.compute.pairs import Pair, PairRow, Scores
-from interlock.engine.compute.seat import ON_CPU, Place, Seat
+from interlock.engine.compute.pairs.rows import Pair, PairRow, Scores
+from interlock.engine.compute.pairs.seat import ON_CPU, Place, Seat
 from interlock.engine.errors import InterlockError, NoDeviceError
 from interlock.engine.gpu.device_errors import Trouble, classify, summed_up
 from interlock.engine.record.events import Emit, PairsPlanned, PairsScored

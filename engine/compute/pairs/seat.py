@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from interlock.engine.compute.context import tell_granted, tell_released
 from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.compute.instance import Shortfall, first_calibration
 from interlock.engine.compute.ladder import Rung
-from interlock.engine.compute.lease_events import tell_granted, tell_released
-from interlock.engine.compute.pairs import Pair, PairRow, PairScorer, rows_of_network, rows_of_texts, scorer_for
+from interlock.engine.compute.pairs.rows import Pair, PairRow, PairScorer, rows_of_network, rows_of_texts, scorer_for
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import classify, summed_up

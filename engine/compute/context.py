@@ -1,19 +1,32 @@
-"""When a session has to be over, and what may still be begun before that: the next batch, lease or delivery.
-
-Each is begun only where the time it is predicted to take, with that of what closes the run, ends before the deadline.
-Predicted is on the safe side: a batch takes as long as the slowest of its pass so far, and longer in proportion where
-it costs more than any of them. No clock is read but the one that is given.
-"""
+"""What a run computes with: devices and models of this machine, or others in their place; what its placements share,
+the deadline among it; and what is told of a lease."""
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from msgspec.structs import asdict
+from torch import nn
+
 from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.encoder import Encoder, encoder_for
 from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.memory_needs import Laws
 from interlock.engine.errors import ExitCode
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.devices import choose
+from interlock.engine.gpu.lease import Lease, Lessor
+from interlock.engine.models.assets import Policy
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.masters import Hydrate, Masters, hydrated_for
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.roster import cards_of
+from interlock.engine.models.trace import law_for
+from interlock.engine.models.weights import load
+from interlock.engine.record.events import Emit, LeaseGranted, LeaseReleased, ResidueFound
 from interlock.engine.record.words import parse_duration, parse_time_of_day
 
 CLOSING_SECONDS = 30.0
@@ -122,3 +135,87 @@ class Deadline:
         """Take in what it took to lease and load models with so many bytes."""
         with self._lock:
             self._leases.take(seconds, weights)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where devices, models and their vectors come from; the defaults are those of this machine."""
+
+    devices: Callable[[str, Sequence[str]], list[Device]] = choose
+    """By `--devices` and `--faults`."""
+    host: Callable[[], Device] = CpuDevice
+    cards: Callable[[Sequence[ModelSpec], Policy, Sequence[Device], Emit], list[ModelCard]] = cards_of
+    """Of the roster's models for these devices; emits how each was resolved."""
+    laws: Laws = law_for
+    load: Callable[[ModelCard], nn.Module] = load
+    """A model for the host's own processor."""
+    hydrate: Callable[[Device], Hydrate] = hydrated_for
+    """A model's host master, for devices like this one."""
+    encoders: Callable[[ModelCard, nn.Module, Device], Encoder] = encoder_for
+    clock: Callable[[], float] = time.monotonic
+    """What batches, the run and its deadline are timed by, in seconds."""
+
+
+REAL = Backend()
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every placement of a run shares. `host` is the CPU, which is among `devices` only where there is no GPU."""
+
+    devices: Sequence[Device]
+    host: Device
+    lessor: Lessor
+    masters: Masters
+    controls: Controls
+    emit: Emit
+    sync: Callable[[], None]
+    """Makes the journal durable."""
+    backend: Backend = REAL
+    deadline: Deadline = field(default_factory=Deadline)
+
+
+def tell_granted(
+    emit: Emit,
+    lease: Lease,
+    model_pass: int,
+    predicted: int,
+    *,
+    rows: int,
+    batches: int = 0,
+    schedule: str = "exclusive",
+    streamed: bool = False,
+) -> None:
+    """Emit what a lease grants; `predicted` are the bytes that the model's widest batch takes, `rows` and `batches`
+    what it is opened for."""
+    emit(
+        LeaseGranted(
+            lease=lease.id,
+            model_pass=model_pass,
+            model=lease.holder,
+            devices=[device.name for device in lease.devices],
+            device_kind=lease.devices[0].kind,
+            budget_bytes=lease.budget,
+            predicted_bytes=min(predicted, lease.budget),
+            batches=batches,
+            rows=rows,
+            budgets=dict(lease.budgets),
+            schedule=schedule,
+            streamed=streamed,
+        )
+    )
+
+
+def tell_released(emit: Emit, lease: Lease, model_pass: int) -> None:
+    """Emit the receipts of a lease that has ended, and each residue that was found."""
+    emit(
+        LeaseReleased(
+            lease=lease.id,
+            model_pass=model_pass,
+            model=lease.holder,
+            held_seconds=round(lease.held_seconds, 3),
+            receipts=lease.receipts,
+        )
+    )
+    for found in lease.residues:
+        emit(ResidueFound(**asdict(found)))

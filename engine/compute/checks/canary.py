@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from interlock.engine.compute import findings
-from interlock.engine.compute.backend import RunContext
+from interlock.engine.compute.checks import findings
+from interlock.engine.compute.checks.findings import Finding, attention_of
+from interlock.engine.compute.context import RunContext
 from interlock.engine.compute.encoder import Ids, one_by_one
-from interlock.engine.compute.findings import Finding, attention_of
 from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.compute.ladder import Rung

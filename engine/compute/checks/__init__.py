@@ -1,0 +1,1 @@
+"""Checks of what computes: canaries of a run, and of GPUs."""
