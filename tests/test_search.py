@@ -6,13 +6,13 @@ import shutil
 import pytest
 
 from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.job import HostJobs, unheard
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.search import encoders
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.settings import load
@@ -48,13 +48,13 @@ def is_found(hit):
 @pytest.fixture
 def cards(monkeypatch):
     """The cards that queries were encoded with, and their prompts."""
-    seen, encode = [], encoders.encode_texts
+    seen, compute = [], HostJobs.compute
 
-    def noted(card, texts, prompt, lessor, told):
-        seen.append((card, prompt))
-        return encode(card, texts, prompt, lessor, told)
+    def noted(self, jobs, progress=unheard):
+        seen.extend((job.card, job.prompt) for job in jobs)
+        return compute(self, jobs, progress)
 
-    monkeypatch.setattr(encoders, "encode_texts", noted)
+    monkeypatch.setattr(HostJobs, "compute", noted)
     return seen
 
 

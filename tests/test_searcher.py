@@ -409,7 +409,7 @@ def _asked(searcher: StoreSearcher, question: str):
     from interlock.engine.search.ask import comparison_of
 
     comparison = comparison_of(searcher.manifest, Ask())
-    outputs = searcher._encoders.encode(searcher._serving(comparison), [question])
+    outputs = searcher._encoded(searcher._serving(comparison), [question], lambda model, rows: None)
     return comparison, [question], outputs
 
 
@@ -418,12 +418,12 @@ def test_models_stay_under_one_lease_and_all_is_let_go_at_the_end(place: Path) -
     with StoreSearcher(place / "concat", None, registry, Policy(offline=True), lessor, kept=True) as searcher:
         assert searcher.resident == []
         first = searcher.search(["the first"], Ask())[0]
-        networks = [encoder._attached for _, encoder in searcher._encoders._encoders.values()]
+        networks = [model.attached for model in searcher._on._models.values()]
         assert searcher.resident == ["a", "b"]
         (lease,) = lessor._open
         assert lease.holder == "a, b"
         again = searcher.search(["the first"], Ask())[0]
-        assert [encoder._attached for _, encoder in searcher._encoders._encoders.values()] == networks
+        assert [model.attached for model in searcher._on._models.values()] == networks
         assert [(hit.id, hit.score) for hit in again.hits] == [(hit.id, hit.score) for hit in first.hits]
         searcher.search(["word " * 3000], Ask())  # cut to what the models take, and no more than the lease has room for
         assert len(lessor._open) == 1

@@ -6,10 +6,9 @@ evaluation therefore begins where it was, and a corpus that changed in one place
 
 import hashlib
 import json
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from interlock.engine.compute.encoder import Ids
-from interlock.engine.compute.job import Encoded, HostEncoder, TextDevices, TextPass
+from interlock.engine.compute.job import Encoded, GpuJobs, HostJobs, Job, JobExecutor
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
@@ -32,7 +30,6 @@ SLICE = 256
 """Texts that are encoded, kept and told of together."""
 TOGETHER = 64
 """Slices of one pass on GPUs: what a kill costs, against how often a model is loaded."""
-NAME = "judged texts"
 TRIED = 9
 """Texts that a model is tried on, to say how long all of them will take: on a CPU; a slice on GPUs."""
 FORM = 1
@@ -56,7 +53,7 @@ def encode_all(
     prompt: str,
     lessor: Lessor,
     tell: Callable[[int], object] = lambda _: None,
-    gpus: TextDevices | None = None,
+    gpus: GpuJobs | None = None,
 ) -> Encoded:
     """Encode `texts` [n] behind `prompt`, cut at the model's limit, on the CPU that `lessor` lends or on `gpus`; `tell`
     hears how many are done."""
@@ -64,8 +61,7 @@ def encode_all(
     known = {file: found for _, _, file in slices if (found := _kept(file)) is not None}
     missing = {file: part for _, part, file in slices if file not in known}
     done = len(texts) - sum(len(part) for part in missing.values())
-    computed = _on_gpus(card, missing, prompt, gpus) if gpus else _on_host(card, missing, prompt, lessor)
-    for file, found in computed:
+    for file, found in _computed(card, missing, prompt, lessor, gpus):
         known[file] = found
         with suppress(InterlockError):  # it can be computed again
             if not found.rows.refused(card.dim):
@@ -76,73 +72,41 @@ def encode_all(
 
 
 def amount_of(
-    card: ModelCard, texts: Sequence[str], prompt: str, lessor: Lessor, gpus: TextDevices | None = None
+    card: ModelCard, texts: Sequence[str], prompt: str, lessor: Lessor, gpus: GpuJobs | None = None
 ) -> Amount:
     """Count what `encode_all` has yet to do, and try the model on a few texts of it to say how long that takes."""
-    missing = [part for _, part in _slices(texts) if not _file(card, part, prompt, gpus).exists()]
+    missing = [text for _, part in _slices(texts) if not _file(card, part, prompt, gpus).exists() for text in part]
     if not missing:
         return Amount(card.key, len(texts), 0, 0, 0.0)
-    encoder = HostEncoder(card, lessor.devices[0])
-    lengths = [len(row) for part in missing for row in encoder.rows(part, prompt)]
-    every = [text for part in missing for text in part]
-    tried = [every[at] for at in np.linspace(0, len(every) - 1, min(SLICE if gpus else TRIED, len(every))).astype(int)]
-    if gpus:
-        seconds = gpus.compute([TextPass(card, prompt, tried)], NAME)[0].seconds / len(gpus.devices)
-        pace = seconds / sum(len(row) for row in encoder.rows(tried, prompt))
-        return Amount(card.key, len(texts), len(lengths), sum(lengths), pace * sum(lengths))
-    one, *more = encoder.rows(tried, prompt)
-    with _leased(encoder, card, lessor, encoder.needs([len(row) for row in (one, *more)])):
-        encoder.encode([one])  # which attaches it
-        began = time.monotonic()
-        encoder.encode(more or [one])
-    pace = (time.monotonic() - began) / sum(len(row) for row in more or [one])
+    lengths = [len(row) for row in Job(card, prompt, missing).rows()]
+    places = np.linspace(0, len(missing) - 1, min(SLICE if gpus else TRIED, len(missing))).astype(int).tolist()
+    with HostJobs(lessor, kept=True) as host:
+        tried, on = Job(card, prompt, [missing[at] for at in places]), gpus or host
+        if on is host:
+            host.compute([tried])  # what is loaded only now is no part of its pace
+        seconds = on.compute([tried])[0].seconds / len(on.devices)
+    pace = seconds / sum(lengths[at] for at in places)
     return Amount(card.key, len(texts), len(lengths), sum(lengths), pace * sum(lengths))
 
 
-def _on_host(
-    card: ModelCard, missing: Mapping[Path, Sequence[str]], prompt: str, lessor: Lessor
+def _computed(
+    card: ModelCard, missing: Mapping[Path, Sequence[str]], prompt: str, lessor: Lessor, gpus: GpuJobs | None
 ) -> Iterator[tuple[Path, Encoded]]:
-    """Encode slices on the CPU, one after the other, under one lease."""
-    if not missing:
-        return
-    encoder = HostEncoder(card, lessor.devices[0])
-    needs = max(encoder.needs([len(row) for row in encoder.rows(part, prompt)]) for part in missing.values())
-    with _leased(encoder, card, lessor, needs):
-        for file, part in missing.items():
-            yield file, _timed(encoder, encoder.rows(part, prompt))
-
-
-def _on_gpus(
-    card: ModelCard, missing: Mapping[Path, Sequence[str]], prompt: str, gpus: TextDevices
-) -> Iterator[tuple[Path, Encoded]]:
-    """Encode slices in passes of `TOGETHER` of them: what took a pass counts to each by its share of the texts."""
+    """Encode slices: on GPUs in passes of `TOGETHER` of them, on the CPU one by one under one lease. What a job took
+    counts to each slice by its share of the texts."""
     left = iter(missing.items())
-    while group := dict(islice(left, TOGETHER)):
-        texts = [text for part in group.values() for text in part]
-        (found,) = gpus.compute([TextPass(card, prompt, texts)], NAME)
-        start = 0
-        for file, part in group.items():
-            rows = found.rows.taken(np.arange(start, start + len(part)))
-            yield file, Encoded(rows, found.seconds * len(part) / len(texts))
-            start += len(part)
-
-
-@contextmanager
-def _leased(encoder: HostEncoder, card: ModelCard, lessor: Lessor, needs: int) -> Iterator[None]:
-    (device,) = lessor.devices
-    with lessor.lease(card.key, {device.name: needs}, lambda _: None):
-        try:
-            yield
-        finally:
-            encoder.detach()
-
-
-def _timed(encoder: HostEncoder, rows: Sequence[Ids]) -> Encoded:
-    if not encoder.attached:
-        encoder.encode(rows[:1])  # attaching is no part of what a text takes
-    began = time.process_time()
-    found = encoder.encode(rows)
-    return Encoded(found, time.process_time() - began)
+    with HostJobs(lessor, kept=True) as host:
+        on: JobExecutor = gpus or host
+        if on is host and missing:
+            host.hold([Job(card, prompt, [text for part in missing.values() for text in part])])
+        while group := dict(islice(left, TOGETHER if gpus else 1)):
+            texts = [text for part in group.values() for text in part]
+            (found,) = on.compute([Job(card, prompt, texts)])
+            start = 0
+            for file, part in group.items():
+                rows = found.rows.taken(np.arange(start, start + len(part)))
+                yield file, Encoded(rows, found.seconds * len(part) / len(texts))
+                start += len(part)
 
 
 def _slices(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
@@ -150,7 +114,7 @@ def _slices(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
         yield first, texts[first : first + SLICE]
 
 
-def _file(card: ModelCard, texts: Sequence[str], prompt: str, gpus: TextDevices | None) -> Path:
+def _file(card: ModelCard, texts: Sequence[str], prompt: str, gpus: GpuJobs | None) -> Path:
     heads = {str(head): digest for head, digest in card.snapshot.head_digests.items()}
     about = [FORM, card.snapshot.fingerprint, card.dtype, card.max_tokens, card.outputs, heads, prompt]
     about = [gpus.devices[0].label, *about] if gpus else about

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.job import Encoded, TextDevices, weigh_queries
+from interlock.engine.compute.job import Encoded, GpuJobs, weigh_queries
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.judged import Judged
@@ -54,7 +54,7 @@ class TextEncoder:
     lessor: Lessor
     """Of the CPU."""
     tell: Tell
-    gpus: TextDevices | None = None
+    gpus: GpuJobs | None = None
 
     @property
     def device(self) -> str:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlock.engine.compute.job import TextDevices
+from interlock.engine.compute.job import GpuJobs
 from interlock.engine.corpus.judged import Judged, read_grades, read_judged, read_queries
 from interlock.engine.corpus.questions import read_questions
 from interlock.engine.errors import UsageError
@@ -263,7 +263,7 @@ def _encoder(settings: Configuration, subject: Subject, listener: Listener) -> I
         if subject.delivered is None:
             on = stack.enter_context(free_devices(settings, listener.events))
             if on.gpus:
-                gpus = TextDevices(on.gpus, on.host, on.lessor, on.emit, own.cpu_fallback)
+                gpus = GpuJobs(on.gpus, on.host, on.lessor, on.emit, own.cpu_fallback, "judged texts")
         yield TextEncoder(Lessor([CpuDevice()], own.ceiling, own.host_ceiling), listener.progress, gpus)
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from interlock.engine.compute.job import TextDevices
+from interlock.engine.compute.job import GpuJobs
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows import EventSink
 from interlock.engine.flows.rerank import blend_of, free_devices, late_of, rerankers
@@ -87,7 +87,7 @@ class Answering:
             if on and rerank and scores:
                 self._models = stack.enter_context(rerankers(settings, rerank.names, on, [MAXSIM]))
             if on and many and on.gpus:
-                passes = TextDevices(on.gpus, on.host, on.lessor, on.emit, own.cpu_fallback)
+                passes = GpuJobs(on.gpus, on.host, on.lessor, on.emit, own.cpu_fallback)
             self.searcher = stack.enter_context(
                 StoreSearcher(store, collection, registry, policy, lessor, given, kept=kept, passes=passes)
             )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from interlock.engine.compute.job import TextDevices, Told, beyond_limit
+from interlock.engine.compute.job import GpuJobs, HostJobs, Job, JobExecutor, Progress, beyond_limit, by_table, unheard
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
@@ -26,7 +26,6 @@ from interlock.engine.search import lists
 from interlock.engine.search.ask import MAXSIM, Ask, Comparison, check_question, comparison_of, searched
 from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
 from interlock.engine.search.conditions import check_keys, filter_of, why_none
-from interlock.engine.search.encoders import QueryEncoders
 from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
 from interlock.engine.targets import shard
@@ -80,7 +79,7 @@ class StoreSearcher:
         given: Mapping[str, Mapping[str, object]] = {},
         *,
         kept: bool = False,
-        passes: TextDevices | None = None,
+        passes: GpuJobs | None = None,
     ) -> None:
         """`collection` is its own name or Qdrant's; None where there is one alone. `registry` and `given` are those of
         `StoreModels`; `kept` holds the models in memory, under one lease of the CPU that `lessor` lends, until
@@ -94,7 +93,7 @@ class StoreSearcher:
             self.manifest = read_manifest(store.manifest, store.dims, store.sparse, store.tokens)
             devices = passes.devices if passes else lessor.devices
             self._models = StoreModels(self.manifest, registry, policy, devices, given)
-            self._encoders = stack.enter_context(QueryEncoders(lessor, kept=kept, passes=passes))
+            self._on: JobExecutor = passes or stack.enter_context(HostJobs(lessor, kept=kept))
             self._check_projection()
             self._stack, self.closed = stack.pop_all(), False
 
@@ -112,7 +111,7 @@ class StoreSearcher:
     @property
     def resident(self) -> list[str]:
         """The models in memory."""
-        return self._encoders.resident
+        return self._on.resident
 
     def check(self, ask: Ask) -> None:
         """Find what such questions go through, and load nothing. Raises as `answers` does."""
@@ -123,7 +122,7 @@ class StoreSearcher:
         """Answer each question with its best chunks, as `answers` does."""
         return [*self.answers(texts, ask)]
 
-    def answers(self, texts: Sequence[str], ask: Ask, told: Told = lambda model, rows: None) -> Iterator[Answer]:
+    def answers(self, texts: Sequence[str], ask: Ask, progress: Progress = unheard) -> Iterator[Answer]:
         """Encode all questions, one model after the other, and then yield the answer to each in turn: its best chunks,
         as `LateHit`s where tokens are to be compared. Seconds for all of them at once count to each by its share.
 
@@ -144,8 +143,8 @@ class StoreSearcher:
             models = self._serving(comparison)
         cuts = _cuts(models, texts)
         with watch.timed("encoding"):
-            outputs = self._encoders.encode(models, texts, told)
-        if loading := self._encoders.loading:
+            outputs = self._encoded(models, texts, progress)
+        if loading := self._on.loading:
             encoding = watch.seconds.pop("encoding") - loading
             watch.seconds |= {"loading": loading, "encoding": encoding}
         shared = {stage: seconds / len(texts) for stage, seconds in watch.seconds.items()}
@@ -156,6 +155,14 @@ class StoreSearcher:
                 none = why_none(self.store, ask.where) if none is None else none  # which every question shares
                 answer = replace(answer, why_none=none)
             yield answer
+
+    def _encoded(self, models: Sequence[StoreModel], texts: Sequence[str], progress: Progress) -> dict[str, Outputs]:
+        """What each model gives of the questions, by its key: by its table, or as a job."""
+        found = {each.card.key: Outputs(terms=by_table(each.card, each.table, texts)) for each in models if each.table}
+        if jobs := [Job(each.card, each.member.query_prompt, texts) for each in models if not each.table]:
+            for job, done in zip(jobs, self._on.compute(jobs, progress), strict=True):
+                found[job.card.key] = done.rows
+        return found
 
     def _check_projection(self) -> None:
         """Raise UsageError where the fused vectors were projected from others than the manifest's fusion makes."""
@@ -272,7 +279,7 @@ def _stages(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Sta
 def _cuts(models: Sequence[StoreModel], texts: Sequence[str]) -> list[dict[str, int]]:
     """The tokens of each text that each model leaves out."""
     networks = [model for model in models if not model.table]
-    beyond = {model.card.key: beyond_limit(model.card, texts, model.member.query_prompt) for model in networks}
+    beyond = {model.card.key: beyond_limit(Job(model.card, model.member.query_prompt, texts)) for model in networks}
     return [{key: own[at] for key, own in beyond.items() if own[at]} for at in range(len(texts))]
 
 
