@@ -100,7 +100,7 @@ def setup(options: argparse.Namespace) -> int:
 
     if why_headless():
         parser().error("name a command: without one the set-up form opens, and it needs a terminal")
-    from interlock.console.form.filled import command_of
+    from interlock.console.form import command_of
     from interlock.console.front_ends.dispatch import set_up
     from interlock.engine.record.rundir import RUN, runs_in
 

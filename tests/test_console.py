@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from interlock.console.actions import MAIN
 from interlock.console.apps.run import Console
 from interlock.console.apps.setup import Form
-from interlock.console.form.found import Machine
+from interlock.console.form import Machine
 from interlock.console.look import Leave, Look
 from interlock.console.screens import main
 from interlock.console.screens.ask import Dialog, DialogAnswer, Find, Recap

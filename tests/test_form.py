@@ -1,26 +1,35 @@
 """The form of a new run: what is filled in, what is marked and why, what it finds, and that nothing typed is lost."""
 
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 from textual import events
 
 from interlock.console.apps.setup import Form
 from interlock.console.cli import configuration, parse
-from interlock.console.form.filled import Filled, as_begun, as_configured, command_of, misread, problems
-from interlock.console.form.found import Machine
+from interlock.console.form import (
+    Filled,
+    Machine,
+    ModelRow,
+    as_begun,
+    as_configured,
+    command_of,
+    misread,
+    placed,
+    problems,
+    toggled,
+)  # fmt: skip
 from interlock.console.look import Look
 from interlock.console.screens.ask import Dialog
 from interlock.console.screens.entry import completed
 from interlock.console.screens.pick import Begin, Browse
 from interlock.console.screens.setup import Setup
+from interlock.console.text import form_text
 from interlock.console.text.plan_rows import plan_rows
 from interlock.engine.corpus.collections import glance
 from interlock.engine.models.registry import REGISTRY
 from interlock.engine.settings import load, recorded
 from interlock.widgets.text import plain, width_of
-from interlock.widgets.ticks import ModelRow, rows
 from tests.builders import corpus, interlock, sentences, toml
 from tests.summaries import lines_of
 
@@ -70,8 +79,7 @@ def fill(app, **texts):
 
 
 def filled(**texts):
-    first = as_configured(load({}, {}).settings, REGISTRY)
-    return Filled({**first.texts, **texts}, first.ticked)
+    return Filled({**as_configured(load({}, {}).settings).texts, **texts})
 
 
 def test_a_command_has_only_what_differs_from_the_settings():
@@ -83,9 +91,12 @@ def test_a_command_has_only_what_differs_from_the_settings():
 
 
 def test_the_order_in_which_models_are_ticked_is_that_of_the_roster():
-    settings = load({}, {}).settings
-    both = Filled(filled(chunks="d", other="hf:a/b=2").texts, (("bge-m3", "0.5"), ("all-minilm-l6", "1")))
-    assert command_of(both, settings) == ["run", "d", "--roster", "bge-m3=0.5,all-minilm-l6,hf:a/b=2"]
+    roster = "bge-m3=0.5, hf:a/b=2"
+    assert toggled(roster, "all-minilm-l6") == "bge-m3=0.5,hf:a/b=2,all-minilm-l6"
+    assert toggled(roster, "bge-m3") == "hf:a/b=2" and toggled("", "one") == "one"
+    assert placed(f"{roster},all-minilm-l6") == {"bge-m3": "1", "hf:a/b": "2", "all-minilm-l6": "3"}
+    words = command_of(filled(chunks="d", roster=roster), load({}, {}).settings)
+    assert words == ["run", "d", "--roster", roster]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +105,12 @@ def test_the_order_in_which_models_are_ticked_is_that_of_the_roster():
         ({"chunks": ""}, "chunks", "name the directory"),
         ({"chunks": "nowhere"}, "chunks", "no such directory"),
         ({"chunks": "~nobody-at-all/x"}, "chunks", "no such directory"),
-        ({"other": "bge-m"}, "other", "did you mean bge-m3?"),
-        ({"other": "hf:a/b=heavy"}, "other", "expected a number as the weight of hf:a/b"),
+        ({"roster": "bge-m"}, "roster", "did you mean bge-m3?"),
+        ({"roster": "hf:a/b=heavy"}, "roster", "expected a number as the weight of hf:a/b"),
+        ({"roster": ""}, "roster", "expected at least one model"),
+        ({"roster": "bge-m3=0"}, "roster", "weight above 0"),
         ({"ceiling": "twelve"}, "ceiling", "expected a size such as 12GiB"),
         ({"ceiling": ""}, "ceiling", "expected a size"),
-        ({"devices": "Select.NULL"}, "devices", "expected auto, cpu"),
-        ({"devices": ""}, "devices", "expected auto, cpu"),
-        ({"devices": "cuda"}, "devices", "no GPU on this machine"),
         ({"fusion": "sum"}, "fusion", "expected one of concat, named, mean"),
         ({"qdrant": "http://host:6333"}, "qdrant", "expected a directory"),
         ({"out": ""}, "out", "expected a path"),
@@ -112,23 +122,9 @@ def test_the_order_in_which_models_are_ticked_is_that_of_the_roster():
     ],
 )
 def test_each_mistake_is_told_at_its_field(place, texts, field, said):
-    wrong = problems(filled(**{"chunks": "chunks"} | texts), REGISTRY, [])
+    wrong = problems(filled(**{"chunks": "chunks"} | texts), REGISTRY)
     assert list(wrong) == [field]
     assert said in wrong[field]
-
-
-def test_no_model_and_a_weight_that_is_none_are_told_at_the_models(place):
-    texts = filled(chunks="chunks").texts
-    assert problems(Filled(texts, ()), REGISTRY, []) == {"models": "tick at least one with the space bar"}
-    assert "weight above 0" in problems(Filled(texts, (("bge-m3", "0"),)), REGISTRY, [])["models"]
-
-
-def test_a_gpu_that_the_driver_does_not_know_is_refused_and_one_that_it_knows_is_not(place):
-    assert (
-        "no cuda:2 here" in problems(filled(chunks="chunks", devices="cuda:0,cuda:2"), REGISTRY, ["T4"] * 2)["devices"]
-    )
-    assert problems(filled(chunks="chunks", devices="cuda:0, cuda:1"), REGISTRY, ["T4", "T4"]) == {}
-    assert problems(filled(chunks="chunks", devices="cuda"), REGISTRY, None) == {}
 
 
 def test_what_a_run_was_begun_with_makes_the_same_settings_again(place):
@@ -138,8 +134,8 @@ def test_what_a_run_was_begun_with_makes_the_same_settings_again(place):
         "bm25": "no", "bm25_language": "german", "chunk_sparse": "terms",
     }  # fmt: skip
     begun = load(given, {})
-    again = as_begun("chunks", recorded(begun), load({}, {}).settings, REGISTRY)
-    assert again.ticked == (("bge-m3", "0.5"),)
+    again = as_begun("chunks", recorded(begun), load({}, {}).settings)
+    assert again.texts["roster"] == "bge-m3=0.5,hf:a/b"
     assert again.texts["ceiling"] == "600MiB"
     options = parse(command_of(again, load({}, {}).settings))
     now = load({name: value for name in given if (value := getattr(options, name)) is not None}, {})
@@ -169,16 +165,16 @@ def test_a_path_is_completed_to_a_directory(place):
 @pytest.mark.parametrize("width", [1, 12, 40, 60, 100])
 def test_models_are_rows_of_the_width_and_ticked_ones_have_their_place(width):
     models = [ModelRow("alpha", 384, 256, "English", "MIT", True, 1 << 20), ModelRow("b" * 30, licence="x" * 60)]
-    shown = rows(models, (("b" * 30, ""), ("alpha", "2")), 0, width, ascii=True)
-    assert {sum(width_of(span.text) for span in each) for each in shown} == {width}
-    text = "\n".join(plain(shown))
+    heads, lines = form_text.models(models, {"b" * 30: "1", "alpha": "2"}, width, ascii=True)
+    assert {sum(width_of(span.text) for span in each) for each in [heads, *lines]} == {width}
+    text = "\n".join(plain(lines))
     assert text.isascii()
     if width >= 40:
-        assert ">[2] alpha" in text and " [1] bbb" in text
+        assert "[2] alpha" in text and "[1] bbb" in text
     if width >= 60:
         assert "1.0 MiB" in text
     if width >= 100:
-        assert all(word in text for word in ("256", "English", "MIT"))
+        assert all(word in text for word in ("256", "English"))
 
 
 async def test_the_form_shows_collections_models_and_the_plan_of_the_command_beside_it(place):
@@ -197,13 +193,13 @@ async def test_the_form_shows_collections_models_and_the_plan_of_the_command_bes
 
 async def test_mistakes_are_marked_and_hold_the_run_and_the_focus_goes_to_the_first(place):
     async with shown((80, 30)) as (app, pilot):
-        fill(app, chunks="chunks", other="nobody", ceiling="twelve")
+        fill(app, chunks="chunks", roster="nobody", ceiling="twelve")
         await pilot.press("ctrl+r")
-        lines = await until(pilot, "X fix: others, ceiling")
+        lines = await until(pilot, "X fix: models, ceiling")
         assert not any("interlock run" in line for line in lines[-4:])
-        assert app.screen.focused.id == "other"
-        assert any(line.strip().startswith("X others") for line in lines)
-        fill(app, other="")
+        assert app.screen.focused.id == "roster"
+        assert any(line.strip().startswith("X models") for line in lines)
+        fill(app, roster="one")
         await pilot.press("ctrl+r")
         await until(pilot, "X ceiling twelve")
         assert app.screen.focused.id == "ceiling"
@@ -237,23 +233,26 @@ async def test_an_empty_directory_says_what_a_collection_is(place):
 
 
 async def test_a_failed_beginning_comes_back_with_everything_that_was_typed(place):
-    before = Filled({**machine().empty().texts, "chunks": "chunks", "flags": "--dim 8"}, (("bge-m3", "2"),))
+    before = Filled({**machine().empty().texts, "chunks": "chunks", "flags": "--dim 8", "roster": "bge-m3=2"})
     async with shown(filled=before, failed="the run did not begin: no such thing") as (app, pilot):
         assert "the run did not begin: no such thing" in "\n".join(await until(pilot, "did not begin"))
         assert app.screen.filled == before
 
 
-async def test_models_are_ticked_with_space_and_weighed_with_signs_and_digits(place):
+async def test_models_are_ticked_with_space_and_the_roster_is_the_line_above_them(place):
     async with shown((80, 40)) as (app, pilot):
         fill(app, chunks="chunks")
-        await pilot.press("tab", "tab")
-        focused = app.screen.focused
-        if focused.id != "models":
-            app.screen.query_one("#models").focus()
-        await pilot.press("space", "plus", "plus", "down", "space", "2", "full_stop", "5", "minus")
-        assert app.screen.filled.ticked == (("one", "1"), ("all-minilm-l6", "1.2"), ("all-mpnet-base-v2", "2.4"))
+        app.screen.query_one("#models").focus()
+        await pilot.press("space", "down", "enter")
+        roster = app.screen.query_one("#roster")
+        assert roster.value == "one,all-minilm-l6,all-mpnet-base-v2"
+        roster.value = "all-mpnet-base-v2=2,one"
+        lines = await until(pilot, "[1] all-mpnet-base-v2")
+        assert any("[2] one" in line for line in lines) and any("[ ] all-minilm-l6" in line for line in lines)
         await pilot.press("space")
-        assert [name for name, _ in app.screen.filled.ticked] == ["one", "all-minilm-l6"]
+        assert roster.value == "one"
+        await pilot.press("up", "up")
+        assert app.screen.focused is roster
 
 
 async def test_languages_and_licence_of_the_model_under_the_cursor_are_told_at_any_width(place):
@@ -263,16 +262,16 @@ async def test_languages_and_licence_of_the_model_under_the_cursor_are_told_at_a
         await until(pilot, "bge-m3: languages 100+, licence MIT")
 
 
-async def test_devices_are_chosen_with_the_arrows_and_never_blank(place):
+async def test_devices_are_chosen_from_a_list_of_those_that_are_here_and_never_blank(place):
     async with shown((80, 40)) as (app, pilot):
+        fill(app, chunks="chunks")
         entry = app.screen.query_one("#devices")
         entry.focus()
         await until(pilot, "here: no GPU, cpu")
-        seen = set()
-        for _ in range(5):
-            await pilot.press("down")
-            seen.add(entry.value)
-        assert seen == {"auto", "cpu", "sim:2xT4"}
+        assert entry.value == "cpu"
+        await pilot.press("enter", "down", "enter")
+        await until(pilot, "--devices sim:2xT4")
+        assert entry.value == "sim:2xT4"
 
 
 async def test_a_directory_is_taken_from_the_tree_and_tab_completes(place):
@@ -291,7 +290,7 @@ async def test_a_directory_is_taken_from_the_tree_and_tab_completes(place):
         await pilot.press("tab")
         assert app.screen.query_one("#chunks").value == "empty/"
         await pilot.press("tab")
-        assert app.screen.focused.id == "models"
+        assert app.screen.focused.id == "roster"
 
 
 async def test_the_form_begins_from_an_earlier_run(place):
@@ -306,7 +305,7 @@ async def test_the_form_begins_from_an_earlier_run(place):
         assert isinstance(app.screen, Setup)
         assert app.screen.filled.texts["chunks"] == str(place / "chunks")
         assert any("--window 2" in line for line in lines)
-        assert app.screen.filled.ticked == (("one", "1"),)
+        assert app.screen.filled.text("roster") == "one"
 
 
 async def test_without_earlier_runs_the_list_says_so(place):
@@ -333,7 +332,7 @@ async def test_the_field_with_the_focus_the_command_and_the_keys_are_in_sight_at
     async with shown(size) as (app, pilot):
         fill(app, chunks="chunks")
         await until(pilot, "interlock run chunks")
-        for name in ("chunks", "models", "other", "devices", "ceiling", "fusion", "qdrant", "out", "run_id", "flags"):
+        for name in ("chunks", "roster", "models", "devices", "ceiling", "fusion", "qdrant", "out", "run_id", "flags"):
             app.screen.query_one(f"#{name}").focus()
             form = app.screen.query_one("#form")
             for _ in range(100):
@@ -422,27 +421,27 @@ async def test_the_form_shows_the_keys_that_the_settings_give_its_actions(place,
 @pytest.mark.parametrize(
     ("keys", "typed"),
     [
-        (("ctrl+u", *"7GiB"), ("7GiB", "auto")),
-        (("backspace", "backspace", "backspace", *"MiB"), ("99MiB", "auto")),
-        (("home", "1"), ("199GiB", "auto")),
-        (("shift+tab", "1"), ("99GiB", "auto1")),
+        (("ctrl+u", *"7GiB"), ("7GiB", "one")),
+        (("backspace", "backspace", "backspace", *"MiB"), ("99MiB", "one")),
+        (("home", "1"), ("199GiB", "one")),
+        (("shift+tab", "1"), ("99GiB", "one1")),
     ],
 )
 async def test_keys_that_come_in_one_burst_count_in_their_order(place, keys, typed):
     async with shown() as (app, pilot):
-        ceiling, devices = (app.screen.query_one(name) for name in ("#ceiling", "#devices"))
-        devices.value, ceiling.value = "auto", "99GiB"
-        ceiling.focus()
+        line, before = (app.screen.query_one(name) for name in ("#flags", "#run_id"))
+        before.value, line.value = "one", "99GiB"
+        line.focus()
         await pilot.pause()
-        ceiling.action_end()
-        devices.action_end()
+        line.action_end()
+        before.action_end()
         for key in keys:
             app.post_message(events.Key(key, key if len(key) == 1 else None))
         for _ in range(PATIENCE * 20):
-            if (ceiling.value, devices.value) == typed:
+            if (line.value, before.value) == typed:
                 break
             await pilot.pause(0.05)
-        assert (ceiling.value, devices.value) == typed
+        assert (line.value, before.value) == typed
 
 
 async def test_tab_leaves_a_path_that_nobody_touched_as_it_is(place):
@@ -453,7 +452,7 @@ async def test_tab_leaves_a_path_that_nobody_touched_as_it_is(place):
         await pilot.pause(0.3)
         await pilot.press("tab")
         assert runs.value == "runs" and app.screen.focused is not runs
-        app.screen._fill(replace(app.screen.filled, texts={**app.screen.filled.texts, "chunks": "chunks"}))
+        app.screen._fill(Filled({**app.screen.filled.texts, "chunks": "chunks"}))
         chunks = app.screen.query_one("#chunks")
         chunks.focus()
         await pilot.pause(0.3)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:  # textual reads its environment when it is imported, and that
     from textual.app import App
     from textual.pilot import Pilot
 
+    from interlock.console.form import ModelRow
     from interlock.console.look import Look
-    from interlock.widgets.ticks import ModelRow
 
 SIZES = ((80, 24), (120, 40))
 RUN, EARLIER = "20260901-080000", "20260831-174500"
@@ -84,7 +84,7 @@ def comparison(run: Recorded, look: "Look") -> "App[Any]":
 def setup(run: Recorded, look: "Look") -> "App[Any]":
     """The form of a new run."""
     from interlock.console.apps.setup import Form
-    from interlock.console.form.found import Machine
+    from interlock.console.form import Machine
 
     for name, count in (("Handbook", 480), ("Tickets", 1250)):
         shelf = run.directory.path.parent / "chunks" / name
@@ -297,7 +297,7 @@ def _scene(run: Recorded) -> Iterator[None]:
     import interlock.console.apps.run
     import interlock.console.screens.main
     import interlock.console.screens.setup
-    from interlock.console.form.found import Machine
+    from interlock.console.form import Machine
 
     now = SimpleNamespace(time=lambda: run.snapshot().latest_at, strftime=time.strftime)
     here = {name for name, _ in load({}, {}).settings.roster}

@@ -75,6 +75,8 @@ class Frame(App[T]):
         & Bar { border: none; }
         & ModalScreen > Vertical, & ModalScreen > VerticalScroll, & Tree { border: ascii $foreground 30%; }
         & VerticalScroll { scrollbar-size: 0 0; }
+        & SelectCurrent .arrow { display: none; }
+        & SelectOverlay { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
     }
     Pane {
         & > .pane--work { color: $work; }

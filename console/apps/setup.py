@@ -3,8 +3,7 @@
 from textual.driver import Driver
 
 from interlock.console.apps.base import Frame
-from interlock.console.form.filled import Filled
-from interlock.console.form.found import Machine
+from interlock.console.form import Filled, Machine
 from interlock.console.look import Look
 from interlock.console.screens.setup import Setup
 from interlock.console.terminal.driver import HangupSafeDriver

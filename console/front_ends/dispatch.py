@@ -35,7 +35,7 @@ from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
-    from interlock.console.form.filled import Filled
+    from interlock.console.form import Filled
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def set_up(configuration: Configuration, filled: "Filled | None" = None, failed:
     """Show the set-up form, as it was `filled` where a run of that `failed` to begin; return what was filled in, None
     when it was left."""
     from interlock.console.apps.setup import Form
-    from interlock.console.form.found import Machine
+    from interlock.console.form import Machine
     from interlock.console.look import look_of
 
     with quiet_descriptors():

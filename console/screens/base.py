@@ -1,6 +1,10 @@
-"""What the screens under the registry's keys have in common: help, theme and palette."""
+"""What the screens under the registry's keys have in common: help, theme and palette; and work that may wait."""
 
-from typing import Any, ClassVar, cast
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, ClassVar, TypeVar, cast
 
 from textual.app import App
 from textual.screen import Screen
@@ -9,7 +13,10 @@ from interlock.console.actions import first_key, named
 from interlock.console.look import Look
 from interlock.console.screens.help import Help
 from interlock.console.screens.host import Themed
+from interlock.engine.record.crash import reportable
 from interlock.engine.record.words import human_bytes, safe
+
+T = TypeVar("T")
 
 CLIPBOARD = 100_000
 """Bytes that terminals take into the clipboard by OSC 52; more is cut by some and dropped by others."""
@@ -54,3 +61,33 @@ class Keyed(Screen[None]):
 
     def action_palette(self) -> None:
         self.app.action_command_palette()
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """Do `work` in a thread and give what it gives. Raises what it raises, as an InterlockError that can be told.
+
+    It has a thread of its own: asyncio's pool is waited for at the end, and a look at a dead disk takes minutes.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # nobody waits any more
+            return
+        if error:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:  # it is raised where it is waited for
+            failure = reportable(error)
+        with suppress(RuntimeError):  # the application has ended
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="aside", daemon=True).start()
+    return await done

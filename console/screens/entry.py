@@ -1,21 +1,25 @@
-"""A field of the set-up form: a label, a line to type in, and below it what is wrong with it or what it may be."""
+"""The fields of the set-up form: a label, what is filled in, and below it what is wrong with it or what it may be."""
 
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import ClassVar
 
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.message import Message
 from textual.suggester import Suggester
 from textual.widget import Widget
 from textual.widgets import Input, Label, Static
 
-from interlock.console.form.aside import aside
-from interlock.console.form.filled import directory
+from interlock.console.form import ModelRow, directory, placed, toggled
+from interlock.console.screens.base import aside
+from interlock.console.text import form_text
 from interlock.engine.record.words import safe
+from interlock.widgets.choices import Choices
 
 
 class Paths(Suggester):
@@ -44,22 +48,18 @@ def completed(text: str) -> str | None:
 
 
 class TypedLine(Input):
-    """A line that may have choices, which up and down walk through; tab takes what is suggested."""
+    """A line to type in; up and down leave it, tab takes what is suggested."""
 
     BINDINGS = [  # noqa: RUF012
-        Binding("up", "choose(-1)", show=False),
-        Binding("down", "choose(1)", show=False),
+        Binding("up", "screen.focus_previous", show=False),
+        Binding("down", "screen.focus_next", show=False),
         Binding("tab", "complete", show=False),
     ]
 
-    def __init__(
-        self, value: str, *, id: str, placeholder: str = "", choices: Sequence[str] = (),
-        suggester: Suggester | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, value: str, *, id: str, placeholder: str = "", suggester: Suggester | None = None) -> None:
         super().__init__(
             value, placeholder=placeholder, id=id, compact=True, suggester=suggester, select_on_focus=False
         )
-        self.choices = choices
         self._given = value
 
     def take(self, value: str) -> None:
@@ -88,14 +88,6 @@ class TypedLine(Input):
                 return binding.action
         return ""
 
-    def action_choose(self, step: int) -> None:
-        if not self.choices:
-            (self.screen.focus_next if step > 0 else self.screen.focus_previous)()
-            return
-        place = self.choices.index(self.value) + step if self.value in self.choices else 0
-        self.value = self.choices[place % len(self.choices)]
-        self.action_end()
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Leave tab to the screen where there is nothing to complete, or nothing was typed yet."""
         typed = self.value != self._given and self.cursor_at_end
@@ -105,6 +97,64 @@ class TypedLine(Input):
         self.action_cursor_right()
 
 
+class Models(Choices):
+    """The models that can be ticked; what is ticked is the roster, a text that is typed as well."""
+
+    class Toggled(Message):
+        """The roster became this one."""
+
+        def __init__(self, roster: str) -> None:
+            super().__init__()
+            self.roster = roster
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "step('up')", show=False),
+        Binding("down,j", "step('down')", show=False),
+        Binding("space,enter", "tick", show=False),
+    ]
+    DEFAULT_CSS = """
+    Models {
+        width: 1fr; border: none; max-height: 9; &:focus { border: none; }
+        & > .option-list--option-highlighted { background: transparent; }
+    }
+    """
+
+    def __init__(self, *, id: str, ascii: bool) -> None:
+        super().__init__(id=id, ascii=ascii)
+        self._ascii = ascii
+        self._models: Sequence[ModelRow] = ()
+        self._roster = ""
+
+    @property
+    def model(self) -> ModelRow | None:
+        """The one under the cursor; None where there is none."""
+        return next((each for each in self._models if each.key == self.chosen), None)
+
+    def take(self, roster: str, models: Sequence[ModelRow] | None = None) -> None:
+        """Show these models, or those that are there, ticked as the roster has them."""
+        self._roster, self._models = roster, self._models if models is None else models
+        heads, lines = form_text.models(self._models, placed(roster), self.inner_width, ascii=self._ascii)
+        keyed = zip((each.key for each in self._models), ([line] for line in lines), strict=True)
+        self.show(keyed, heads=[heads])
+
+    def action_step(self, where: str) -> None:
+        """Move the cursor; who leaves the list by its end comes to the field beside it."""
+        before = self.place
+        self.move(where)
+        if self.place == before:
+            (self.screen.focus_next if where == "down" else self.screen.focus_previous)()
+
+    def action_tick(self) -> None:
+        if self.model:
+            self.post_message(self.Toggled(toggled(self._roster, self.model.key)))
+
+    def on_option_list_option_selected(self) -> None:
+        self.action_tick()
+
+    def on_resize(self) -> None:
+        self.take(self._roster)
+
+
 class FormField(Vertical):
     """A label and what is filled in; `tell` writes below it."""
 
@@ -112,7 +162,7 @@ class FormField(Vertical):
     FormField { height: auto; }
     FormField > Horizontal { height: auto; }
     FormField Label { width: 10; color: $text-muted; }
-    FormField Input { width: 1fr; }
+    FormField Input, FormField Select { width: 1fr; }
     FormField > Static { padding-left: 10; height: auto; color: $text-muted; display: none; }
     FormField.told > Static { display: block; }
     FormField.bad Label, FormField.bad > Static { color: $error; text-style: bold; }

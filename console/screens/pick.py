@@ -14,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DirectoryTree, OptionList, Static
 from textual.widgets.option_list import Option
 
+from interlock.console.form import directory
 from interlock.console.text import runs_text
 from interlock.engine.corpus.collections import SUFFIXES
 from interlock.engine.record.runs import Overview
@@ -49,8 +50,8 @@ def _told(path: Path) -> bool:
         return False
 
 
-class Browse(ModalScreen[Path | None]):
-    """Gives the directory that was chosen; None when it was left."""
+class Browse(ModalScreen[str | None]):
+    """Gives the directory that was chosen, as somebody would type it here; None when it was left."""
 
     DEFAULT_CSS = BOX.format(name="Browse")
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -64,9 +65,11 @@ class Browse(ModalScreen[Path | None]):
         Binding("k", "up", show=False),
     ]
 
-    def __init__(self, start: Path, *, ascii: bool) -> None:
+    def __init__(self, typed: str, *, ascii: bool) -> None:
+        """`typed` is a path of which what is there already is where one begins to look."""
         super().__init__()
-        self._start = start
+        places = (Path(typed), *Path(typed).parents)
+        self._start = next((found for each in places if (found := directory(str(each)))), Path()).absolute()
         self._ascii = ascii
 
     def compose(self) -> ComposeResult:
@@ -96,7 +99,9 @@ class Browse(ModalScreen[Path | None]):
         return path if path.is_dir() else path.parent
 
     def action_choose(self) -> None:
-        self.dismiss(self._chosen)
+        chosen, here = self._chosen, Path.cwd()
+        below = chosen.is_relative_to(here) and chosen != here
+        self.dismiss(f"{chosen.relative_to(here)}/" if below else str(chosen))
 
     def action_open(self) -> None:
         if node := self._tree.cursor_node:

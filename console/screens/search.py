@@ -17,10 +17,9 @@ from textual.containers import Container, Horizontal
 from textual.widgets import Input, Label
 
 from interlock.console.actions import SEARCH, actions_of, bindings_of, first_key, line_key, named
-from interlock.console.form.aside import aside
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
-from interlock.console.screens.base import Keyed, copied
+from interlock.console.screens.base import Keyed, aside, copied
 from interlock.console.screens.hit import HitScreen
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.text import answer_rows

@@ -1,46 +1,79 @@
-"""What the set-up form says below its fields and in place of a plan, as pure text."""
+"""What the set-up form shows of the models, and says below its fields and in place of a plan. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
-from interlock.console.form.found import ChunksSeen
-from interlock.engine.record.words import human_bytes, several
-from interlock.widgets.ticks import ModelRow
+from interlock.console.form import ChunksSeen, ModelRow, setting_of
+from interlock.engine.record.words import human_bytes, safe, several
+from interlock.widgets import table
+from interlock.widgets.text import Row, Span, plain, width_of
 
+LABELS = {"roster": "models", "qdrant": "store", "out": "runs", "run_id": "run id"}
+"""What fields are called that are not called as their settings."""
+PLACEHOLDERS = {
+    "chunks": "folder that contains your collections", "qdrant": "Qdrant store directory (optional)",
+    "run_id": "its start time", "flags": "any other flag of `interlock run`, as --dim 256 --shared",
+}  # fmt: skip
 NAMED = 4
 """Collections that are named; more are counted."""
+HEADS = ("    model", "dim", "tokens", "on disk", "languages", "licence")
 
 
-def chunks(shelf: ChunksSeen, typed: str, tree: str) -> str:
+def models(rows: Sequence[ModelRow], places: Mapping[str, str], width: int, *, ascii: bool) -> tuple[Row, list[Row]]:
+    """Draw the heads, and a row for each model: the number of a ticked one is its place in the roster."""
+    lines = []
+    for each in rows:
+        size = human_bytes(each.size) if each.size is not None else "yes"
+        here = {None: "...", True: size, False: "to fetch"}[each.here]
+        numbers = str(each.dim or "?"), f"{each.tokens:,}" if each.tokens else "?"
+        lines.append((f"[{places.get(each.key, ' ')}] {each.key}", *numbers, here, each.languages, each.licence))
+    needs = [max(map(width_of, column)) + table.GAP for column in zip(HEADS, *lines, strict=True)]
+    fitting = max(1, sum(1 for end in accumulate(needs) if end <= width + table.GAP))
+    # Columns that would cost the names some signs are left out.
+    heads, *drawn = table.rows(HEADS[:fitting], [line[:fitting] for line in lines], max(1, width), ascii=ascii)
+    drawn = drawn[: len(lines)]
+    for place, each in enumerate(rows):
+        if each.key in places:
+            drawn[place] = (Span(plain([drawn[place]])[0], "bold"),)
+    return heads, drawn
+
+
+def label(name: str) -> str:
+    return LABELS.get(name, name)
+
+
+def fixes(wrong: Mapping[str, str]) -> str:
+    """Name the fields in which something is wrong, and say what it is in the first."""
+    first = next(iter(wrong))
+    return f"X fix: {', '.join(map(label, wrong))}\n{label(first)}: {safe(wrong[first], 300)}"
+
+
+def chunks(seen: ChunksSeen, typed: str, tree: str) -> str:
     """Say what the directory that was `typed` holds, as far as it was looked at; `tree` is the key that shows all."""
     if not typed:
         return f"type a path (tab completes it), or {tree} for a tree of directories"
-    if shelf.of != typed:
+    if seen.of != typed:
         return "looking..."
-    each = [f"{one.name} ({several(one.files, 'file')}, about {several(one.chunks, 'chunk')})" for one in shelf.found]
+    each = [f"{one.name} ({several(one.files, 'file')}, about {several(one.chunks, 'chunk')})" for one in seen.found]
     shown = each[:NAMED] + [f"{len(each) - NAMED} more"] * (len(each) > NAMED)
-    least = "" if shelf.whole else "at least "
-    return f"{least}{several(len(each), 'collection')}, {human_bytes(shelf.bytes)}: {', '.join(shown)}"
+    least = "" if seen.whole else "at least "
+    return f"{least}{several(len(each), 'collection')}, {human_bytes(seen.bytes)}: {', '.join(shown)}"
 
 
 def about(model: ModelRow) -> str:
-    """Say of a model what its line may have no room for."""
-    return f"{model.key}: languages {model.languages or 'unknown'}, licence {model.licence or 'unknown'}"
+    """Say of a model what its line may have no room for, and what the keys do."""
+    told = f"{model.key}: languages {model.languages or 'unknown'}, licence {model.licence or 'unknown'}"
+    return f"{told}; space ticks, the number is the order of the passes, 1 is the primary"
 
 
-def hint(name: str, gpus: Sequence[str] | None, *, ascii: bool) -> str:
-    """Say what the field with the cursor may be; `gpus` is None while nobody has asked the driver."""
-    arrows = "up/down" if ascii else "↑↓"
-    match name:
-        case "models":
-            return "space ticks, + - or digits weigh; the number is the order of the passes, 1 is the primary"
-        case "devices" if gpus is None:
-            return "looking for GPUs..."
-        case "devices":
-            here = ", ".join(f"cuda:{number} {gpu}" for number, gpu in enumerate(gpus or ()))
-            return f"{arrows} chooses; here: {here or 'no GPU'}, cpu"
-        case "fusion":
-            return f"{arrows} chooses: concat, named, mean"
-    return ""
+def hint(name: str, gpus: Sequence[str] | None) -> str:
+    """Say what the field with the cursor is for; `gpus` is None while nobody has asked the driver."""
+    if name == "devices":
+        here = ", ".join(f"cuda:{number} {gpu}" for number, gpu in enumerate(gpus or ()))
+        return "looking for GPUs..." if gpus is None else f"here: {here or 'no GPU'}, cpu"
+    if name == "roster":
+        return "ticked below, or typed: NAME, hf:org/name, pkg:dist or a directory, each with =WEIGHT (optional)"
+    return "" if name == "flags" else str(setting_of(name).metadata["help"])
 
 
 def no_plan(much: int, key: str) -> str:

@@ -1,0 +1,80 @@
+"""The pane that shows the plan of a command: made in a thread, and dropped where another command is asked about."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from textual import work
+
+from interlock.console.form import Machine
+from interlock.console.screens.base import aside
+from interlock.console.text.form_text import no_plan
+from interlock.console.text.plan_rows import plan_rows
+from interlock.engine.errors import InterlockError
+from interlock.engine.record.words import safe
+from interlock.widgets.pane import Pane
+from interlock.widgets.text import row, wrapped
+
+if TYPE_CHECKING:
+    from interlock.engine.flows.plan import Forecast
+
+
+class PlanPane(Pane):
+    """What a run would do."""
+
+    def __init__(self, machine: Machine, *, ascii: bool, id: str) -> None:
+        super().__init__("plan", id=id)
+        self._machine, self._ascii = machine, ascii
+        self._plan: Forecast | None = None
+        self._planned: Sequence[str] = ()
+        self._why = ""
+        """Why there is no plan."""
+        self._stop = threading.Event()
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a plan, or a reason against it."""
+        return bool(self._plan or self._why)
+
+    def on_unmount(self) -> None:
+        self._stop.set()
+
+    def leave(self) -> None:
+        """Plan no further; what was said against the last command is forgotten."""
+        self._stop.set()
+        self._why = ""
+
+    @work(exclusive=True, exit_on_error=False)
+    async def make(self, words: Sequence[str], pause: float = 0.0) -> None:
+        """Plan a run of these arguments, after a pause in which nothing else is asked."""
+        self._stop.set()
+        self._stop = stop = threading.Event()
+        await asyncio.sleep(pause)
+        if words == self._planned:
+            return
+        self.entitle(above="plan: reading and tokenising...")
+        try:
+            self._plan = await aside(lambda: self._machine.plan(words, stop.is_set))
+            self._planned, self._why = words, ""
+        except InterlockError as error:
+            self._plan, self._planned, self._why = None, (), str(error)
+        finally:
+            self.entitle(above="plan")
+        self.screen.set_class(self.known, "-known")
+        self.draw()
+
+    def draw(self, words: Sequence[str] | None = None, much: int = 0, key: str = "") -> None:
+        """Show the plan, which may be that of other `words`; or say why there is none yet, as `no_plan` has it."""
+        width = self.inner_width
+        if self._why:
+            lines = [
+                row((line, "warn")) for text in self._why.splitlines() for line in wrapped(safe(text, 2000), width)
+            ]
+            self.show([row(("no plan:", "warn")), *lines])
+        elif self._plan and width > 0:
+            self.show(plan_rows(self._plan, width, ascii=self._ascii))
+        elif not self._plan:
+            self.show([row((line, "dim")) for line in wrapped(no_plan(much, key), max(1, width))])
+        if self._plan and words is not None and words != self._planned:
+            self.entitle(above="plan before these changes")
