@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import psutil
 
-from interlock.engine.compute.cluster.crew import Crew
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.compute.cluster.links import Cluster, NodeMachine
+from interlock.engine.compute.cluster.members import ClusterMembers
 from interlock.engine.compute.cluster.messages import (
     GridPlan,
     Hello,
     ModelFiles,
-    News,
+    NodeEvent,
     Orders,
     Ready,
     RemoteFacts,
@@ -116,7 +116,7 @@ def conduct(stage: Stage, cluster: Cluster, spec: ModelSpec | None = None) -> Sp
         said.begin([stage.cells], [], GIB, "exclusive", "bench")
         controls = Controls()
         controls.begin(Schedule.EXCLUSIVE, 0, cpu_fallback=False)
-        crew = Crew(cluster, Hello("bench", "", "auto", (), GIB, GIB, GIB, 1), versions())
+        crew = ClusterMembers(cluster, Hello("bench", "", "auto", (), GIB, GIB, GIB, 1), versions())
         crew.gather()
         specs = {0: spec or ModelSpec(stage.card.key, ("none",))}
         crew.begin(plan_of([stage.cells], specs, Policy(offline=True)), _nothing_to_send)
@@ -225,7 +225,7 @@ class Echo:
     def close(self) -> None:
         """It holds nothing."""
 
-    def _news(self, index: int) -> News:
+    def _news(self, index: int) -> NodeEvent:
         batch = self._layout.batches[index]
         outputs, crc = self._cut[len(batch.rows)]
         event = ev.BatchCommitted(
@@ -239,7 +239,7 @@ class Echo:
             crc=crc,
             dtype="float16",
         )
-        return News(event, outputs)
+        return NodeEvent(event, outputs)
 
 
 class RemoteEcho(Echo):

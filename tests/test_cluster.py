@@ -15,11 +15,11 @@ from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, cr
 from bench.scenarios.plan import ids_of
 from bench.scenarios.workshop import Workshop, workshop
 from interlock.engine.compute.cluster import feed as feeds
-from interlock.engine.compute.cluster.crew import Crew, CrewMember, CrewPatience
 from interlock.engine.compute.cluster.feed import NodeFeed, RemoteQueue
-from interlock.engine.compute.cluster.head import ClusterExecutor, _Hand, plan_of
+from interlock.engine.compute.cluster.head import ClusterExecutor, _Peer, plan_of
 from interlock.engine.compute.cluster.links import NodeMachine
-from interlock.engine.compute.cluster.messages import Handed, Hello, ModelFiles, Orders, Phase, Report, Texts, Welcome
+from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers, ClusterTimeouts
+from interlock.engine.compute.cluster.messages import Assigned, Hello, ModelFiles, Orders, Phase, Report, Texts, Welcome
 from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.cluster.pool import BatchPool
 from interlock.engine.compute.context import CLOSING_SECONDS, Backend, Deadline
@@ -96,7 +96,7 @@ class Slow:
 class Stand:
     """A head with nodes of two simulated GPUs, one model each pass, and 40 texts of it in ten batches."""
 
-    def __init__(self, shop: Workshop, machines: int, *models: str, patience: CrewPatience = IMPATIENT) -> None:
+    def __init__(self, shop: Workshop, machines: int, *models: str, patience: ClusterTimeouts = IMPATIENT) -> None:
         from interlock.engine.compute.encoder import encoder_for
 
         self.cards = {key: replace(shop.cards[key], batch_tokens=32) for key in models or ("flat",)}
@@ -122,7 +122,7 @@ class Stand:
 
         self.threads = Threads(made, [f"m{number}" for number in range(machines)])
         hello = Hello("run", "", "sim", (), CEILING, 0, 1 << 30, 0)
-        self.crew = Crew(self.threads, hello, versions(), patience)
+        self.crew = ClusterMembers(self.threads, hello, versions(), patience)
         self.specs = [ModelSpec(key, ("none",)) for key in self.cards]
 
     def run(self, schedule: Schedule = Schedule.EXCLUSIVE, deadline: Deadline | None = None) -> None:
@@ -542,7 +542,7 @@ def test_a_machine_that_is_busy_again_and_again_is_out_for_good(shop):
 def fed(shop: Workshop, batches: int) -> NodeFeed:
     """A node's side of a phase, handed so many batches of a pass."""
     feed, cells = NodeFeed(Controls()), grid_of([replace(shop.cards["flat"], batch_tokens=32)], [8] * 40, ids_of)[0]
-    handed = Handed(range(batches), Texts(0, np.array([0]), np.array([1]), np.array([7], np.int32)))
+    handed = Assigned(range(batches), Texts(0, np.array([0]), np.array([1]), np.array([7], np.int32)))
     feed.follow(Orders(Phase(1, batches={0: range(batches)})))
     feed.next_phase(0)
     feed.follow(Orders(Phase(1), handed=[handed]))
@@ -634,7 +634,7 @@ def test_a_node_is_handed_nothing_for_a_phase_that_it_has_not_begun(shop):
     source = BatchSource(stand.grid, [[]], [1.0], stand.heard)
     head = ClusterExecutor(source, stand.crew, stand.controls, stand.heard, lambda: None, Deadline())
     head._open()
-    hand = _Hand(CrewMember("node-1", NodeMachine("m0", ""), devices=[None, None]))  # type: ignore[list-item]
+    hand = _Peer(ClusterMember("node-1", NodeMachine("m0", ""), devices=[None, None]))  # type: ignore[list-item]
     head._hands["node-1"] = hand
     assert head._handed(hand, Report(wants={0: 2}, working=0)) == []
     (handed,) = head._handed(hand, Report(wants={0: 2}, working=1))

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import interlock
-from interlock.engine.compute.cluster.crew import Crew
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.compute.cluster.members import ClusterMembers
 from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Phase
 from interlock.engine.compute.cluster.models import pack
 from interlock.engine.compute.cluster.node import ClusterNode, versions
@@ -326,7 +326,7 @@ class Head:
         controls = Controls()
         controls.begin(Schedule.EXCLUSIVE, 0, cpu_fallback=True)
         hello = Hello(run="r", node="", devices="cpu", faults=(), ceiling=1 << 30, host_ceiling=0, warm=0, threads=1)
-        crew = Crew(cluster, hello, versions())
+        crew = ClusterMembers(cluster, hello, versions())
         try:
             crew.gather()
             plan = plan_of(self.grid, [ModelSpec("m", (str(source),))], Policy(offline=True))

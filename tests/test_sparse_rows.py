@@ -60,6 +60,15 @@ def test_rows_are_kept_as_their_terms():
     assert [array.dtype for array in (rows.starts, rows.indices, rows.values)] == [np.int64, np.int32, np.float32]
 
 
+def test_rows_differ_by_what_they_hold_and_not_by_the_width_of_their_indices():
+    one = SparseRows.from_dense(DENSE)
+    wide = SparseRows(one.starts, one.indices.astype(np.int64), one.values, one.parked)
+    assert not one.unlike(wide).any()
+    assert not wide.unlike(one).any()
+    other = SparseRows(one.starts, one.indices, one.values + np.float32(1e-7), one.parked)
+    assert one.unlike(other).tolist() == [True, False, False, True]
+
+
 @given(SOME)
 def test_what_is_above_zero_comes_back_and_rows_that_are_not_finite_are_parked(matrix):
     expected = np.where(matrix > 0, matrix, 0)

@@ -16,8 +16,8 @@ from bench.scenarios.checks import TOLERANCE
 from bench.scenarios.plan import Plan, draw, ids_of
 from bench.scenarios.stage import PlanLessor, WatchedGpu
 from bench.scenarios.workshop import Workshop
-from interlock.engine.compute.cluster.crew import Crew, CrewPatience
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.compute.cluster.members import ClusterMembers, ClusterTimeouts
 from interlock.engine.compute.cluster.messages import Hello, ModelFiles
 from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.context import Backend, Deadline
@@ -38,7 +38,7 @@ from tests.threads import Threads
 MENU = ("kill", "leave", "join", "stall", "slow", "damage")
 """What befalls a node: its process dies, its machine too, another machine comes, it answers no more, each answer takes
 longer, or what it sends arrives with another bit."""
-IMPATIENT = CrewPatience(
+IMPATIENT = ClusterTimeouts(
     look=0.02, start=20.0, again=0.02, tries=50, poll=0.1, silent=1.5, held=1.0, empty=3.0, lead=0.02
 )
 
@@ -200,7 +200,7 @@ def _session(crew: CrewPlan, grid: Sequence[Any], threads: Threads, heard: _Hear
     done = [[batch for batch in batches if batch.model_pass == cells.model_pass] for cells in grid]
     backlog = BatchSource(grid, done, [1.0] * len(grid), heard)
     hello = Hello("crew", "", "sim", (), plan.ceiling, 0, 1 << 30, 0)
-    members = Crew(threads, hello, versions(), IMPATIENT)
+    members = ClusterMembers(threads, hello, versions(), IMPATIENT)
     members.gather()
     specs, granted = [ModelSpec(cells.card.key, ("none",)) for cells in grid], len(heard.of(ev.LeaseGranted))
     members.begin(plan_of(grid, specs, Policy(offline=True), granted), lambda key: ModelFiles(key, {}))

@@ -104,7 +104,7 @@ def run(
     """
     if not speed > 0:
         raise UsageError("--speed: expected a number above 0")
-    from interlock.engine.compute.cluster.crew import connected
+    from interlock.engine.compute.cluster.members import connected
     from interlock.engine.flows.run import Run
 
     out = configuration.settings.out

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from interlock.engine.compute import reuse
-from interlock.engine.compute.cluster.crew import Crew, connected
 from interlock.engine.compute.cluster.devices import RemoteDevice
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.compute.cluster.links import Cluster
+from interlock.engine.compute.cluster.members import ClusterMembers, connected
 from interlock.engine.compute.cluster.messages import Hello
 from interlock.engine.compute.cluster.models import pack
 from interlock.engine.compute.cluster.node import versions
@@ -102,10 +102,10 @@ class Run:
             self._collections = discover(chunks, self.settings.collections)
             self._notes += [*without_effect(self._configuration, self._specs), *overlooked(chunks, self._collections)]
             self.deadline = self._choose_deadline()
-            self._crew = self._gathered(clusters)
+            self._members = self._gathered(clusters)
             undo.callback(self._disperse)
             self._devices = self._choose_devices()
-            self._notes += [] if self._crew else unused_gpus(self.settings.devices, self._devices)
+            self._notes += [] if self._members else unused_gpus(self.settings.devices, self._devices)
             source = reuse.check(self.settings.reuse) if self.settings.reuse else None
             there = self.directory.journal.exists()
             self._journal = Journal(self.directory.journal)
@@ -130,7 +130,7 @@ class Run:
                 controls.refuse("schedule", "the roster has only one model")
             undo.pop_all()
 
-    def _gathered(self, clusters: Callable[[str, str], Cluster]) -> Crew | None:
+    def _gathered(self, clusters: Callable[[str, str], Cluster]) -> ClusterMembers | None:
         """The nodes that compute, where there are any."""
         asked = self.settings
         if not asked.cluster:
@@ -145,26 +145,26 @@ class Run:
             warm=asked.warm,
             threads=self._threads(),
         )
-        crew = Crew(clusters(asked.cluster, asked.devices), hello, versions(), clock=self._backend.clock)
+        members = ClusterMembers(clusters(asked.cluster, asked.devices), hello, versions(), clock=self._backend.clock)
         try:
-            crew.gather(lambda: self.controls.stop_requested)
+            members.gather(lambda: self.controls.stop_requested)
         except BaseException as error:
-            crew.close()
+            members.close()
             if isinstance(error, Stopped):
                 error.exit_code = self._code("stopped")
             raise
-        return crew
+        return members
 
     def _disperse(self) -> None:
-        if self._crew:
-            self._crew.close()
+        if self._members:
+            self._members.close()
 
     def _threads(self) -> int:
         return self.settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
 
     def _choose_devices(self) -> list[Device]:
-        if self._crew:
-            return [RemoteDevice(device) for device in self._crew.devices]
+        if self._members:
+            return [RemoteDevice(device) for device in self._members.devices]
         try:
             return self._backend.devices(self.settings.devices, self.settings.faults)
         except UnavailableError as error:
@@ -238,7 +238,7 @@ class Run:
         settings = self.settings
         threads = self._threads()
         torch.set_num_threads(threads)
-        elsewhere = self._crew.environment if self._crew else {}
+        elsewhere = self._members.environment if self._members else {}
         announce(
             self.recorder, self.directory, self._configuration, self._chunks, self._devices, self._notes, elsewhere
         )
@@ -293,7 +293,7 @@ class Run:
         if settings.partial:
             self.deadline.reserve = lambda: ending.reserve(2 * len(self._devices))
         try:
-            with Sampler([] if self._crew else self._devices, sampled), imports_left_alone():
+            with Sampler([] if self._members else self._devices, sampled), imports_left_alone():
                 executor.run()
             self._close_passes(grid)
             for rows in corpus.rows:
@@ -372,14 +372,14 @@ class Run:
 
     def _executor(self, source: BatchSource, models: Models, policy: Policy) -> PassExecutor | ClusterExecutor:
         """What computes the source: the devices of this process, or the nodes."""
-        if self._crew is None:
+        if self._members is None:
             return PassExecutor(source, self._context())
         snapshots = {card.key: card.snapshot for card in models.cards.values()}
         granted = self.recorder.look(lambda state: len(state.leases))
         plan = plan_of([*source.grid.values()], self._specs, policy, granted)
-        self._crew.begin(plan, lambda key: pack(key, snapshots[key]), lambda: self.controls.stop_requested)
+        self._members.begin(plan, lambda key: pack(key, snapshots[key]), lambda: self.controls.stop_requested)
         return ClusterExecutor(
-            source, self._crew, self.controls, self._emit, self._journal.sync, self.deadline, self._backend.clock
+            source, self._members, self.controls, self._emit, self._journal.sync, self.deadline, self._backend.clock
         )
 
     def _context(self) -> RunContext:

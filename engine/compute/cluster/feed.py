@@ -15,7 +15,7 @@ from contextlib import suppress
 import numpy as np
 from msgspec.structs import replace
 
-from interlock.engine.compute.cluster.messages import Handed, News, Orders, Phase, Report, Texts, TokenFacts
+from interlock.engine.compute.cluster.messages import Assigned, NodeEvent, Orders, Phase, Report, Texts, TokenFacts
 from interlock.engine.compute.controls import NO, YES, Controls
 from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.parts.outputs import Outputs
@@ -46,7 +46,7 @@ class NodeFeed:
         self._refused: dict[int, str] = {}
         self._held: dict[int, dict[int, None]] = defaultdict(dict)
         self._queues: dict[int, RemoteQueue] = {}
-        self._news: list[News] = []
+        self._news: list[NodeEvent] = []
         self._bytes = 0
         self._parked: dict[tuple[int, int | None], list[AnyEvent]] = defaultdict(list)
         self._ids: dict[int, dict[int, Ids]] = defaultdict(dict)
@@ -124,7 +124,7 @@ class NodeFeed:
             if isinstance(event, RowParked) and event.batch_index is not None:
                 self._parked[event.model_pass, event.batch_index].append(event)
                 return
-            self._news.append(News(event))
+            self._news.append(NodeEvent(event))
             if not isinstance(event, Heartbeat):
                 self.nudge()
 
@@ -138,7 +138,7 @@ class NodeFeed:
             if event.batch_index not in self._held[event.model_pass]:
                 return False
             self._forget(event.model_pass, event.batch_index)
-            self._news.append(News(event, outputs, before))
+            self._news.append(NodeEvent(event, outputs, before))
             self._bytes += outputs.bytes
             self.nudge()
             return True
@@ -216,7 +216,7 @@ class NodeFeed:
         hidden = math.ceil(self._round_trip / self._batch) if self._batch else 1
         return min(MOST_AHEAD, queue.devices * (1 + hidden)) + queue.devices - len(queue.left())
 
-    def _take(self, handed: Handed) -> None:
+    def _take(self, handed: Assigned) -> None:
         number = handed.texts.model_pass
         self._keep(handed.texts)
         for batch in handed.batches:

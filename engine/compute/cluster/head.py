@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from interlock.engine.compute.cluster.crew import Crew, CrewMember
+from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers
 from interlock.engine.compute.cluster.messages import (
+    Assigned,
     GridPlan,
-    Handed,
-    News,
+    NodeEvent,
     Orders,
     PassPlan,
     Phase,
@@ -39,7 +39,7 @@ from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import events as ev
 
 TICK = 0.1
-"""Seconds between two looks at operator, deadline and crew where no node reports."""
+"""Seconds between two looks at operator, deadline and members where no node reports."""
 SYNC_SECONDS = 1.0
 ENDING = 600.0
 """Seconds for nodes to give their leases back once a phase has ended."""
@@ -49,10 +49,10 @@ _FADES = 0.7
 
 
 @dataclass(eq=False)
-class _Hand:
+class _Peer:
     """A node at work: what it was asked last, what it reported, and its pace."""
 
-    member: CrewMember
+    member: ClusterMember
     report: Report = field(default_factory=Report)
     asked: float = 0.0
     answer: Future[Report] | None = None
@@ -79,12 +79,12 @@ class _Hand:
 
 
 class ClusterExecutor:
-    """Computes what a run has left on the nodes of a crew; `run` may be called once."""
+    """Computes what a run has left on the nodes of a members; `run` may be called once."""
 
     def __init__(
         self,
         source: BatchSource,
-        crew: Crew,
+        members: ClusterMembers,
         controls: Controls,
         emit: ev.Emit,
         sync: Callable[[], None],
@@ -92,14 +92,14 @@ class ClusterExecutor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
-        self._crew = crew
+        self._members = members
         self._controls = controls
         self._emit = emit
         self._sync_journal = sync
         self._deadline = deadline
         self._clock = clock
-        self._hands: dict[str, _Hand] = {}
-        self._inbox: SimpleQueue[tuple[_Hand, Future[Report]]] = SimpleQueue()
+        self._peers: dict[str, _Peer] = {}
+        self._inbox: SimpleQueue[tuple[_Peer, Future[Report]]] = SimpleQueue()
         self._phase = Phase()
         self._pools: dict[int, BatchPool] = {}
         self._closed: set[int] = set()
@@ -113,14 +113,14 @@ class ClusterExecutor:
 
     def unplaceable(self) -> dict[int, str]:
         """Tell which passes would fit on no node, and why on the first of them."""
-        ready = self._crew.ready
+        ready = self._members.ready
         everywhere = set.intersection(*({*member.refused} for member in ready)) if ready else set()
         return {number: ready[0].refused[number] for number in sorted(everywhere)}
 
     def preview(self, schedule: Schedule) -> Placement | None:
         """Find what another schedule would lease next on every node; None: nothing is left."""
         open_now = due(schedule, self._left(), self._controls.window, self._last)
-        names = tuple(each.facts.name for hand in [*self._hands.values()] for each in hand.member.devices)
+        names = tuple(each.facts.name for peer in [*self._peers.values()] for each in peer.member.devices)
         if not open_now:
             return None
         return Placement(tuple(Assignment(number, tuple(batches), names) for number, batches in open_now.items()))
@@ -144,7 +144,7 @@ class ClusterExecutor:
                     self._step()
                 self._end_phase()
         finally:
-            self._crew.close()
+            self._members.close()
         self._controls.end(self._emit)
 
     # Phases.
@@ -176,16 +176,16 @@ class ClusterExecutor:
         self._closed = {*self._pools}
         self._changed()
         began = self._clock()
-        while any(self._awaited(hand, self._clock() - began) for hand in self._hands.values()):
+        while any(self._awaited(peer, self._clock() - began) for peer in self._peers.values()):
             self._step()
         self._take_in()
         self._sync()
 
-    def _awaited(self, hand: _Hand, seconds: float) -> bool:
+    def _awaited(self, peer: _Peer, seconds: float) -> bool:
         """Whether a node that has not given its leases back is waited for after so many seconds."""
-        if hand.report.ended >= self._phase.number:
+        if peer.report.ended >= self._phase.number:
             return False
-        if not hand.superseded:
+        if not peer.superseded:
             return seconds < ENDING
         follows = any(self._left()) and not self._controls.stop_requested
         return not follows and seconds < RECEIPTS
@@ -222,18 +222,18 @@ class ClusterExecutor:
 
     def _step(self) -> None:
         try:
-            hand, answer = self._inbox.get(timeout=TICK)
+            peer, answer = self._inbox.get(timeout=TICK)
         except Empty:
             pass
         else:
-            self._hear(hand, answer)
+            self._hear(peer, answer)
         self._look_around()
-        for hand in [*self._hands.values()]:
-            if hand.answer is None:
-                self._order(hand)
-            elif hand.version < self._version and hand.member.link:
-                hand.version = self._version
-                hand.member.link.nudge()
+        for peer in [*self._peers.values()]:
+            if peer.answer is None:
+                self._order(peer)
+            elif peer.version < self._version and peer.member.link:
+                peer.version = self._version
+                peer.member.link.nudge()
 
     def _look_around(self) -> None:
         now = self._clock()
@@ -243,21 +243,21 @@ class ClusterExecutor:
         self._settle()
         if self._controls.paused:
             self._controls.due()
-            for hand in self._hands.values():
-                hand.progress = now  # a node that was paused is not slow
+            for peer in self._peers.values():
+                peer.progress = now  # a node that was paused is not slow
         self._watch_deadline()
         if now - self._synced > SYNC_SECONDS:
             self._sync()
-        for hand in [*self._hands.values()]:
-            silent = hand.answer is not None and not hand.answer.done()  # what has come may wait to be heard
-            if silent and now - hand.asked > self._crew.patience.silent:
-                self._lose(hand, f"did not answer for {self._crew.patience.silent:.0f} s")
-        changes = self._crew.look()
+        for peer in [*self._peers.values()]:
+            silent = peer.answer is not None and not peer.answer.done()  # what has come may wait to be heard
+            if silent and now - peer.asked > self._members.timeouts.silent:
+                self._lose(peer, f"did not answer for {self._members.timeouts.silent:.0f} s")
+        changes = self._members.look()
         for member in changes.joined:
             self._join(member)
         for member in changes.refused:
             self._emit(ev.NodeRefused(node=member.name, reason=member.out))
-        self._check_crew(now)
+        self._check_members(now)
 
     def _settle(self) -> None:
         """Apply what an operator asked for, here and then on every node."""
@@ -267,46 +267,46 @@ class ClusterExecutor:
             self._steered |= changed
             self._changed()
 
-    def _check_crew(self, now: float) -> None:
+    def _check_members(self, now: float) -> None:
         """See whether anybody is left who computes what is open; another node may come of those that were lost."""
         unclosed = {*self._pools} - self._closed
-        if not unclosed or any(unclosed - {*hand.member.refused} for hand in self._hands.values()):
+        if not unclosed or any(unclosed - {*peer.member.refused} for peer in self._peers.values()):
             self._idle_since = now
-        elif now - self._idle_since > self._crew.patience.empty or not self._crew.hopes:
-            if not self._hands:
+        elif now - self._idle_since > self._members.timeouts.empty or not self._members.hopes:
+            if not self._peers:
                 self._take_in()
                 self._sync()
                 raise Stopped("no node is left: --resume continues, on any number of nodes or without --cluster")
-            first = next(iter(self._hands.values()))
+            first = next(iter(self._peers.values()))
             for number in unclosed:
                 self._give_up(number, first.member.refused[number])
 
-    def _hear(self, hand: _Hand, answer: "Future[Report]") -> None:
-        if self._hands.get(hand.name) is not hand:
+    def _hear(self, peer: _Peer, answer: "Future[Report]") -> None:
+        if self._peers.get(peer.name) is not peer:
             return  # what an older process says counts no more
         try:
             report = answer.result()
         except Exception as error:
-            self._lose(hand, reason(error))
+            self._lose(peer, reason(error))
             return
-        hand.report, hand.answer = replace(report, news=()), None  # vectors are held no longer than they are written
+        peer.report, peer.answer = replace(report, news=()), None  # vectors are held no longer than they are written
         for news in report.news:
-            self._take(hand, news)
-            if self._hands.get(hand.name) is not hand:
+            self._take(peer, news)
+            if self._peers.get(peer.name) is not peer:
                 return
         for number, why in report.refused.items():
-            if report.phase == self._phase.number and number not in hand.member.refused:
-                self._refuse(hand, number, why)
+            if report.phase == self._phase.number and number not in peer.member.refused:
+                self._refuse(peer, number, why)
         for control, value in report.reached.items():
-            if control in self._steered and hand.reached.get(control) != value == self._in_force[control]:
-                self._emit(ev.ControlReached(node=hand.name, control=control, value=value))
-            hand.reached[control] = value
+            if control in self._steered and peer.reached.get(control) != value == self._in_force[control]:
+                self._emit(ev.ControlReached(node=peer.name, control=control, value=value))
+            peer.reached[control] = value
         if report.ended >= self._phase.number:
-            hand.superseded = False
+            peer.superseded = False
             for number in self._pools:
-                self._return(hand, number)
+                self._return(peer, number)
         if report.trouble:
-            self._lose(hand, report.trouble)
+            self._lose(peer, report.trouble)
 
     @property
     def _in_force(self) -> dict[str, str]:
@@ -319,61 +319,61 @@ class ClusterExecutor:
 
     # What nodes tell.
 
-    def _take(self, hand: _Hand, news: News) -> None:
+    def _take(self, peer: _Peer, news: NodeEvent) -> None:
         """Take in an event; of a batch that counts no more only what is not about it."""
         event = news.event
         number, batch = getattr(event, "model_pass", None), getattr(event, "batch_index", None)
         pool = self._pools.get(number) if number is not None else None
-        if batch is not None and (pool is None or batch not in pool.held(hand.name)):
+        if batch is not None and (pool is None or batch not in pool.held(peer.name)):
             return
         if isinstance(event, ev.LeaseGranted):
-            hand.member.granted += 1
+            peer.member.granted += 1
         if not isinstance(event, ev.BatchCommitted):
             self._emit(event)
             return
         assert pool is not None and news.outputs is not None
-        self._commit(hand, pool, event, news.outputs, news.before)
+        self._commit(peer, pool, event, news.outputs, news.before)
 
     def _commit(
-        self, hand: _Hand, pool: BatchPool, event: ev.BatchCommitted, outputs: Outputs, before: Sequence[ev.AnyEvent]
+        self, peer: _Peer, pool: BatchPool, event: ev.BatchCommitted, outputs: Outputs, before: Sequence[ev.AnyEvent]
     ) -> None:
         cells = self._source.grid[event.model_pass]
         if cells.files.put(cells.batches[event.batch_index].rows, outputs) != event.crc:
-            self._lose(hand, f"batch {event.batch_index + 1} of {cells.card.key} arrived with other bytes than it sent")
+            self._lose(peer, f"batch {event.batch_index + 1} of {cells.card.key} arrived with other bytes than it sent")
             return
-        for other in pool.finish(event.batch_index, hand.name) or ():
-            self._hands[other].dropped.setdefault(event.model_pass, []).append(event.batch_index)
-            self._hands[other].superseded = True
+        for other in pool.finish(event.batch_index, peer.name) or ():
+            self._peers[other].dropped.setdefault(event.model_pass, []).append(event.batch_index)
+            self._peers[other].superseded = True
         for parked in before:
             self._emit(parked)
         self._emit(event)
         self._committed.setdefault(event.model_pass, []).append(event)
         self._deadline.learn(cells, event.batch_index, event.seconds)
-        hand.member.failures, hand.progress = 0, self._clock()
+        peer.member.failures, peer.progress = 0, self._clock()
         pace = event.seconds / max(cells.layout.cost(event.batch_index), 1e-12)
-        hand.pace = pace if not hand.pace else _FADES * hand.pace + (1 - _FADES) * pace
+        peer.pace = pace if not peer.pace else _FADES * peer.pace + (1 - _FADES) * pace
 
-    def _refuse(self, hand: _Hand, number: int, why: str) -> None:
+    def _refuse(self, peer: _Peer, number: int, why: str) -> None:
         """A node cannot compute a pass: the others do, or the pass has failed."""
-        hand.member.refused[number] = why
-        self._return(hand, number)
+        peer.member.refused[number] = why
+        self._return(peer, number)
         if number not in self._closed:
-            self._tell_refused(hand, number, why)
+            self._tell_refused(peer, number, why)
 
-    def _tell_refused(self, hand: _Hand, number: int, why: str) -> None:
+    def _tell_refused(self, peer: _Peer, number: int, why: str) -> None:
         model = self._source.grid[number].card.key
-        message = f"{hand.name} does not compute {model}, which is left to other nodes: {why.removeprefix(f'{model} ')}"
+        message = f"{peer.name} does not compute {model}, which is left to other nodes: {why.removeprefix(f'{model} ')}"
         self._emit(ev.Warned(message=message))
 
-    def _return(self, hand: _Hand, number: int) -> None:
-        if self._pools[number].take_back(hand.name):
+    def _return(self, peer: _Peer, number: int) -> None:
+        if self._pools[number].take_back(peer.name):
             self._changed()
 
     # Who is there.
 
-    def _join(self, member: CrewMember) -> None:
-        self._hands[member.name] = hand = _Hand(member)
-        hand.progress = self._clock()
+    def _join(self, member: ClusterMember) -> None:
+        self._peers[member.name] = peer = _Peer(member)
+        peer.progress = self._clock()
         self._emit(
             ev.NodeJoined(
                 node=member.name,
@@ -385,14 +385,14 @@ class ClusterExecutor:
         )
         for number, why in member.refused.items():
             if number in self._source.grid:
-                self._tell_refused(hand, number, why)
+                self._tell_refused(peer, number, why)
 
-    def _lose(self, hand: _Hand, why: str) -> None:
-        del self._hands[hand.name]
-        self._crew.lose(hand.member, why)
-        back = {number: pool.take_back(hand.name) for number, pool in self._pools.items()}
+    def _lose(self, peer: _Peer, why: str) -> None:
+        del self._peers[peer.name]
+        self._members.lose(peer.member, why)
+        back = {number: pool.take_back(peer.name) for number, pool in self._pools.items()}
         rows = sum(len(self._source.grid[k].batches[index].rows) for k, each in back.items() for index in each)
-        self._emit(ev.NodeLost(node=hand.name, reason=why, batches=sum(map(len, back.values())), rows=rows))
+        self._emit(ev.NodeLost(node=peer.name, reason=why, batches=sum(map(len, back.values())), rows=rows))
         self._changed()
 
     # Orders.
@@ -401,112 +401,112 @@ class ClusterExecutor:
         """Have every node hear of it soon."""
         self._version += 1
 
-    def _order(self, hand: _Hand) -> None:
-        link = hand.member.link
+    def _order(self, peer: _Peer) -> None:
+        link = peer.member.link
         assert link
-        report, asks = hand.report, hand.report.asks
+        report, asks = peer.report, peer.report.asks
         orders = Orders(
-            self._phase_for(hand),
+            self._phase_for(peer),
             frozenset(self._closed),
-            [] if self._halts else self._handed(hand, report),
-            hand.dropped,
+            [] if self._halts else self._handed(peer, report),
+            peer.dropped,
             [self._texts(number, np.array(texts, np.int64)) for number, texts in asks.items()],
             self._controls.paused and not self._controls.stop_requested,
             self._controls.cpu_fallback,
-            self._crew.patience.poll,
+            self._members.timeouts.poll,
         )
-        hand.dropped, hand.version, hand.asked = {}, self._version, self._clock()
-        hand.answer = link.exchange(orders)
-        hand.answer.add_done_callback(lambda done: self._inbox.put((hand, done)))
+        peer.dropped, peer.version, peer.asked = {}, self._version, self._clock()
+        peer.answer = link.exchange(orders)
+        peer.answer.add_done_callback(lambda done: self._inbox.put((peer, done)))
 
-    def _phase_for(self, hand: _Hand) -> Phase:
+    def _phase_for(self, peer: _Peer) -> Phase:
         """The phase as a node is told it: with its batches once, since they are as many as the run has."""
-        phase, refused = self._phase, hand.member.refused
-        if hand.told == phase.number:
+        phase, refused = self._phase, peer.member.refused
+        if peer.told == phase.number:
             return Phase(phase.number, phase.schedule)
-        hand.told = phase.number
+        peer.told = phase.number
         return replace(phase, batches={k: each for k, each in phase.batches.items() if k not in refused})
 
     @property
     def _halts(self) -> bool:
         return self._controls.stop_requested or self._controls.reorders != self._reorders
 
-    def _handed(self, hand: _Hand, report: Report) -> list[Handed]:
+    def _handed(self, peer: _Peer, report: Report) -> list[Assigned]:
         found = []
         for number, wanted in report.wants.items() if report.working == self._phase.number else ():
             pool = self._pools.get(number)
-            if pool is None or number in self._closed or number in hand.member.refused:
+            if pool is None or number in self._closed or number in peer.member.refused:
                 continue
-            if not pool.held(hand.name):
-                hand.progress = self._clock()
+            if not pool.held(peer.name):
+                peer.progress = self._clock()
             batches = list[int]()
-            everyone = sum(each.devices for each in self._hands.values())
-            most = min(wanted, math.ceil(pool.waiting * hand.devices / everyone))  # the last ones are for all
-            while len(batches) < most and self._in_time(hand, number, pool.next):
-                batches.append(pool.hand(hand.name))
+            everyone = sum(each.devices for each in self._peers.values())
+            most = min(wanted, math.ceil(pool.waiting * peer.devices / everyone))  # the last ones are for all
+            while len(batches) < most and self._in_time(peer, number, pool.next):
+                batches.append(pool.hand(peer.name))
             if not pool.waiting and not batches:
-                batches = self._doubled(hand, number, wanted)
+                batches = self._doubled(peer, number, wanted)
             if batches:
                 rows = np.concatenate([self._source.grid[number].batches[index].rows for index in batches])
-                found.append(Handed(batches, self._texts(number, rows)))
+                found.append(Assigned(batches, self._texts(number, rows)))
         return found
 
-    def _in_time(self, hand: _Hand, number: int, batch: int) -> bool:
+    def _in_time(self, peer: _Peer, number: int, batch: int) -> bool:
         """Whether a batch would be done before the deadline; where not even the next one is, the run is to stop."""
-        deadline, ahead = self._deadline, sum(len(pool.held(hand.name)) for pool in self._pools.values())
+        deadline, ahead = self._deadline, sum(len(pool.held(peer.name)) for pool in self._pools.values())
         if deadline.left == math.inf:
             return True
         seconds = deadline.seconds_of(self._source.grid[number], batch)
-        if ahead < hand.devices:
+        if ahead < peer.devices:
             return deadline.allows(seconds)
         if not seconds:
             return False  # nothing is known of it: the first ones will tell
-        return deadline.fits(seconds * math.ceil((ahead + 1) / hand.devices) + deadline.reserve())
+        return deadline.fits(seconds * math.ceil((ahead + 1) / peer.devices) + deadline.reserve())
 
     def _watch_deadline(self) -> None:
         """Have the run stop where what a node begins next, behind what it computes, would not be done in time."""
         for number, pool in self._pools.items() if self._deadline.left < math.inf else ():
             cells = self._source.grid[number]
-            for hand in self._hands.values():
-                if later := pool.held(hand.name)[hand.devices :]:
+            for peer in self._peers.values():
+                if later := pool.held(peer.name)[peer.devices :]:
                     self._deadline.allows(2 * self._deadline.seconds_of(cells, later[0]))
 
-    def _doubled(self, hand: _Hand, number: int, wanted: int) -> list[int]:
+    def _doubled(self, peer: _Peer, number: int, wanted: int) -> list[int]:
         """Give a node what a slower one holds too, as far as it would be done much earlier here."""
         pool, layout = self._pools[number], self._source.grid[number].layout
-        own = hand.pace or self._usual()
+        own = peer.pace or self._usual()
         slow = max(
-            (each for each in self._hands.values() if each is not hand and pool.alone(each.name)),
+            (each for each in self._peers.values() if each is not peer and pool.alone(each.name)),
             key=lambda each: self._takes(each, number),
             default=None,
         )
         if slow is None or not own:
             return []
         doubled: list[int] = []
-        ahead = sum(layout.cost(index) for index in pool.held(hand.name))
+        ahead = sum(layout.cost(index) for index in pool.held(peer.name))
         for batch in reversed(pool.alone(slow.name)):
             ahead += layout.cost(batch)
-            here = own * ahead / hand.devices
-            if len(doubled) == wanted or self._takes(slow, number) < 2 * here + self._crew.patience.lead:
+            here = own * ahead / peer.devices
+            if len(doubled) == wanted or self._takes(slow, number) < 2 * here + self._members.timeouts.lead:
                 break
-            pool.double(batch, hand.name)
+            pool.double(batch, peer.name)
             doubled.append(batch)
         if doubled:
             rows = sum(len(self._source.grid[number].batches[index].rows) for index in doubled)
             self._emit(
-                ev.BatchesDoubled(model_pass=number, node=slow.name, other=hand.name, batches=doubled, rows=rows)
+                ev.BatchesDoubled(model_pass=number, node=slow.name, other=peer.name, batches=doubled, rows=rows)
             )
         return doubled
 
     def _usual(self) -> float:
-        paces = [each.pace for each in self._hands.values() if each.pace]
+        paces = [each.pace for each in self._peers.values() if each.pace]
         return float(np.median(paces)) if paces else 0.0
 
-    def _takes(self, hand: _Hand, number: int) -> float:
+    def _takes(self, peer: _Peer, number: int) -> float:
         """Predict the seconds until a node is done with what it alone holds; one that gives nothing is ever slower."""
         layout = self._source.grid[number].layout
-        cost = sum(layout.cost(index) for index in self._pools[number].alone(hand.name))
-        return max((hand.pace or self._usual()) * cost / hand.devices, self._clock() - hand.progress)
+        cost = sum(layout.cost(index) for index in self._pools[number].alone(peer.name))
+        return max((peer.pace or self._usual()) * cost / peer.devices, self._clock() - peer.progress)
 
     def _texts(self, number: int, texts: Any) -> Texts:
         tokens = self._source.grid[number].tokens

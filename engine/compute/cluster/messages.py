@@ -115,7 +115,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Handed:
+class Assigned:
     """Batches of a pass for a node, with the ids of their texts."""
 
     batches: Sequence[int]
@@ -141,7 +141,7 @@ class Orders:
     """What is open; a node is told its batches once."""
     closed: frozenset[int] = frozenset()
     """Passes of the phase of which nothing more will come."""
-    handed: Sequence[Handed] = ()
+    handed: Sequence[Assigned] = ()
     dropped: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Batches by pass that another node has computed first."""
     texts: Sequence[Texts] = ()
@@ -153,7 +153,7 @@ class Orders:
 
 
 @dataclass(frozen=True)
-class News:
+class NodeEvent:
     """An event of a node, and the outputs of the batch that it commits; `before` are events that count only with it."""
 
     event: AnyEvent
@@ -165,7 +165,7 @@ class News:
 class Report:
     """What a node has to tell, and how it stands."""
 
-    news: Sequence[News] = ()
+    news: Sequence[NodeEvent] = ()
     wants: Mapping[int, int] = field(default_factory=dict)
     """Batches by pass that it would take."""
     asks: Mapping[int, Sequence[int]] = field(default_factory=dict)

@@ -116,9 +116,12 @@ class Ragged:
         if wrong.any():  # they do not stand side by side
             return wrong
         for mine, theirs in zip(self.columns, other.columns, strict=True):
-            if mine.dtype.names != theirs.dtype.names or mine.dtype.itemsize < theirs.dtype.itemsize:
+            if {mine.dtype.kind, theirs.dtype.kind} <= {*"iu"}:  # an index is the same in any width
+                differ = mine != theirs
+            elif mine.dtype != theirs.dtype:
                 return wrong | (self.counts > 0)
-            differ = (bytes_of(mine.astype(theirs.dtype, copy=False)) != bytes_of(theirs)).any(axis=1)
+            else:
+                differ = (bytes_of(mine) != bytes_of(theirs)).any(axis=1)
             wrong[owners_of(self.counts)[differ]] = True
         return wrong
 

@@ -28,7 +28,7 @@ def connected(address: str, devices: str) -> Cluster:
 
 
 @dataclass(frozen=True)
-class CrewPatience:
+class ClusterTimeouts:
     """How long the head waits for what, in seconds."""
 
     look: float = 2.0
@@ -54,7 +54,7 @@ class CrewPatience:
 
 
 @dataclass(eq=False)
-class CrewMember:
+class ClusterMember:
     """A machine as a node of the run: its process, and how far that has come."""
 
     name: str
@@ -91,13 +91,13 @@ class CrewMember:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a look at the crew has found: members that are ready now, and those that are out for good."""
+    """What a look at the members has found: members that are ready now, and those that are out for good."""
 
-    joined: Sequence[CrewMember] = ()
-    refused: Sequence[CrewMember] = ()
+    joined: Sequence[ClusterMember] = ()
+    refused: Sequence[ClusterMember] = ()
 
 
-class Crew:
+class ClusterMembers:
     """All members; used from one thread."""
 
     def __init__(
@@ -105,14 +105,14 @@ class Crew:
         cluster: Cluster,
         hello: Hello,
         versions: Mapping[str, str],
-        patience: CrewPatience = CrewPatience(),
+        timeouts: ClusterTimeouts = ClusterTimeouts(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.members: dict[str, CrewMember] = {}
+        self.members: dict[str, ClusterMember] = {}
         self._cluster = cluster
         self._hello = hello
         self._versions = versions
-        self.patience = patience
+        self.timeouts = timeouts
         self._clock = clock
         self._plan: Any = None
         self._pack: Callable[[str], ModelFiles] | None = None
@@ -171,12 +171,12 @@ class Crew:
         return {f"gpu {name}/{key.removeprefix('gpu ')}": value for name, key, value in told if key.startswith("gpu ")}
 
     @property
-    def welcomed(self) -> list[CrewMember]:
+    def welcomed(self) -> list[ClusterMember]:
         """The members that are there and have looked at their devices."""
         return [each for each in self.members.values() if each.welcomed and each.link]
 
     @property
-    def ready(self) -> list[CrewMember]:
+    def ready(self) -> list[ClusterMember]:
         """The members that can be handed work."""
         return [each for each in self.members.values() if each.ready and each.link]
 
@@ -189,14 +189,14 @@ class Crew:
             member.told = True
         return Changes(joined, refused)
 
-    def lose(self, member: CrewMember, why: str) -> None:
+    def lose(self, member: ClusterMember, why: str) -> None:
         """Listen to this process of a member no more; its machine is tried again later."""
         if member.link:
             member.link.close()
         member.link, member.asked, member.since, member.trouble = None, None, self._clock(), why
         member.welcomed = member.ready = member.told = False
         member.failures += 1
-        if member.failures > self.patience.tries:
+        if member.failures > self.timeouts.tries:
             member.out = f"lost or refused {member.failures} times, at last: {why}"
 
     def close(self) -> None:
@@ -219,12 +219,12 @@ class Crew:
         """Whether every machine has said what it has; where none can compute yet, one may soon."""
         if any(each.link and not each.welcomed for each in self.members.values()):
             return False
-        late = self._clock() - began > self.patience.held
+        late = self._clock() - began > self.timeouts.held
         return bool(self.welcomed) or late or not self.hopes
 
     def _advance(self) -> None:
         """Go on with what is under way; look for machines from time to time."""
-        if self._clock() - self._looked >= self.patience.look:
+        if self._clock() - self._looked >= self.timeouts.look:
             self._look()
         for member in self.members.values():
             self._step(member)
@@ -248,23 +248,23 @@ class Crew:
         for machine in there.values():
             if machine.id not in known:
                 name = f"node-{len(self.members) + 1}"
-                self.members[name] = CrewMember(name, machine)
+                self.members[name] = ClusterMember(name, machine)
                 self._start(self.members[name])
                 continue
-            member, paused = known[machine.id], min(60.0, self.patience.again * 2.0 ** (known[machine.id].failures - 1))
+            member, paused = known[machine.id], min(60.0, self.timeouts.again * 2.0 ** (known[machine.id].failures - 1))
             if member.gone and not member.out and self._clock() - member.since >= paused:
                 self._start(member)
 
-    def _start(self, member: CrewMember) -> None:
+    def _start(self, member: ClusterMember) -> None:
         hello = replace(self._hello, node=member.name, granted=member.granted)
         member.link, member._began = self._cluster.start(member.machine, hello), self._clock()
         member.sent_bytes, member.refused = 0, {}
         self._ask(member, member.link.welcome())
 
-    def _ask(self, member: CrewMember, answer: "Future[Any]") -> None:
+    def _ask(self, member: ClusterMember, answer: "Future[Any]") -> None:
         member.asked, member.since = answer, self._clock()
 
-    def _step(self, member: CrewMember) -> None:
+    def _step(self, member: ClusterMember) -> None:
         """Go on with a member that is not ready yet."""
         if member.link is None or member.ready:
             return
@@ -273,7 +273,7 @@ class Crew:
                 self._ask(member, member.link.begin(self._plan))
             return
         if not member.asked.done():
-            most = self.patience.prepare if member.welcomed else self.patience.start
+            most = self.timeouts.prepare if member.welcomed else self.timeouts.start
             if self._clock() - member.since > most:
                 self.lose(member, f"did not answer for {most:.0f} s")
             return
@@ -287,7 +287,7 @@ class Crew:
         else:
             self._prepare(member, answer)
 
-    def _welcome(self, member: CrewMember, welcome: Welcome) -> None:
+    def _welcome(self, member: ClusterMember, welcome: Welcome) -> None:
         different = [
             f"{name} {welcome.versions.get(name, 'missing')}, the head has {version}"
             for name, version in self._versions.items()
@@ -309,7 +309,7 @@ class Crew:
                 self._compare(member)
             self._step(member)
 
-    def _compare(self, member: CrewMember) -> None:
+    def _compare(self, member: ClusterMember) -> None:
         """Refuse a node of another kind than the run computes on."""
         if member.kind != self._kind:
             self._refuse(
@@ -318,7 +318,7 @@ class Crew:
                 "precision; name the same --devices for all",
             )
 
-    def _prepare(self, member: CrewMember, ready: Ready) -> None:
+    def _prepare(self, member: ClusterMember, ready: Ready) -> None:
         assert member.link
         if ready.trouble:
             self._refuse(member, ready.trouble)
@@ -342,7 +342,7 @@ class Crew:
             self._packed[key] = self._cluster.shared(files), sum(each.nbytes for each in files.files.values())
         return self._packed[key]
 
-    def _refuse(self, member: CrewMember, why: str) -> None:
+    def _refuse(self, member: ClusterMember, why: str) -> None:
         if member.link:
             member.link.close()
         member.link, member.asked, member.out = None, None, why
