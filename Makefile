@@ -8,7 +8,7 @@ OPENVINO ?= $(BIN)/python
 REAL = --chunks $(CHUNKS) --shortest 0
 MIXED = --shortest 0 --texts 20 --sizes 32 1 2 4
 
-.PHONY: help demo test together quick check install generate screenshots compat release wheelhouse campaign clean
+.PHONY: help demo test together nightly quick figures check install generate screenshots compat release wheelhouse campaign clean
 .PHONY: bench bench-encode bench-openvino bench-memory bench-start bench-overhead bench-rest
 
 help:  ## list what can be made
@@ -19,10 +19,13 @@ demo: install  ## embed the demo corpus with the demo models, then search it
 
 test: install  ## all checks and tests: ten minutes on two cores
 	$(MAKE) --no-print-directory -j2 check together
-	$(BIN)/python -m pytest -m alone --durations=5 $$(grep -l "mark.alone" tests/test_*.py)
+	$(BIN)/python -m pytest -m "alone and not nightly" --durations=5 $$(grep -l "mark.alone" tests/test_*.py)
 
 together: install  ## the tests that do not watch the clock, with the longest and the skipped told
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone" --durations=15 -rs
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone and not nightly" --durations=15 -rs
+
+nightly: install  ## what takes a day's budget and not a minute's: every bench script, a few trials of every campaign
+	$(BIN)/python -m pytest -n 0 -m nightly --durations=10
 
 quick: install  ## the tests that start no process and load no model: about two minutes on two cores
 	@began=$$(date +%s); $(BIN)/python -m pytest -n 2 -m "pure and not alone" $$($(BIN)/python -m tests.pure); code=$$?; \
@@ -41,6 +44,8 @@ generate: install  ## the parts of the documentation and the schema that are mad
 
 screenshots: install  ## the pictures of every screen, from a recorded run; the PNGs need cairosvg
 	$(BIN)/python -m tools.screenshots
+
+figures: bench bench-rest  ## every figure that the documents state, measured anew, with commit and machine: an hour and a half
 
 bench: bench-encode bench-openvino bench-memory bench-start bench-overhead generate  ## the figures of docs/measurements.md, ten minutes
 
@@ -69,6 +74,7 @@ bench-rest: install  ## the other figures of bench/README.md; an hour
 	$(BIN)/python bench/sparse.py --json bench/results/sparse-splade-tiny.json
 	$(BIN)/python bench/sparse.py --made --texts 32 --rounds 3 --sizes 32 8 --json bench/results/sparse-distilbert.json
 	$(BIN)/python bench/rerank.py --json bench/results/rerank.json
+	$(BIN)/python bench/walk.py --json bench/results/walk.json
 	$(BIN)/python bench/kernels.py --json bench/results/kernels.json
 	$(BIN)/python bench/screen.py --json bench/results/screen.json
 	$(BIN)/python bench/plans.py --json bench/results/plans.json

@@ -28,8 +28,9 @@ import numpy as np
 SOURCES = (
     "engine/search/*.py",
     "engine/targets/qdrant.py",
-    "engine/vectors/query_vector.py",
+    "engine/vectors/*.py",
     "engine/compute/encoder.py",
+    "engine/compute/job.py",
 )
 INTERLOCK = (sys.executable, "-m", "interlock")
 QUESTION = "how do I make a date from an ISO 8601 string?"

@@ -46,6 +46,17 @@ def test_every_script_of_the_bench_is_among_those_that_are_run_here():
     assert scripts == {*SCRIPTS, *OWN_TESTS}
 
 
+@pytest.mark.parametrize("name", [*SCRIPTS, *OWN_TESTS])
+def test_a_script_teaches_its_use(name, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+    monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", "--help"])
+    with patch.dict(os.environ), pytest.raises(SystemExit) as over:
+        runpy.run_path(str(ROOT / sys.argv[0]), run_name="__main__")
+    assert not over.value.code
+    assert "usage: " in capfd.readouterr().out
+
+
+@pytest.mark.nightly
 @pytest.mark.usefixtures("minilm")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_tells_its_goals_when_run_in_its_shortest_form(name, capfd, monkeypatch):
@@ -79,6 +90,7 @@ def judged(tmp_path):
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_bm25_is_measured_over_a_judged_collection(judged, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
     kept = judged / "kept.json"
@@ -90,6 +102,7 @@ def test_bm25_is_measured_over_a_judged_collection(judged, capsys, monkeypatch):
     assert (figures["english"], figures["none"]) == (1.0, 1.0)  # each text answers itself best
 
 
+@pytest.mark.nightly
 def test_the_roster_is_measured_over_a_judged_collection(judged, tiny_a, tiny_b, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
     kept = judged / "kept.json"
@@ -106,6 +119,7 @@ def test_the_roster_is_measured_over_a_judged_collection(judged, tiny_a, tiny_b,
 
 
 @pytest.mark.usefixtures("minilm")
+@pytest.mark.nightly
 def test_late_interaction_is_measured_over_a_judged_collection(judged, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
     kept = tmp_path / "kept.json"

@@ -36,6 +36,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object
     return {each["name"]: each for each in json.loads(file.read_text())["campaigns"]}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_done_to_a_run_makes_nothing_wrong(told, name):
     assert told[name]["trials"] == TRIALS

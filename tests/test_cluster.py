@@ -635,7 +635,7 @@ def test_a_node_is_handed_nothing_for_a_phase_that_it_has_not_begun(shop):
     head = ClusterExecutor(source, stand.crew, stand.controls, stand.heard, lambda: None, Deadline())
     head._open()
     hand = _Peer(ClusterMember("node-1", NodeMachine("m0", ""), devices=[None, None]))  # type: ignore[list-item]
-    head._hands["node-1"] = hand
+    head._peers["node-1"] = hand
     assert head._handed(hand, Report(wants={0: 2}, working=0)) == []
     (handed,) = head._handed(hand, Report(wants={0: 2}, working=1))
     assert list(handed.batches) == [0, 1]
