@@ -16,8 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -28,21 +27,13 @@ import evidence
 import machine
 import numpy as np
 
-from interlock.engine.targets.address import Address
-from interlock.engine.targets.bodies import MOST_BYTES, MOST_POINTS, bodies
-from interlock.engine.targets.grpc_points import as_protobuf
-from interlock.engine.targets.layout import CollectionLayout
-from interlock.engine.targets.patience import Patience
+from interlock.engine.targets.collection import CollectionLayout, ServerCollection
+from interlock.engine.targets.connection import Address, Patience
 from interlock.engine.targets.server import QdrantServer
-from interlock.engine.targets.upserts import Upserts
+from interlock.engine.targets.target import MOST_POINTS, deliver
 from interlock.engine.vectors.points import Point, Terms
 
-SOURCES = (
-    "engine/targets/bodies.py",
-    "engine/targets/grpc_points.py",
-    "engine/targets/server.py",
-    "engine/targets/upserts.py",
-)
+SOURCES = ("engine/targets/collection.py", "engine/targets/server.py", "engine/targets/target.py")
 ROOT = Path(__file__).parents[1]
 LAYOUT = CollectionLayout({"a": 384, "b": 768}, ["terms"], {}, {})
 TERMS = 40
@@ -77,11 +68,13 @@ def front(directory: str) -> Iterator[tuple[str, int]]:
         process.stdin.close()
 
 
-def ours(server: QdrantServer, port: int, collection: str, sent: list[Point]) -> None:
-    with Upserts(server, collection, port, lambda _: None) as upserts:
-        for body in upserts.bodies(lambda: sent, MOST_POINTS, lambda: MOST_BYTES):
-            upserts.send(body)
-        assert upserts.transport == ("grpc" if port else "rest")
+def ours(server: QdrantServer, port: int, collection: str, sent: list[Point]) -> int:
+    """Send the points, and return their bytes."""
+    with ServerCollection(server, collection, LAYOUT) as target:
+        target.choose_way(port, lambda _: None)
+        deliver(sent, target)
+        assert target.transport == ("grpc" if port else "rest")
+        return target.bytes
 
 
 def structs(sent: list[Point]) -> Iterator[Any]:
@@ -94,7 +87,7 @@ def structs(sent: list[Point]) -> Iterator[Any]:
         yield PointStruct(id=point.id, vector=vectors, payload=dict(point.payload))
 
 
-def theirs(server: QdrantServer, port: int, collection: str, sent: list[Point]) -> None:
+def theirs(server: QdrantServer, port: int, collection: str, sent: list[Point]) -> int:
     from qdrant_client import QdrantClient
 
     url = server.address.url
@@ -102,35 +95,17 @@ def theirs(server: QdrantServer, port: int, collection: str, sent: list[Point]) 
     client = QdrantClient(url=url, check_compatibility=False, timeout=60, **way)
     client.upload_points(collection, structs(sent), batch_size=MOST_POINTS, wait=True)
     client.close()
+    return 0
 
 
 WAYS = {"REST": ours, "gRPC": ours, "upload_points by REST": theirs, "upload_points over gRPC": theirs}
-
-
-def sizes(sent: list[Point]) -> dict[str, dict[str, float]]:
-    """Bytes of each way: of a point, and of a number of a vector."""
-    from qdrant_client.models import PointsList
-
-    bare = [replace(point, payload={}) for point in sent]
-    numbers = sum(
-        sum(map(len, each.vectors.values())) + sum(len(one.values) for one in each.sparse.values()) for each in sent
-    )
-    made: dict[str, Callable[[list[Point]], int]] = {
-        "REST": lambda of: sum(each.size for each in bodies(of)),
-        "gRPC": lambda of: sum(each.size for each in bodies(of, write=as_protobuf)),
-        "upload_points by REST": lambda of: len(PointsList(points=list(structs(of))).model_dump_json()),
-    }
-    made["upload_points over gRPC"] = made["gRPC"]  # the same messages
-    return {
-        name: {"point": round(size(sent) / len(sent)), "number": round(size(bare) / numbers, 1)}
-        for name, size in made.items()
-    }
 
 
 def throughput(options: argparse.Namespace) -> dict[str, Any]:
     about, sent, dice = machine.describe(), points(options.points), random.Random(0)
     cpu: dict[str, list[float]] = {name: [] for name in WAYS}
     wall: dict[str, list[float]] = {name: [] for name in WAYS}
+    size: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
         url, port = stack.enter_context(front(stack.enter_context(tempfile.TemporaryDirectory())))
         server = stack.enter_context(QdrantServer(Address.parse(url), None, Patience(60)))
@@ -138,12 +113,13 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
             for name in dice.sample(list(WAYS), len(WAYS)):
                 collection = f"{name.replace(' ', '-')}-{number}"
                 server.create(collection, LAYOUT.request)
+                target = ServerCollection(server, collection, LAYOUT)
                 began, used = time.perf_counter(), time.process_time()
-                WAYS[name](server, port if "gRPC" in name else 0, collection, sent)
+                size[name] = WAYS[name](server, port if "gRPC" in name else 0, collection, sent) // len(sent)
                 if number:
                     cpu[name].append(time.process_time() - used)
                     wall[name].append(time.perf_counter() - began)
-                assert server.count(collection) == len(sent)
+                assert target.count() == len(sent)
     pairs = {
         "gRPC to REST": ("gRPC", "REST"),
         "REST to upload_points": ("REST", "upload_points by REST"),
@@ -159,7 +135,7 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": {**about, "load_after": machine.load()},
         "points": len(sent),
-        "bytes": sizes(sent),
+        "bytes": {name: of for name, of in size.items() if of},
         "cpu_seconds": {name: machine.spread(values) for name, values in cpu.items()},
         "wall_seconds": {name: machine.spread(values) for name, values in wall.items()},
         "ratios": ratios,
@@ -235,11 +211,9 @@ def show(result: dict[str, Any]) -> None:
         print(f"\n{result['kills']} kills of {result['uploads']} uploads", *result["wrong"], sep="\n")
     else:
         print(f"\n{result['points']:,} points")
-        rows = [
-            [name, *size.values(), *(result[f"{kind}_seconds"][name]["median"] for kind in ("cpu", "wall"))]
-            for name, size in result["bytes"].items()
-        ]
-        machine.table(["way", "bytes a point", "bytes a number", "CPU s", "wall s"], rows)
+        seconds = {name: [result[f"{kind}_seconds"][name]["median"] for kind in ("cpu", "wall")] for name in WAYS}
+        rows = [[name, result["bytes"].get(name, ""), *seconds[name]] for name in WAYS]
+        machine.table(["way", "bytes a point", "CPU s", "wall s"], rows)
     machine.goals(result["goals"])
 
 

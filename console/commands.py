@@ -19,7 +19,7 @@ from interlock.console.text.next_step import command
 from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
 from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration, limit_threads
-from interlock.engine.targets.address import is_address
+from interlock.engine.targets.connection import is_address
 
 if TYPE_CHECKING:
     from interlock.console.front_ends.dispatch import Audience

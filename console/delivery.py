@@ -17,7 +17,7 @@ from interlock.engine.flows import Listener
 from interlock.engine.record.words import duration, human_bytes, safe, several
 
 if TYPE_CHECKING:
-    from interlock.engine.targets.report import UploadPlan, UploadReport
+    from interlock.engine.targets.upload_record import UploadPlan, UploadReport
     from interlock.engine.vectors.precision import Loss
 
 PAUSE = 5.0
@@ -60,7 +60,7 @@ def prune(options: argparse.Namespace) -> int:
     from interlock.engine.targets import mirror, shard
 
     for name in shard.named(options.store, options.collection):
-        each = mirror.prune(options.store, name, remove=not options.dry_run)
+        each = mirror.prune_marked(options.store, name, remove=not options.dry_run)
         done = f"removed, {each.points - each.stale:,} left" if each.removed else "no longer in the corpus"
         tell(f"{safe(each.collection)}: {each.stale:,} of {several(each.points, 'point')} {done}")
     return ExitCode.COMPLETED

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from interlock.engine.record.words import parse_bytes, parse_duration, parse_time_of_day
-from interlock.engine.targets.address import is_address
+from interlock.engine.targets.connection import is_address
 
 MOST_THREADS = 1024
 MOST_LOCAL = 16

@@ -14,7 +14,7 @@ from interlock.engine.flows.plan import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import VectorsKept
 from interlock.engine.settings import load
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.precision import BITS, int8_for, search, signs, unpack
 from interlock.engine.vectors.projection import turned
 from tests.builders import corpus, events_of, sentences

@@ -16,7 +16,7 @@ from interlock.engine.flows.run import Run
 from interlock.engine.models.registry import check_key
 from interlock.engine.record.events import Event, RunResumed, StoreVerified, Warned
 from interlock.engine.settings import load, recorded
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors import LANGUAGES, NO_LANGUAGE
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
 from interlock.engine.vectors.manifest import read_manifest
@@ -273,11 +273,11 @@ def test_a_corpus_that_has_grown_is_delivered_to_the_same_store_with_its_new_ave
 def test_a_store_with_other_bm25_vectors_than_its_texts_give_is_not_called_verified(run, monkeypatch, change):
     upsert = Store.upsert
 
-    def altered(self, points):
+    def altered(self, points, size):
         held = list(points)
         at = next(place for place, point in enumerate(held) if point.payload["text"] == "the constable's knife")
         held[at] = type(held[at])(held[at].id, held[at].payload, held[at].vectors, change(held[at].sparse[BM25]))
-        return upsert(self, held)
+        return upsert(self, held, size)
 
     monkeypatch.setattr(Store, "upsert", altered)
     done = run()

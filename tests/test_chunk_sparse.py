@@ -17,7 +17,7 @@ from interlock.engine.flows.run import Run
 from interlock.engine.record.events import RecordRefused, StoreVerified, Warned
 from interlock.engine.settings import load
 from interlock.engine.targets import arrays, tables, windows
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import events_of, tiny_model, tiny_sparse
 

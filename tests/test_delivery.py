@@ -22,7 +22,7 @@ from interlock.engine.record.facts import Refusal
 from interlock.engine.record.journal import Journal
 from interlock.engine.settings import load
 from interlock.engine.targets import arrays, delivery, files, tables, windows
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from tests.builders import corpus, events_of, sentences, summary_of
 
 FILES = {name: sentences(20, start=place * 20) for place, name in enumerate(["a.jsonl", "b_chunks.json", "c.jsonl"])}
@@ -280,8 +280,8 @@ def put(store, *points):
 
 def moved(store, place, *, to=None, text=None, vector=None):
     """A point of the store once more: under another id, with another text, or with another's vector."""
-    (point,) = store.retrieve([ids_of(store)[place]])
-    (other,) = store.retrieve([ids_of(store)[place if vector is None else vector]])
+    (point,) = [*store.read([ids_of(store)[place]]).values()]
+    (other,) = [*store.read([ids_of(store)[place if vector is None else vector]]).values()]
     vectors = {name: found.tolist() for name, found in other.vectors.items()}
     return edge.Point(to or point.id, vectors, {**point.payload, "text": text or point.payload["text"]})
 
@@ -323,7 +323,7 @@ def test_a_store_that_was_changed_after_it_was_written_is_not_called_verified(em
 
 def test_points_that_never_reached_the_store_are_missed_by_the_plan(embed, monkeypatch):
     upsert = Store.upsert
-    monkeypatch.setattr(Store, "upsert", lambda self, points: upsert(self, list(points)[:-1]))
+    monkeypatch.setattr(Store, "upsert", lambda self, points, size: upsert(self, points[:-1], size))
     code, run = embed()
     (seen,) = events_of(run, StoreVerified)
     assert (code, seen.ok, seen.points, seen.expected) == (ExitCode.FAILED, False, 59, 60)

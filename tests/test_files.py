@@ -15,7 +15,7 @@ from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.settings import load
 from interlock.engine.targets import files
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.windows import Delivery, ModelVectors
 from interlock.engine.vectors.fusion import Fusion
 from tests.builders import corpus, sentences, summary_of, toml
@@ -88,7 +88,7 @@ def test_other_fields_of_a_record_are_delivered_under_record_in_the_table_and_in
     others = {"id": 7, "tags": ["a", None]}
     assert [json.loads(each) for each in table["payload"]] == [{"page": 3, "record": others}, {}]
     with Store.open_for_read(tmp_path / "store", "docs") as store:
-        first, second = sorted(store.retrieve(table["id"]), key=lambda point: point.payload["text"])
+        first, second = sorted([*store.read(table["id"]).values()], key=lambda point: point.payload["text"])
     assert (first.payload["metadata"], first.payload["record"]) == ({"page": 3}, others)
     assert set(second.payload) == {"text", "chunk_id", "source", "metadata"}
 

@@ -16,7 +16,7 @@ from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.settings import load
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import manifest_of
@@ -67,7 +67,7 @@ def test_a_store_and_the_table_keep_what_is_asked_for_and_are_searched_alike(pla
     assert [hit.id for hit in hits] == [ids[row] for row in np.argsort(-fused @ fused[7])[: len(hits)]]
     with Store.open_for_read(place.path / "store-r", "docs") as store:
         for name in kept:
-            stored = np.stack([point.vectors[name] for point in store.retrieve(ids)])
+            stored = np.stack([point.vectors[name] for point in [*store.read(ids).values()]])
             whole = np.load(run / "exports" / "Docs" / f"{name}.npy")
             np.testing.assert_allclose(stored, whole, atol=1e-6)
 

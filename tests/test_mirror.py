@@ -17,7 +17,8 @@ from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
 from interlock.engine.settings import load
 from interlock.engine.targets import mirror
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.target import deliver as put
 from interlock.engine.vectors.points import Point
 from tests.builders import ROOT, corpus, events_of, sentences, summary_of, toml
 
@@ -123,7 +124,7 @@ def test_a_run_that_could_not_use_every_record_marks_and_removes_nothing(deliver
 def test_a_store_that_differs_from_the_plan_loses_nothing(deliver, tmp_path, monkeypatch):
     deliver(TEXTS)
     upsert = Store.upsert
-    monkeypatch.setattr(Store, "upsert", lambda self, points: upsert(self, [*points][:-1]))
+    monkeypatch.setattr(Store, "upsert", lambda self, points, size: upsert(self, [*points][:-1], size))
     monkeypatch.setattr(Store, "stale", 3)
     with pytest.raises(AssertionError):
         deliver([*KEPT, "a new one"], prune="yes")
@@ -133,15 +134,15 @@ def test_a_store_that_differs_from_the_plan_loses_nothing(deliver, tmp_path, mon
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from interlock.engine.targets import mirror, qdrant
-few = qdrant._few
+from interlock.engine.targets import embedded, mirror
+few = embedded._few
 def some(points):
     for number, batch in enumerate(few(points)):
         if number == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         yield batch
-qdrant._few = some
-mirror.prune(Path(sys.argv[1]), "docs", remove=True)
+embedded._few = some
+mirror.prune_marked(Path(sys.argv[1]), "docs", remove=True)
 """
 
 
@@ -150,11 +151,11 @@ def test_killed_while_it_removes_it_has_removed_stale_points_alone_and_goes_on(t
     points = [Point(f"{i:08x}-0000-5000-8000-{i:012x}", {"text": str(i)}, {"v": v}) for i, v in enumerate(vectors)]
     stale = [point.id for point in points[:2000]]
     with Store.open_for_write(tmp_path, "docs", {"v": 8}, {"v": 1}) as store:
-        store.upsert(points)
+        put(points, store)
         store.mark(stale, "r")
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, env=os.environ)
     assert killed.returncode == -signal.SIGKILL
-    told = mirror.prune(tmp_path, "docs", remove=True)
+    told = mirror.prune_marked(tmp_path, "docs", remove=True)
     assert (told.points, told.stale) == (3000 - 3 * 256, 2000 - 3 * 256)
     with Store.open_for_read(tmp_path, "docs") as store:
-        assert sorted(point for page in store.pages() for point in page) == [point.id for point in points[2000:]]
+        assert sorted(point for page in store.ids() for point in page) == [point.id for point in points[2000:]]

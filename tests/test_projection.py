@@ -12,7 +12,7 @@ from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
 from interlock.engine.settings import load
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.projection import energy, fit, from_bytes, project, to_bytes
 from tests.builders import corpus, events_of, sentences
 
@@ -200,7 +200,7 @@ def test_chunks_that_left_are_dropped_from_a_store_that_keeps_its_projection(run
     np.testing.assert_array_equal(exported(left, "projection"), directions)
     ids = interlock.open_run(left).vectors("Docs").ids
     with Store.open_for_read(tmp_path / "store", "docs") as store:
-        assert sorted(point for page in store.pages() for point in page) == sorted(ids)
+        assert sorted(point for page in store.ids() for point in page) == sorted(ids)
         np.testing.assert_array_equal(store.projection, directions)
     hits = interlock.search(tmp_path / "store", sentences(40)[7], limit=40, settings=OFFLINE)
     assert [hit.id for hit in hits] == [ids[row] for row in np.argsort(-exported(left) @ exported(left)[7])]

@@ -12,9 +12,9 @@ import pytest
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.search.lists import nearest_to_all
-from interlock.engine.targets import qdrant
-from interlock.engine.targets.qdrant import Store
-from interlock.engine.targets.verification import verify
+from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.mirror import verify
+from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, batches, deliver
 from interlock.engine.vectors.points import Point
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
@@ -26,7 +26,8 @@ import sys
 import numpy as np
 from pathlib import Path
 from uuid import UUID
-from interlock.engine.targets.qdrant import Point, Store
+from interlock.engine.targets.embedded import Point, Store
+from interlock.engine.targets.target import deliver
 vectors = np.random.default_rng(0).standard_normal((20_000, 64)).astype(np.float32)
 store = Store.open_for_write(Path(sys.argv[1]), "docs", {"m": 64}, {"v": 1})
 def points():
@@ -34,7 +35,7 @@ def points():
         if row % 256 == 0:
             print(row, flush=True)
         yield Point(str(UUID(int=row + 1)), {"row": row}, {"m": vector})
-store.upsert(points())
+deliver(points(), store)
 """
 
 
@@ -60,7 +61,7 @@ def planned(points):
 
 
 def sample(points):
-    return {point.id: point.vectors for point in points}
+    return [Point(point.id, {}, point.vectors) for point in points]
 
 
 def open_store(directory, manifest=MANIFEST, dims=DIMS):
@@ -79,10 +80,10 @@ def run_python(code, *args):
 def test_vectors_and_payloads_come_back_after_reopening(tmp_path):
     points = make_points(300)
     with open_store(tmp_path) as store:
-        assert store.upsert(iter(points)) == 300
+        deliver(iter(points), store)
     with Store.open_for_read(tmp_path, "docs") as store:
         assert (store.count(), store.dims, store.manifest) == (300, DIMS, MANIFEST)
-        found = store.retrieve([ident(7), ident(9999), ident(3)])
+        found = [*store.read([ident(7), ident(9999), ident(3)]).values()]
         assert [p.id for p in found] == [ident(7), ident(3)]
         assert found[0].payload == {"row": 7, "text": "text 7"}
         for name, vector in points[7].vectors.items():
@@ -93,7 +94,7 @@ def test_delivering_the_same_points_again_doubles_nothing(tmp_path):
     points = make_points(50)
     for _ in range(2):
         with open_store(tmp_path) as store:
-            store.upsert(points)
+            deliver(points, store)
             assert (store.count(), store.stale) == (50, 0)
 
 
@@ -101,10 +102,10 @@ def test_points_lost_from_the_corpus_are_counted_and_kept(
     tmp_path,
 ):
     with open_store(tmp_path) as store:
-        store.upsert(make_points(10))
+        deliver(make_points(10), store)
     now = make_points(14)[4:]
     with open_store(tmp_path) as store:
-        store.upsert(now)
+        deliver(now, store)
         result = verify(store, [planned(now)], sample(now))
         assert (result.points, result.stale, result.ok) == (14, 4, True)
 
@@ -118,8 +119,8 @@ def test_nested_payloads_come_back_and_huge_integers_as_exact_text(tmp_path):
         "beyond": [2**64, {"x": -(2**63) - 1}],
     }
     with open_store(tmp_path) as store:
-        store.upsert([Point(ident(0), payload, {})])
-        (found,) = store.retrieve([ident(0)])
+        deliver([Point(ident(0), payload, {})], store)
+        (found,) = [*store.read([ident(0)]).values()]
     assert found.payload == payload | {"beyond": [str(2**64), {"x": str(-(2**63) - 1)}]}
     assert found.vectors == {}
 
@@ -131,34 +132,35 @@ def test_nested_payloads_come_back_and_huge_integers_as_exact_text(tmp_path):
         ("small", np.full(8, np.inf), "not finite"),
         ("small", np.zeros(8), "zero"),
         ("small", np.ones(7), "8 dimensions"),
-        ("other", np.ones(8), "small, large"),
+        ("other", np.ones(8), "large, small"),
     ],
 )
 def test_a_vector_that_the_engine_must_not_take_names_its_point(tmp_path, name, vector, why):
     with open_store(tmp_path) as store:
         with pytest.raises(InterlockError, match=f"{ident(5)}.*{why}"):
-            store.upsert([Point(ident(5), {}, {name: vector.astype(np.float32)})])
+            deliver([Point(ident(5), {}, {name: vector.astype(np.float32)})], store)
         assert store.count() == 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, "\ud800", b"bytes"])
 def test_a_payload_that_is_not_json_names_its_point(tmp_path, value):
     with open_store(tmp_path) as store, pytest.raises(InterlockError, match=ident(5)):
-        store.upsert([Point(ident(5), {"x": value}, {})])
+        deliver([Point(ident(5), {"x": value}, {})], store)
 
 
 def test_an_id_that_is_no_uuid_is_refused(tmp_path):
     with open_store(tmp_path) as store, pytest.raises(InterlockError, match="cannot store point 12"):
-        store.upsert([Point("12", {}, {})])
+        deliver([Point("12", {}, {})], store)
 
 
 def test_batches_of_points_exceed_neither_count_nor_bytes():
-    sizes = [10] * 600 + [qdrant.BATCH_BYTES // 2] * 3 + [qdrant.BATCH_BYTES * 2, 10]
-    batches = list(qdrant._batches((Point(ident(i), {}, {}), size) for i, size in enumerate(sizes)))
-    assert [point.id for batch, _ in batches for point in batch] == [ident(i) for i in range(len(sizes))]
-    for batch, size in batches:
-        assert len(batch) <= qdrant.BATCH_POINTS
-        assert size <= qdrant.BATCH_BYTES or len(batch) == 1
+    sizes = [10] * 600 + [MOST_BYTES // 2] * 3 + [MOST_BYTES * 2, 10]
+    points = ((Point(ident(i), {}, {}), size) for i, size in enumerate(sizes))
+    made = list(batches(points, MOST_POINTS, lambda: MOST_BYTES))
+    assert [point.id for batch, _ in made for point in batch] == [ident(i) for i in range(len(sizes))]
+    for batch, size in made:
+        assert len(batch) <= MOST_POINTS
+        assert size <= MOST_BYTES or len(batch) == 1
 
 
 def test_every_point_is_there_once_after_a_writer_killed_in_an_upsert(tmp_path):
@@ -174,7 +176,7 @@ def test_every_point_is_there_once_after_a_writer_killed_in_an_upsert(tmp_path):
     with open_store(tmp_path, {"v": 1}, {"m": 64}) as store:
         survived = store.count()
         assert acknowledged - 256 <= survived < 20_000  # a batch goes in when the row after it is asked for
-        store.upsert(points)
+        deliver(points, store)
         kept = max(survived, 3000)
         assert store.count() == kept
         result = verify(store, [planned(points[:2000]), planned(points[2000:])], sample(points[::100]))
@@ -185,7 +187,7 @@ def test_scores_are_the_cosines_best_first(tmp_path):
     points = make_points(200)
     query = np.random.default_rng(9).standard_normal(8).astype(np.float32)
     with open_store(tmp_path) as store:
-        store.upsert(points)
+        deliver(points, store)
         nearest = store.query("small", query, 5)
         everything = store.query("small", query, 10**6)
     expected = cosines(points, "small", query)
@@ -201,7 +203,7 @@ def test_a_search_by_all_models_equals_brute_force(tmp_path, limit):
     queries = {name: rng.standard_normal(dim).astype(np.float32) for name, dim in DIMS.items()}
     weights = {"small": 3.0, "large": 1.0}
     with open_store(tmp_path) as store:
-        store.upsert(points)
+        deliver(points, store)
         found = nearest_to_all(store, queries, weights, limit, None)
     means = sum(weights[name] / 4 * cosines(points, name, query) for name, query in queries.items())
     best = np.argsort(-means)[:limit]
@@ -213,7 +215,7 @@ def test_a_parked_row_scores_zero_for_its_model(tmp_path):
     whole, parked = make_points(2)
     parked = Point(parked.id, parked.payload, {"small": parked.vectors["small"]})
     with open_store(tmp_path) as store:
-        store.upsert([whole, parked])
+        deliver([whole, parked], store)
         queries = {"small": parked.vectors["small"], "large": whole.vectors["large"]}
         scores = nearest_to_all(store, queries, {"small": 1, "large": 1}, 5, None)
         assert [*store.query("large", queries["large"], 5)] == [whole.id]
@@ -235,12 +237,12 @@ def test_an_empty_store_has_no_hits(tmp_path):
 def test_verification_sees_a_wrong_a_missing_and_an_undelivered_vector(tmp_path):
     points = make_points(20)
     with open_store(tmp_path) as store:
-        store.upsert(points)
+        deliver(points, store)
 
         def verified(vectors):
-            return verify(store, [planned(points)], vectors)
+            return verify(store, [planned(points)], [Point(of, {}, each) for of, each in vectors.items()])
 
-        good = verified(sample(points))
+        good = verified({point.id: point.vectors for point in points})
         assert good.ok
         assert good.worst_cosine > 1 - 1e-6
         assert not verified({ident(3): points[4].vectors}).ok
@@ -255,11 +257,11 @@ def test_verification_sees_a_wrong_a_missing_and_an_undelivered_vector(tmp_path)
 def test_a_missing_point_another_text_and_one_too_many_are_noticed_without_a_sample(tmp_path):
     points = make_points(20)
     with open_store(tmp_path) as store:
-        store.upsert(points)
+        deliver(points, store)
         more = planned(make_points(21))
         other = planned(points) | {ident(4): hashlib.sha256(b"text 5").digest()[:16]}
         fewer = planned(points[:-1])
-        told = [verify(store, [plan], {}) for plan in (planned(points), more, other, fewer)]
+        told = [verify(store, [plan], []) for plan in (planned(points), more, other, fewer)]
     assert [(each.ok, each.expected) for each in told] == [(True, 20), (False, 21), (False, 20), (False, 19)]
     assert f"1 missing: {ident(20)}" in told[1].detail
     assert f"1 with a different text: {ident(4)}" in told[2].detail
@@ -268,8 +270,8 @@ def test_a_missing_point_another_text_and_one_too_many_are_noticed_without_a_sam
 def test_verification_without_samples_claims_no_cosine(tmp_path):
     points = make_points(3)
     with open_store(tmp_path) as store:
-        store.upsert(points)
-        seen = verify(store, [planned(points)], {})
+        deliver(points, store)
+        seen = verify(store, [planned(points)], [])
     assert (seen.ok, seen.worst_cosine) == (True, None)
     assert "no vector sampled" in seen.detail
 
@@ -283,5 +285,5 @@ def test_a_closed_store_says_so_and_closes_twice(tmp_path):
 
 
 def test_importing_the_module_does_not_load_the_engine():
-    code = "import sys, interlock.engine.targets.qdrant; assert 'qdrant_edge' not in sys.modules"
+    code = "import sys, interlock.engine.targets.embedded; assert 'qdrant_edge' not in sys.modules"
     assert run_python(code).returncode == 0

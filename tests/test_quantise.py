@@ -10,7 +10,7 @@ from interlock.engine.errors import ExitCode
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
 from interlock.engine.settings import load
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.precision import int8_for
 from tests.builders import corpus, events_of, sentences
 
@@ -93,13 +93,13 @@ def test_a_store_stays_in_the_numbers_that_it_was_made_with(run, tmp_path, first
 
 
 def test_vectors_that_differ_more_than_eight_bits_do_are_found_when_a_store_is_read_back(run, monkeypatch):
-    import interlock.engine.targets.store as delivering
+    import interlock.engine.targets.mirror as delivering
 
     def spoilt(store, *given):
-        sample = given[1]
-        vectors = next(iter(sample.values()))
-        vectors["fused"] = vectors["fused"] + np.float32(0.02) * np.sign(vectors["fused"][::-1])
-        return verify(store, *given)
+        first, *rest = given[1]
+        fused = first.vectors["fused"]
+        first.vectors["fused"] = fused + np.float32(0.02) * np.sign(fused[::-1])
+        return verify(store, given[0], [first, *rest], *given[2:])
 
     verify = delivering.verify
     monkeypatch.setattr(delivering, "verify", spoilt)

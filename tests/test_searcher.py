@@ -30,7 +30,7 @@ from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.conditions import read_condition
 from interlock.engine.search.searcher import StoreSearcher, vectors_of
 from interlock.engine.settings import load
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import Words
 from tests.builders import WORDS, corpus, interlock, toml
 

@@ -19,8 +19,9 @@ from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.targets import shard
 from interlock.engine.targets.delivery import check_store
-from interlock.engine.targets.qdrant import Point, Store
+from interlock.engine.targets.embedded import Point, Store
 from interlock.engine.targets.shard import check_name, collections
+from interlock.engine.targets.target import deliver
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import manifest_of
 
@@ -31,7 +32,8 @@ Usage = namedtuple("Usage", "total used free")
 OPEN = """
 import sys
 from pathlib import Path
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.target import deliver
 """
 
 
@@ -100,7 +102,7 @@ def test_a_foreign_directory_is_refused_and_untouched(tmp_path):
 @pytest.mark.parametrize("broken", ["manifest.json", "edge_config.json", "segment.json", "deleted/status.dat"])
 def test_a_damaged_file_is_reported_even_when_the_engine_panics(tmp_path, broken):
     with open_store(tmp_path) as store:
-        store.upsert([POINT])
+        deliver([POINT], store)
     damaged = next(path for path in tmp_path.rglob("*") if str(path).endswith(broken))
     os.truncate(damaged, damaged.stat().st_size // 2)
     for opening in (lambda: open_store(tmp_path), lambda: Store.open_for_read(tmp_path, "docs")):
@@ -145,16 +147,18 @@ Store.open_for_write(Path(sys.argv[1]), "docs", {{"small": 8}}, {{"run": {{"run_
         Store.open_for_read(tmp_path, "docs")
     assert sorted(tmp_path.rglob("*")) == left
     with open_store(tmp_path, {"run": {"run_id": "r1"}}) as store:
-        assert store.upsert([POINT]) == 1
+        deliver([POINT], store)
+        assert store.count() == 1
 
 
 def test_an_upsert_stops_before_a_full_disk_would_kill_the_engine(tmp_path, monkeypatch):
     with open_store(tmp_path) as store:
         monkeypatch.setattr(shard.shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 1000))
         with pytest.raises(InterlockError, match=r"docs is nearly full \(1000 B free\)"):
-            store.upsert([POINT])
+            deliver([POINT], store)
         monkeypatch.undo()
-        assert store.upsert([POINT]) == 1
+        deliver([POINT], store)
+        assert store.count() == 1
 
 
 def test_a_disk_that_refuses_a_file_says_what_to_do_and_is_no_usage_error(tmp_path):
@@ -255,18 +259,19 @@ def test_a_writer_waits_for_a_run_that_only_checks(tmp_path, monkeypatch):
     checking.enter_context(shard.holding(tmp_path / "docs", fcntl.LOCK_SH))
     monkeypatch.setattr(shard.time, "sleep", lambda _: checking.close())
     with open_store(tmp_path) as store:
-        assert store.upsert([POINT]) == 1
+        deliver([POINT], store)
+        assert store.count() == 1
 
 
 CREATOR = f"""{OPEN}
 import numpy, qdrant_edge, uuid
 from interlock.engine.errors import InterlockError
-from interlock.engine.targets.qdrant import Point
+from interlock.engine.targets.embedded import Point
 print("ready", flush=True)
 for line in sys.stdin:
     try:
         with Store.open_for_write(Path(line.strip()), "docs", {{"small": 8}}, {MANIFEST}) as store:
-            store.upsert([Point(str(uuid.uuid4()), {{}}, {{"small": numpy.ones(8, numpy.float32)}})])
+            deliver([Point(str(uuid.uuid4()), {{}}, {{"small": numpy.ones(8, numpy.float32)}})], store)
         print("whole", flush=True)
     except InterlockError as error:
         print("in use" if "in use by another run or search" in str(error) else error, flush=True)
@@ -350,7 +355,7 @@ def opened():
 def panicking(directory, what, backtrace):
     """What a process prints that opens a store in which the engine panics, and its standard error output."""
     with open_store(directory) as store:
-        store.upsert([POINT])
+        deliver([POINT], store)
     damaged = next(path for path in directory.rglob("*") if str(path).endswith("deleted/status.dat"))
     os.truncate(damaged, damaged.stat().st_size // 2)
     done = run_python(PANICKING + what, directory, env={**os.environ, "RUST_BACKTRACE": backtrace})
@@ -380,30 +385,3 @@ while others.is_alive():
 """
     said = panicking(tmp_path, chatter, "0").split()
     assert [each for each in sorted(said) if each.startswith("[")] == sorted(f"[{number}]" for number in range(200))
-
-
-SURROGATE = "raise ValueError(chr(0xdc80))"
-
-
-UNREADABLE = "raise ValueError('no')"
-SIEVES = {"a message that is no text": ("os", SURROGATE), "a pipe that breaks": ("Unreadable()", UNREADABLE)}
-
-
-@pytest.mark.parametrize(("system", "what"), SIEVES.values(), ids=SIEVES)
-def test_descriptor_2_is_given_back_whatever_becomes_of_the_sieve(system, what):
-    code = f"""
-import os
-from interlock.engine.targets import panics
-class Unreadable:
-    def read(self, *_):
-        raise OSError(5, "Input/output error")
-    def __getattr__(self, name):
-        return getattr(os, name)
-panics.os = {system}
-try:
-    with panics.panics_untold():
-        {what}
-except ValueError:
-    os.write(2, b"given back")
-"""
-    assert run_python(code, timeout=30).stderr == "given back"

@@ -37,9 +37,10 @@ from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.settings import load
 from interlock.engine.targets import arrays, files, formats, shard, tables, windows
 from interlock.engine.targets.delivery import Destination, check_store, deliver
-from interlock.engine.targets.qdrant import Store
-from interlock.engine.targets.store import sink, verified
-from interlock.engine.targets.windows import Delivery, ModelVectors, SparseSource
+from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.mirror import verified
+from interlock.engine.targets.target import deliver as put
+from interlock.engine.targets.windows import Delivery, ModelVectors, SparseSource, points_of
 from interlock.engine.vectors.bm25 import WordCounts, Words
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import manifest_of, read_manifest
@@ -287,7 +288,7 @@ def stored(directory, delivery):
 
 def fill(store, delivery):
     for window in delivery.windows():
-        sink(store)(window)
+        put(points_of(window, store.dims), store)
 
 
 def test_a_store_has_the_very_terms_of_each_row_beside_its_dense_vectors(made, tmp_path):
@@ -336,8 +337,8 @@ def test_a_store_with_other_terms_than_were_delivered_is_not_called_verified(mad
     this = made()
     with open_store(tmp_path) as store:
         fill(store, this.delivery)
-        (point,) = store.retrieve([windows.uuid_of(this.delivery.rows.points.tolist()[3])])
-        store.upsert([replace(point, sparse=change(point.sparse["splade"]))])
+        (point,) = [*store.read([windows.uuid_of(this.delivery.rows.points.tolist()[3])]).values()]
+        put([replace(point, sparse=change(point.sparse["splade"]))], store)
         seen = verified(this.delivery, store)
     assert not seen.ok
     assert "1 with other vectors than delivered" in seen.detail
@@ -347,8 +348,8 @@ def test_a_row_without_terms_that_has_some_in_the_store_is_not_called_verified(m
     this = made()
     with open_store(tmp_path) as store:
         fill(store, this.delivery)
-        (point,) = store.retrieve([windows.uuid_of(this.delivery.rows.points.tolist()[EMPTY])])
-        store.upsert([replace(point, sparse={"splade": terms([1], [1])})])
+        (point,) = [*store.read([windows.uuid_of(this.delivery.rows.points.tolist()[EMPTY])]).values()]
+        put([replace(point, sparse={"splade": terms([1], [1])})], store)
         assert not verified(this.delivery, store).ok
 
 
@@ -359,7 +360,7 @@ def terms(indices, values):
 @pytest.mark.parametrize(
     ("sparse", "why"),
     [
-        ({"other": terms([1], [1])}, "no sparse vector 'other'; the store has splade"),
+        ({"other": terms([1], [1])}, "no sparse vector 'other'; it has splade"),
         ({"splade": terms([], [])}, "has no terms"),
         ({"splade": terms([1, 2], [1])}, "not as many values as indices"),
         ({"splade": terms([2, 1], [1, 1])}, "not in order"),
@@ -373,7 +374,7 @@ def terms(indices, values):
 def test_what_is_no_sparse_vector_is_refused_before_the_engine_takes_it(tmp_path, sparse, why):
     with open_store(tmp_path) as store:
         with pytest.raises(InterlockError, match=f"cannot store point {ONE} in .*{why}"):
-            store.upsert([Point(ONE, {}, {}, sparse)])
+            put([Point(ONE, {}, {}, sparse)], store)
         assert store.count() == 0
 
 
@@ -381,7 +382,7 @@ def test_terms_count_among_the_bytes_that_a_disk_must_have_room_for(tmp_path, mo
     asked = []
     monkeypatch.setattr(shard, "require_room", lambda _, size: asked.append(size))
     with open_store(tmp_path) as store:
-        store.upsert([Point(ONE, {}, {}, {"splade": terms(range(1000), np.ones(1000))})])
+        put([Point(ONE, {}, {}, {"splade": terms(range(1000), np.ones(1000))})], store)
     assert asked[-1] >= 8000
 
 
@@ -443,7 +444,8 @@ from pathlib import Path
 from uuid import UUID
 import numpy as np
 from interlock.engine.vectors.points import Point, Terms
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.target import deliver as put
 store = Store.open_for_write(Path(sys.argv[1]), "docs", {"m": 4}, {"v": 1}, ["splade"])
 def points():
     for row in range(20_000):
@@ -451,7 +453,7 @@ def points():
             print(row, flush=True)
         terms = Terms(np.arange(row % 7 + 1, dtype=np.int32), np.full(row % 7 + 1, row + 1, np.float32))
         yield Point(str(UUID(int=row + 1)), {}, {"m": np.ones(4, np.float32)}, {"splade": terms})
-store.upsert(points())
+put(points(), store)
 """
 
 
@@ -463,7 +465,7 @@ def test_terms_of_every_whole_batch_survive_a_kill(tmp_path, batches):
         child.kill()
     with Store.open_for_write(tmp_path, "docs", {"m": 4}, {"v": 1}, ["splade"]) as store:
         whole = (batches - 1) * 256  # the one after was asked for, and maybe is not there yet
-        found = store.retrieve([str(UUID(int=row + 1)) for row in range(whole)])
+        found = [*store.read([str(UUID(int=row + 1)) for row in range(whole)]).values()]
     assert [len(point.sparse["splade"].indices) for point in found] == [row % 7 + 1 for row in range(whole)]
     assert all((point.sparse["splade"].values == row + 1).all() for row, point in enumerate(found))
 
@@ -496,15 +498,16 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from interlock.engine.settings import load
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.target import deliver as put
 from interlock.engine.compute.controls import Controls
 from interlock.engine.flows.run import Run
 upsert, sent = Store.upsert, []
-def killed(self, points):
+def killed(self, points, size):
     sent.append(1)
     if len(sent) == int(sys.argv[2]):  # some windows are in the store and in the files
         os.kill(os.getpid(), signal.SIGKILL)
-    return upsert(self, points)
+    return upsert(self, points, size)
 Store.upsert = killed
 Run(Path(sys.argv[1]), load(dict(each.split("=", 1) for each in sys.argv[3:]), {}, None), Controls()).go()
 """

@@ -13,9 +13,10 @@ from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.facts import RosterEntry, TokenForm
 from interlock.engine.targets import arrays, files, windows
-from interlock.engine.targets.qdrant import Store
-from interlock.engine.targets.store import sink, verified
-from interlock.engine.targets.windows import Delivery, ModelVectors, TokenSource, TokenWindow
+from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.mirror import verified
+from interlock.engine.targets.target import deliver as put
+from interlock.engine.targets.windows import Delivery, ModelVectors, TokenSource, TokenWindow, points_of
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import manifest_of, read_manifest
 from interlock.engine.vectors.points import Point
@@ -182,7 +183,7 @@ def open_store(directory, entry=ENTRY):
 
 def fill(store, delivery):
     for window in delivery.windows():
-        sink(store)(window)
+        put(points_of(window, store.dims), store)
 
 
 def ids_of(delivery):
@@ -246,7 +247,7 @@ def test_a_point_with_other_tokens_than_delivered_is_told(made, tmp_path, harm):
         window = next(this.delivery.windows())
         vectors = {name: matrix[1] for name, matrix in window.vectors.items()}
         payload = {"text": window.chunks[1].text}
-        store.upsert([Point(ids_of(this.delivery)[1], payload, vectors, {}, harm(this.expected[1].astype(np.float16)))])
+        put([Point(ids_of(this.delivery)[1], payload, vectors, {}, harm(this.expected[1].astype(np.float16)))], store)
         seen = verified(this.delivery, store)
     assert not seen.ok
     assert "1 with other vectors than delivered" in seen.detail
@@ -260,7 +261,7 @@ def test_a_point_with_other_tokens_than_delivered_is_told(made, tmp_path, harm):
 def test_tokens_that_the_store_has_no_place_for_are_refused(tmp_path, tokens):
     half = {name: each.astype(np.float16) for name, each in tokens.items()}
     with open_store(tmp_path) as store, pytest.raises(InterlockError, match=r"cannot store point .*token vectors"):
-        store.upsert([Point("00000000-0000-0000-0000-000000000001", {"text": "x"}, {}, {}, half)])
+        put([Point("00000000-0000-0000-0000-000000000001", {"text": "x"}, {}, {}, half)], store)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ import qdrant_edge as edge
 import interlock
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.record import journal
-from interlock.engine.targets.address import Address, read_key
-from interlock.engine.targets.layout import MARK
-from interlock.engine.targets.sent import UploadJournal
+from interlock.engine.targets.collection import MARK
+from interlock.engine.targets.connection import Address, read_key
+from interlock.engine.targets.upload_record import UploadJournal
 from interlock.engine.vectors.bm25 import BM25
 from tests.builders import ROOT, corpus
 from tests.builders import interlock as command
@@ -239,7 +239,7 @@ def test_a_batch_that_is_too_large_is_halved_and_so_are_those_after_it(upload, m
                 return refusal(413, "too large")
         return None
 
-    monkeypatch.setattr("interlock.engine.targets.bodies.MOST_POINTS", 64)
+    monkeypatch.setattr("interlock.engine.targets.collection.MOST_POINTS", 64)
     upload.bridge.before = before
     report = upload()
     assert len(on_server(upload.bridge)) == report.sent == ROWS
@@ -258,8 +258,8 @@ def test_a_single_point_that_is_too_large_is_told(upload):
 
 
 def test_an_interrupted_upload_goes_on_where_it_was_acknowledged(upload, monkeypatch):
-    monkeypatch.setattr("interlock.engine.targets.uploader.MOST_POINTS", 16)
-    monkeypatch.setattr("interlock.engine.targets.uploader.UploadJournal.acknowledge", interrupted(3))
+    monkeypatch.setattr("interlock.engine.targets.collection.MOST_POINTS", 16)
+    monkeypatch.setattr("interlock.engine.targets.upload.UploadJournal.acknowledge", interrupted(3))
     with pytest.raises(KeyboardInterrupt):
         upload()
     monkeypatch.undo()

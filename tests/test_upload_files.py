@@ -24,7 +24,7 @@ def home(tmp_path_factory, tiny_a):
 @pytest.fixture
 def upload(home, tmp_path, monkeypatch):
     shutil.copytree(home / "runs" / "one", tmp_path / "run")
-    monkeypatch.setattr("interlock.engine.targets.uploader.MOST_POINTS", 16)
+    monkeypatch.setattr("interlock.engine.targets.collection.MOST_POINTS", 16)
     with bridged(tmp_path / "bridge") as bridge:
         yield Uploads(bridge, tmp_path / "run", tmp_path / "uploads")
 

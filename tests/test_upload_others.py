@@ -9,8 +9,8 @@ import pytest
 import qdrant_edge as edge
 
 from interlock.engine.errors import InterlockError, UnavailableError
-from interlock.engine.targets.checking import same_json
-from interlock.engine.targets.layout import MARK
+from interlock.engine.targets.collection import MARK
+from interlock.engine.targets.target import same_json
 from tests.uploads import ROWS, Uploads, answered, bridged, embedded
 
 POINTS = "/collections/docs/points"
@@ -100,7 +100,7 @@ def test_the_mark_leaves_what_else_the_metadata_says(upload):
 
 
 def test_of_two_uploads_at_once_into_one_collection_neither_is_called_done(upload, other, monkeypatch):
-    monkeypatch.setattr("interlock.engine.targets.uploader.MOST_POINTS", 16)
+    monkeypatch.setattr("interlock.engine.targets.collection.MOST_POINTS", 16)
     midst, go, errors = threading.Event(), threading.Event(), []
 
     def both(one):
@@ -146,8 +146,8 @@ def test_an_alias_that_somebody_switched_meanwhile_is_told_with_what_it_meant_la
 
 
 def upload_target(upload):
-    from interlock.engine.targets.planning import target_of
-    from interlock.engine.targets.report import UploadOptions
+    from interlock.engine.targets.upload import target_of
+    from interlock.engine.targets.upload_record import UploadOptions
     from tests.uploads import opened
 
     return target_of(opened(upload.run), UploadOptions(alias="live"))

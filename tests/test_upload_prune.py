@@ -13,7 +13,7 @@ import qdrant_edge as edge
 import interlock
 from interlock.engine.corpus.chunks import point_of
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from interlock.engine.targets.layout import MARK
+from interlock.engine.targets.collection import MARK
 from tests.builders import corpus
 from tests.builders import interlock as command
 from tests.edge_bridge import refusal, serving
@@ -113,7 +113,7 @@ def test_a_run_that_did_not_read_everything_removes_nothing_and_says_why(upload,
 
 @pytest.mark.parametrize("side", ["lost", "taken", "answered"])
 def test_what_an_interruption_left_is_removed_by_the_same_command(upload, monkeypatch, side):
-    monkeypatch.setattr("interlock.engine.targets.pruning.PAGE", 16)
+    monkeypatch.setattr("interlock.engine.targets.collection.PAGE", 16)
 
     left = [2]
 
@@ -166,7 +166,7 @@ def test_pages_are_as_large_as_strict_mode_allows(upload):
 
 
 def test_another_upload_that_begins_meanwhile_ends_it(upload, monkeypatch):
-    monkeypatch.setattr("interlock.engine.targets.pruning.PAGE", 16)
+    monkeypatch.setattr("interlock.engine.targets.collection.PAGE", 16)
 
     def mark(request):
         if request.url.path == DELETE:

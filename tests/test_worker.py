@@ -29,7 +29,7 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.memory import Calibration
 from interlock.engine.record import events as ev
 from interlock.engine.settings import load
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from tests.builders import corpus, events_of, sentences, summary_of, tiny_model
 from tests.harness import File, Told, grid_of
 from tests.processes import until
@@ -114,7 +114,7 @@ def test_the_point_of_a_parked_row_has_only_the_vectors_there_are(spoilt):
     table = pq.read_table(spoilt / "exports" / "Docs" / "points.parquet")
     ids = [table["id"][row].as_py() for row in (0, BAD)]
     with Store.open_for_read(spoilt.parents[1] / "store", "docs") as store:
-        first, second = store.retrieve(ids)
+        first, second = [*store.read(ids).values()]
         assert store.count() == len(TEXTS)
     assert first.vectors.keys() == {"tiny-a", "tiny-b", "fused"}
     assert second.vectors.keys() == {"tiny-b"}

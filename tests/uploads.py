@@ -14,12 +14,11 @@ import httpx
 from interlock.engine.compute.controls import Controls
 from interlock.engine.flows.run import Run
 from interlock.engine.settings import load
-from interlock.engine.targets.address import Address, ApiKey
+from interlock.engine.targets.connection import Address, ApiKey, Patience
 from interlock.engine.targets.exported import ExportedCollection, ExportedRun
-from interlock.engine.targets.patience import Patience
-from interlock.engine.targets.report import UploadHearing, UploadOptions, UploadReport
 from interlock.engine.targets.server import QdrantServer
-from interlock.engine.targets.uploader import CollectionUpload
+from interlock.engine.targets.upload import CollectionUpload
+from interlock.engine.targets.upload_record import UploadOptions, UploadReport
 from tests.builders import pins_of, sentences, start, tiny_m3, toml
 from tests.edge_bridge import Answer, EdgeBridge, refusal
 
@@ -130,11 +129,17 @@ class Uploads:
         clock = self.clock
         waits = Patience(patience, lambda *said: self.told.append(str(said)), clock, clock.sleep, lambda: 0.0)
         link = through or transport(self.bridge, lambda request: self.seen(request))
-        hearing = UploadHearing(lambda done, _: self.progress.append(done), self.told.append)
         with QdrantServer(Address.parse(URL), ApiKey(key) if key else None, waits, link) as server:
             collection, asked = opened(run or self.run), UploadOptions(**options)
             return CollectionUpload(
-                collection, server, asked, self.directory, hearing, clock=clock, sleep=clock.sleep
+                collection,
+                server,
+                asked,
+                self.directory,
+                progress=lambda done, _: self.progress.append(done),
+                say=self.told.append,
+                clock=clock,
+                sleep=clock.sleep,
             ).go()
 
 

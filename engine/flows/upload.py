@@ -7,14 +7,12 @@ from pathlib import Path
 
 from interlock.engine.errors import UsageError
 from interlock.engine.flows import Listener
-from interlock.engine.targets.address import Address, read_key
+from interlock.engine.targets import upload as uploads
+from interlock.engine.targets.collection import parse_indexes, quantisation_of, vector_type_of
+from interlock.engine.targets.connection import Address, Patience, read_key
 from interlock.engine.targets.exported import ExportedCollection, ExportedRun
-from interlock.engine.targets.layout import parse_indexes, quantisation_of, vector_type_of
-from interlock.engine.targets.patience import Patience
-from interlock.engine.targets.planning import planned
-from interlock.engine.targets.report import UploadHearing, UploadOptions, UploadPlan, UploadReport
 from interlock.engine.targets.server import QdrantServer
-from interlock.engine.targets.uploader import CollectionUpload
+from interlock.engine.targets.upload_record import UploadOptions, UploadPlan, UploadReport
 
 PATIENCE, SETTLE = 300.0, 3600.0
 CHECKING = 10.0
@@ -53,7 +51,7 @@ def plan_upload(request: UploadRequest, listener: Listener) -> Iterator[UploadPl
     collections, options = _prepared(request)
     with _server(request, listener) if request.prune else nullcontext() as server:
         for each in collections:
-            yield planned(each, options, server)
+            yield uploads.plan_upload(each, options, server)
 
 
 def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]:
@@ -70,7 +68,7 @@ def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]
             def progress(done: int, rows: int, name: str = each.name) -> None:
                 listener.progress(name, done, rows)
 
-            yield CollectionUpload(each, server, options, directory, UploadHearing(progress, listener.say)).go()
+            yield uploads.CollectionUpload(each, server, options, directory, progress=progress, say=listener.say).go()
 
 
 def _server(request: UploadRequest, listener: Listener) -> QdrantServer:

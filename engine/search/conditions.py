@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.record.words import few
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -98,11 +98,11 @@ def filter_of(conditions: Sequence[Condition], store: Store) -> "edge.Filter | N
 def why_none(store: Store, conditions: Sequence[Condition]) -> str:
     """Say why no point fulfils conditions whose keys there are: which no point fulfils, and values that there are, or
     that no point fulfils all; empty where some do."""
-    if not conditions or store.count(filter_of(conditions, store)):
+    if not conditions or store.count(where=filter_of(conditions, store)):
         return ""
     parts = [*_equal(conditions), *([each] for each in conditions if each.sign != "=")]
     for alike in parts:
-        if not store.count(filter_of(alike, store)):
+        if not store.count(where=filter_of(alike, store)):
             asked, there = " or ".join(map(str, alike)), _values_there(store, alike[0].key)
             return f"no chunk has {asked}: values there are {few(there)}" if there else f"no chunk has {asked}"
     return f"no chunk has all of {', '.join(map(str, conditions))}"
@@ -123,7 +123,7 @@ def check_keys(store: Store, conditions: Sequence[Condition]) -> None:
 
     for each in conditions:
         there = edge.Filter(must_not=[edge.IsEmptyCondition(each.key)])
-        if store.count() and not store.count(there):
+        if store.count() and not store.count(where=there):
             keys = sorted({key for payload in store.some_payloads(LOOKED) for key in _keys(payload)})
             within = next((f" (did you mean {key}?)" for key in keys if key.endswith(f".{each.key}")), "")
             hint = within or meant(each.key, keys)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import Words
 from interlock.engine.vectors.fusion import shares
 from interlock.engine.vectors.points import Terms, Vector

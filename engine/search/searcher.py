@@ -29,7 +29,7 @@ from interlock.engine.search.conditions import check_keys, filter_of, why_none
 from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
 from interlock.engine.targets import shard
-from interlock.engine.targets.qdrant import Store
+from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.form import FUSED
 from interlock.engine.vectors.fusion import fused_width, truncate

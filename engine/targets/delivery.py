@@ -20,11 +20,11 @@ from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.words import several
 from interlock.engine.targets import files, gap, shard
+from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.kept import kept, losses, narrowed
-from interlock.engine.targets.mirror import mirrored
-from interlock.engine.targets.qdrant import Store
-from interlock.engine.targets.store import sink, verified
-from interlock.engine.targets.windows import Delivery
+from interlock.engine.targets.mirror import mirrored, verified
+from interlock.engine.targets.target import deliver as put
+from interlock.engine.targets.windows import Delivery, Sink, points_of
 from interlock.engine.vectors.bm25 import BM25, WordWeights
 from interlock.engine.vectors.form import ALL, Keep, VectorForm
 from interlock.engine.vectors.fusion import Fusion
@@ -146,9 +146,9 @@ def deliver(delivery: Delivery, roster: Sequence[RosterEntry], to: Destination, 
         delivery, store = narrowed(_projected(delivery, to, emit), to.formats, to.precision), None
         if to.store:
             store = stack.enter_context(_opened(delivery, roster, to.store, to))
-        beside = {store.path: sink(store, delivery.bm25)} if store else {}
+        sinks = {store.path: _sink(store, delivery.bm25)} if store else {}
         name = delivery.rows.collection.name
-        for path in files.write(delivery, to.formats, to.place(name), beside):
+        for path in files.write(delivery, to.formats, to.place(name), sinks):
             artefact = ArtefactWritten(
                 collection=name,
                 path=to.told(path),
@@ -164,6 +164,11 @@ def deliver(delivery: Delivery, roster: Sequence[RosterEntry], to: Destination, 
         for each in kept(delivery, formats, to.told(to.place(name)), store):
             emit(VectorsKept(collection=name, **asdict(each)))
         return list(losses(delivery))
+
+
+def _sink(store: Store, bm25: WordWeights | None) -> Sink:
+    """What writes every row of a window as one point."""
+    return lambda window: put(points_of(window, store.dims, bm25), store)
 
 
 def _opened(delivery: Delivery, roster: Sequence[RosterEntry], directory: Path, to: Destination) -> Store:
@@ -228,7 +233,7 @@ def _check_refitted(path: Path, run_id: str) -> None:
 def _verify(delivery: Delivery, store: Store, to: Destination, emit: Emit) -> None:
     """Compare what the store holds with the plan, see to what is stale there, and tell what was found."""
     collection = delivery.rows.collection
-    seen, warning = mirrored(store, delivery.rows, verified(delivery, store), to.run.id, prune=to.prune)
+    seen, warning = mirrored(store, delivery.rows, verified(delivery, store), to.run.id, remove=to.prune)
     emit(StoreVerified(collection=collection.name, qdrant_collection=collection.qdrant_collection, **asdict(seen)))
     if warning:
         emit(Warned(message=warning, collection=collection.name))

@@ -31,9 +31,8 @@ from interlock.engine.record.summary import CollectionSummary, Summary, summaris
 from interlock.engine.record.words import several
 from interlock.engine.targets.builder import remaining
 from interlock.engine.targets.formats import TABLE
-from interlock.engine.targets.store import points_of
 from interlock.engine.targets.tables import OWN_RECORDS, TEXTS, matrix_of, terms_of
-from interlock.engine.targets.windows import Places, TokenWindow, Window
+from interlock.engine.targets.windows import Places, TokenWindow, Window, points_of
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
 from interlock.engine.vectors.form import FUSED, VectorForm
 from interlock.engine.vectors.fusion import Fusion

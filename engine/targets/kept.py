@@ -7,8 +7,8 @@ from uuid import UUID
 import numpy as np
 
 from interlock.engine.record.facts import KeptVectors
+from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.formats import file_bytes, with_arrays
-from interlock.engine.targets.qdrant import Store
 from interlock.engine.targets.windows import Delivery, Places, Vectors, uuid_of
 from interlock.engine.vectors.form import FUSED, stored_bytes
 from interlock.engine.vectors.precision import (

@@ -1,23 +1,31 @@
-"""A store beside its corpus: points whose chunks have left it are marked, and removed where that is asked for.
+"""An embedded store beside its corpus: what was delivered is compared with the plan, and what left the corpus is
+marked.
 
-Only a delivery that has seen all of a collection, and found all of it in the store, says which they are: a record that
-was refused may be a chunk that was delivered before. Killed at any moment, the next delivery finds what is left.
+Every text is read back, and a sample's vectors. Only a delivery that has seen all of a collection, and found all of it
+in the store, says which points are stale: a record that was refused may be a chunk that was delivered before. Killed at
+any moment, the next delivery finds what is left.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import UUID
 
 import msgspec
-import numpy as np
 
 from interlock.engine.corpus.corpus import Digests, Rows
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import Verification
-from interlock.engine.record.words import several
+from interlock.engine.record.words import few, several
 from interlock.engine.targets import shard
-from interlock.engine.targets.qdrant import Store
-from interlock.engine.vectors.points import STALE
+from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.target import MIN_COSINE, MIN_QUANTISED, OtherPoints, compare, others, prune, texts_held
+from interlock.engine.targets.windows import Delivery, Places, points_at, uuid_of
+from interlock.engine.vectors.points import STALE, Point
+
+TOKEN_SAMPLE = 32
+"""Rows of the sample whose token vectors are read back; the other vectors of all of it are."""
+IDS = 10_000
+"""Points that are counted by their ids at a time."""
 
 
 @dataclass(frozen=True)
@@ -31,41 +39,95 @@ class StalePoints:
     removed: bool
 
 
-def mirrored(store: Store, rows: Rows, seen: Verification, run: str, *, prune: bool) -> tuple[Verification, str]:
-    """Mark the points of chunks that left the corpus, or remove them to `prune`; what was `seen` then, and a warning of
-    what was left, empty for none. Touches nothing where the delivery is not whole."""
+def verified(delivery: Delivery, store: Store) -> Verification:
+    """Make the points durable and compare them with the plan: every text, and a sample's vectors with the passes.
+
+    What its BM25 makes of a text is compared with what it makes now of the text that is there, which is compared too.
+    """
+    store.flush()
+    planned = (
+        dict(zip(map(uuid_of, delivery.points(rows)), delivery.texts(rows), strict=True))
+        for rows in map(delivery.places, delivery.starts)
+    )
+    rows = delivery.sample
+    late = rows[:: -(-len(rows) // TOKEN_SAMPLE)] if delivery.tokens else rows[:0]  # a point's tokens may be large
+    tokens = (replace(each, vectors={}, sparse={}) for each in points_at(delivery, late, (), tokens=True))
+    return verify(store, planned, _sampled(delivery, store, rows), tokens)
+
+
+def _sampled(delivery: Delivery, store: Store, rows: Places) -> Iterator[Point]:
+    """The points of these rows, without payloads and tokens."""
+    ids = [uuid_of(point) for point in delivery.points(rows)]
+    kept = store.payloads(ids, ["text"]) if delivery.bm25 else {}
+    for point in points_at(delivery, rows, store.dims, tokens=False):
+        text = kept.get(point.id, {}).get("text")
+        words = delivery.bm25.of(text) if delivery.bm25 and isinstance(text, str) else {}
+        yield replace(point, sparse={**point.sparse, **words})
+
+
+def verify(
+    store: Store, planned: Iterable[Mapping[str, bytes]], sample: Iterable[Point], late: Iterable[Point] = ()
+) -> Verification:
+    """Read the store back and compare it with what was `planned`: by id the digest of each text, a window at a time.
+
+    ok: every planned point is there with its text, there is no other but the stale ones, which an earlier delivery
+    wrote, every point of the `sample` has just its dense and sparse vectors, and every one of `late` its tokens.
+    """
+    held = texts_held(store, planned)
+    points, stale = store.count(), store.stale
+    least = MIN_QUANTISED if store.quantise != "none" else MIN_COSINE
+    compared = compare(sample, lambda ids: store.read(ids, [*store.dims, *store.sparse]), least, payloads=False)
+    tokens = compare(late, lambda ids: store.read(ids, store.tokens), least, payloads=False)
+    odd = {**compared.faults, **tokens.faults}
+    faults = {"missing": held.missing, "with a different text": held.changed, "with other vectors than delivered": odd}
+    vectors, worst = "no vector sampled", compared.worst_cosine
+    if worst is not None:
+        vectors = f"vectors of {several(compared.points, 'point')} compared, worst cosine {worst:.7f}"
+    texts = f"{several(held.expected - len(held.missing), 'text')} compared; {vectors}"
+    told = "".join(f"; {len(ids)} {fault}: {few([*ids])}" for fault, ids in faults.items() if ids)
+    return Verification(
+        store=str(store.path.parent),
+        points=points,
+        expected=held.expected,
+        stale=stale,
+        sampled=compared.points,
+        worst_cosine=worst,
+        ok=points - stale == held.expected and not any(faults.values()),
+        detail=f"{points:,} points ({held.expected:,} expected, {stale:,} stale); {texts}{told}",
+    )
+
+
+def mirrored(store: Store, rows: Rows, seen: Verification, run: str, *, remove: bool) -> tuple[Verification, str]:
+    """Mark the points of chunks that left the corpus, or `remove` them; what was `seen` then, and a warning of what was
+    left, empty for none. Touches nothing where the delivery is not whole."""
     if not seen.stale or not seen.ok:
         return seen, ""
-    held = f"{store.path} still holds {several(seen.stale, 'point')}"
+    kept = f"{store.path} still holds {several(seen.stale, 'point')}"
     if refused := len(rows.refusals):
         unread = f"{several(refused, 'record or file', 'records or files')} of {rows.collection.name}"
         return seen, (
-            f"{held} of chunks that this run did not see; {unread} could not be used and may be some of them, so none "
+            f"{kept} of chunks that this run did not see; {unread} could not be used and may be some of them, so none "
             "was marked or removed: fix those, then run again"
         )
-    stale = left(store, rows.points)
-    if not prune:
-        store.mark(stale, run)
+    if not remove:
+        for page in _left(store, rows.points):
+            store.mark(page.stale, run)
         return seen, (
-            f"{held} of chunks that are no longer in the corpus, and searches mark them: "
+            f"{kept} of chunks that are no longer in the corpus, and searches mark them: "
             f"`interlock prune {store.path.parent}` removes them, and so does a run with --prune"
         )
-    store.remove(stale)
+    pruned, _ = prune(store, _left(store, rows.points), IDS)
     points = store.count()
     left_over = points - seen.expected
-    ok, detail = not left_over, f"{seen.detail}; {len(stale):,} stale removed"
-    return msgspec.structs.replace(seen, points=points, stale=left_over, pruned=len(stale), ok=ok, detail=detail), ""
+    detail = f"{seen.detail}; {pruned:,} stale removed"
+    return msgspec.structs.replace(
+        seen, points=points, stale=left_over, pruned=pruned, ok=not left_over, detail=detail
+    ), ""
 
 
-def left(store: Store, planned: Digests) -> list[str]:
-    """List the points of the store that are not `planned`, by id."""
-    # By the first half of an id, which is random enough; two that agree in it would spare a point, not cost one.
-    known = np.sort(planned.view(np.uint64).reshape(-1, 2)[:, 0])
-    found: list[str] = []
-    for page in store.pages():
-        halves = np.frombuffer(b"".join(UUID(point).bytes for point in page), np.uint64).reshape(-1, 2)[:, 0]
-        found += [page[place] for place in np.flatnonzero(~np.isin(halves, known))]
-    return found
+def _left(store: Store, planned: Digests) -> Iterator[OtherPoints]:
+    """The points of the store that are not `planned`, a page at a time."""
+    return others(store, planned.view("u8").reshape(-1, 2)[:, 0])
 
 
 def marked(store: Store) -> list[str]:
@@ -73,7 +135,7 @@ def marked(store: Store) -> list[str]:
     return [point for point, _ in store.parts(STALE)]
 
 
-def prune(directory: Path, collection: str, *, remove: bool) -> StalePoints:
+def prune_marked(directory: Path, collection: str, *, remove: bool) -> StalePoints:
     """Tell how many points of a collection of the store at `directory` are marked as stale, and `remove` them.
 
     Raises UsageError for a collection that is not there, damaged or in use.
@@ -81,7 +143,7 @@ def prune(directory: Path, collection: str, *, remove: bool) -> StalePoints:
     with (Store.open_for_removal if remove else Store.open_for_read)(directory, collection) as store:
         points, stale = store.count(), marked(store)
         if remove:
-            store.remove(stale)
+            prune(store, [OtherPoints(stale, 0)], IDS)
     return StalePoints(collection, points, len(stale), remove)
 
 
@@ -92,7 +154,7 @@ def unplanned(directory: Path, rows: Rows) -> str:
         return ""
     try:
         with Store.open_for_read(directory, name) as store:
-            stale = len(left(store, rows.points))
+            stale = sum(len(page.stale) for page in _left(store, rows.points))
     except UsageError as error:
         return str(error)
     return f"{directory / name} holds {several(stale, 'point')} whose chunks are not in the corpus" if stale else ""

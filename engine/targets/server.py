@@ -1,82 +1,77 @@
-"""A Qdrant server, asked through qdrant-client's transport: every request in one place, repeated while it is worth it.
+"""A Qdrant server through its own typed client: every request in one place, repeated while it is worth it.
 
-What may pass (no connection, no answer in time, 5xx, 429, an answer that is cut short) is tried again for as long as
-the patience lasts; what would be refused again is told at once. The body of an upsert is made elsewhere, and is sent
-as it is. Nothing else in Interlock imports qdrant-client but `grpc_points`, for its messages.
+What may pass (no connection, no answer in time, 5xx, 429, an answer of another form) is tried again for as long as the
+patience lasts; what would be refused again is told at once. Points go over gRPC where the server's port is known to be
+that of the same collection; whatever gRPC does not do, REST does. Nothing else in Interlock imports qdrant-client.
 """
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import UUID
-
-import msgspec
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from interlock.engine.targets.address import VARIABLE, Address, ApiKey
-from interlock.engine.targets.patience import Passing, Patience
+from interlock.engine.targets.connection import VARIABLE, Address, ApiKey, Patience, TransientError
+from interlock.engine.targets.target import TooLarge
 
 if TYPE_CHECKING:
+    import grpc
     import httpx
+    from qdrant_client import QdrantClient
+    from qdrant_client.models import CollectionInfo, CreateCollection, PointStruct
 
 TIMEOUT = 60
 """Seconds in which a request has to be answered."""
+PROBE = 5
+"""Seconds in which the port of gRPC has to answer to be used."""
+SILENT = 3
+"""Times in a row that gRPC may not answer an upsert while REST answers."""
 OLDEST = (1, 16)
 """The version from which collections keep metadata."""
 LONGEST_REASON = 300
+ITS_VERSION = "its version"
+_TOO_LARGE = ("larger than max", "length too large", "status: 413")
+"""What gRPC's own libraries, the server's, and those of whoever stands before it say of a message that is."""
 T = TypeVar("T")
 
 
-class TooLarge(InterlockError):
-    """The server, or what stands before it, takes no request of this size."""
-
-
-class _Found(msgspec.Struct):
-    """A point as it is retrieved."""
-
-    id: str | int
-    payload: dict[str, Any] | None = None
-    vector: dict[str, Any] | list[Any] | None = None
-
-
-class _Page(msgspec.Struct):
-    """Points as they are listed."""
-
-    points: list[_Found]
-    next_page_offset: str | int | None = None
+class RestInstead(Exception):
+    """gRPC did not do what REST may."""
 
 
 class QdrantServer:
     """One server; a context manager, which ends its connections."""
 
     def __init__(
-        self,
-        address: Address,
-        key: ApiKey | None,
-        patience: Patience,
-        transport: "httpx.BaseTransport | None" = None,
+        self, address: Address, key: ApiKey | None, patience: Patience, transport: "httpx.BaseTransport | None" = None
     ) -> None:
         """Ask nothing yet; `transport` stands in for the network."""
-        from qdrant_client import QdrantClient
-
         self.address, self.key, self._patience = address, key, patience
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a key over http goes to this machine alone, which `read_key` saw to
-            self._client = QdrantClient(
-                url=address.url,
-                api_key=key.reveal() if key else None,
-                timeout=TIMEOUT,
-                check_compatibility=False,
-                transport=transport,
-                trust_env=not address.loopback,  # no proxy between a process and its own machine
-            )
+        self.sent_bytes = 0
+        """The bytes of the body that was sent last by REST."""
+        # No proxy is between a process and its own machine.
+        self.client = self._connected(
+            key, trust_env=not address.loopback, transport=transport, event_hooks={"request": [self._measure]}
+        )
 
     def __enter__(self) -> "QdrantServer":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self.client.close()
+
+    def _connected(self, key: ApiKey | None, **how: Any) -> "QdrantClient":
+        from qdrant_client import QdrantClient
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a key over http goes to this machine alone, which `read_key` saw to
+            secret = key.reveal() if key else None
+            return QdrantClient(url=self.address.url, api_key=secret, timeout=TIMEOUT, check_compatibility=False, **how)
+
+    def _measure(self, request: "httpx.Request") -> None:
+        self.sent_bytes = len(request.content)
 
     @property
     def retries(self) -> int:
@@ -85,265 +80,229 @@ class QdrantServer:
 
     def version(self) -> str:
         """Return its version. Raises UsageError for what is not a Qdrant server, or one that is too old."""
-        answer = self._ask("its version", "GET", "/", read=dict)
-        version = str(answer.get("version", ""))
-        numbers = version.split(".")
-        if "qdrant" not in str(answer.get("title", "")).lower() or not all(map(str.isdecimal, numbers[:2])):
+        answer = self.ask(ITS_VERSION, self.client.info)
+        numbers = str(answer.version).split(".")
+        if "qdrant" not in str(answer.title).lower() or not all(map(str.isdecimal, numbers[:2])):
             raise UsageError(f"{self.address.url} is not a Qdrant server: check the URL")
         if tuple(map(int, numbers[:2])) < OLDEST:
             raise UsageError(
-                f"{self.address.url} is Qdrant {version}, which keeps no metadata of collections: use "
+                f"{self.address.url} is Qdrant {answer.version}, which keeps no metadata of collections: use "
                 f"{'.'.join(map(str, OLDEST))} or newer"
             )
-        return version
+        return str(answer.version)
 
     def answers(self) -> bool:
         """Tell whether it answers now."""
         try:
-            return bool(self._once("its version", "GET", "/", ""))
-        except (Passing, InterlockError):
+            return bool(self._once(ITS_VERSION, self.client.info))
+        except (TransientError, InterlockError):
             return False
-
-    def describe(self, collection: str) -> dict[str, Any] | None:
-        """Return what the server says of a collection; None where it has none of this name."""
-        path = "/collections/{collection_name}"
-        absent: dict[str, Any] = {"result": None}
-        return self._ask(f"collection {collection}", "GET", path, collection, missing=absent, read=_described)
-
-    def create(self, collection: str, configuration: Mapping[str, object]) -> None:
-        """Create a collection."""
-        path = "/collections/{collection_name}"
-        self._ask(f"creating {collection}", "PUT", path, collection, configuration, read=dict)
-
-    def change(self, collection: str, configuration: Mapping[str, object]) -> None:
-        """Change the configuration of a collection."""
-        path = "/collections/{collection_name}"
-        self._ask(f"configuring {collection}", "PATCH", path, collection, configuration, read=dict)
-
-    def index(self, collection: str, key: str, kind: str) -> None:
-        """Index a key of the payload, and wait until it is."""
-        body = {"field_name": key, "field_schema": kind}
-        self._complete(f"indexing {key}", "PUT", "/collections/{collection_name}/index", collection, body)
-
-    def upsert(self, collection: str, body: bytes) -> None:
-        """Write points, and wait until they are; `body` is JSON. Raises TooLarge where the server takes less."""
-        self._complete("an upsert", "PUT", "/collections/{collection_name}/points", collection, content=body)
-
-    def count(self, collection: str, among: Sequence[str] | None = None) -> int:
-        """Count the points of a collection exactly; only those `among` these ids, if given."""
-        body: dict[str, object] = {"exact": True}
-        if among is not None:
-            body["filter"] = {"must": [{"has_id": list(among)}]}
-        path = "/collections/{collection_name}/points/count"
-        return self._ask("a count", "POST", path, collection, body, read=lambda answer: int(answer["result"]["count"]))
-
-    def retrieve(self, collection: str, points: Sequence[str]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-        """Return payload and vectors of these points that exist, by id."""
-        body = {"ids": list(points), "with_payload": True, "with_vector": True}
-        path = "/collections/{collection_name}/points"
-        found = self._ask("reading points", "POST", path, collection, body, read=_points)
-        return {
-            str(each.id): (each.payload or {}, each.vector if isinstance(each.vector, dict) else {}) for each in found
-        }
-
-    def payloads(self, collection: str, points: Sequence[str], keys: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-        """Return these keys of the payloads of these points that exist, by id."""
-        body = {"ids": list(points), "with_payload": list(keys), "with_vector": False}
-        path = "/collections/{collection_name}/points"
-        found = self._ask("reading payloads", "POST", path, collection, body, read=_points)
-        return {str(each.id): each.payload or {} for each in found}
-
-    def page(self, collection: str, offset: str | int | None, most: int) -> tuple[list[str | int], str | int | None]:
-        """Return the ids of at most so many points from `offset` on (None: from the first), and where the next page
-        begins; None: nowhere."""
-        body: dict[str, object] = {"limit": most, "with_payload": False, "with_vector": False}
-        body |= {} if offset is None else {"offset": offset}
-
-        def read(answer: dict[str, Any]) -> tuple[list[str | int], str | int | None]:
-            found = msgspec.convert(answer["result"], _Page)
-            if found.next_page_offset is not None and found.next_page_offset == offset:
-                raise ValueError  # it would have no end
-            ids = [each.id if isinstance(each.id, int) else str(UUID(each.id)) for each in found.points]
-            return ids, found.next_page_offset
-
-        return self._ask(
-            "a page of points", "POST", "/collections/{collection_name}/points/scroll", collection, body, read=read
-        )
-
-    def remove(self, collection: str, points: Sequence[str]) -> None:
-        """Delete points by their ids, and wait until they are gone."""
-        path = "/collections/{collection_name}/points/delete"
-        self._complete("removing points", "POST", path, collection, {"points": list(points)})
 
     def collections(self) -> list[str]:
         """List its collections by name."""
-        return self._ask(
-            "its collections",
-            "GET",
-            "/collections",
-            read=lambda answer: [str(each["name"]) for each in answer["result"]["collections"]],
+        found = self.ask("its collections", self.client.get_collections)
+        return [each.name for each in found.collections]
+
+    def describe(self, collection: str) -> "CollectionInfo | None":
+        """Return what the server says of a collection; None where it has none of this name."""
+        found: CollectionInfo | None = self.ask(
+            f"collection {collection}", lambda: self.client.get_collection(collection), missing=True
         )
+        return found
+
+    def create(self, collection: str, configuration: "CreateCollection") -> None:
+        """Create a collection."""
+        api = self.client.http.collections_api
+        self.ask(f"creating {collection}", lambda: api.create_collection(collection, create_collection=configuration))
+
+    def change(self, collection: str, **configuration: Any) -> None:
+        """Change the configuration of a collection."""
+        self.ask(f"configuring {collection}", lambda: self.client.update_collection(collection, **configuration))
 
     def aliases(self) -> dict[str, str]:
         """Return the collection of each alias."""
-        return self._ask("its aliases", "GET", "/aliases", read=_aliases)
+        found = self.ask("its aliases", self.client.get_aliases)
+        return {each.alias_name: each.collection_name for each in found.aliases}
 
     def point_alias(self, alias: str, collection: str, *, anew: bool) -> None:
         """Let an alias mean a collection, in one step; `anew` where it means another one until then."""
-        create = {"create_alias": {"collection_name": collection, "alias_name": alias}}
-        delete = [{"delete_alias": {"alias_name": alias}}] if anew else []
-        actions = {"actions": [*delete, create]}
-        self._ask(f"switching {alias}", "POST", "/collections/aliases", body=actions, read=dict)
+        from qdrant_client import models
 
-    def _complete(
-        self,
-        doing: str,
-        method: str,
-        path: str,
-        collection: str,
-        body: Mapping[str, object] | None = None,
-        content: bytes | None = None,
-    ) -> None:
-        """Ask for a change of points and wait for it: one that the server only took note of is asked for again."""
+        create = models.CreateAlias(collection_name=collection, alias_name=alias)
+        actions: list[Any] = [models.CreateAliasOperation(create_alias=create)]
+        if anew:
+            actions.insert(0, models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias)))
+        self.ask(f"switching {alias}", lambda: self.client.update_collection_aliases(actions))
+
+    def complete(self, doing: str, request: Callable[[], str]) -> None:
+        """Ask for a change of points, which tells its status: one that the server only took note of is asked for
+        again."""
 
         def attempt() -> None:
-            answer = self._once(doing, method, path, collection, body, content, wait=True)
-            status = _read(answer, lambda answer: answer["result"]["status"])
+            status = self._once(doing, request)
             if status != "completed":
-                raise Passing(f"{doing} is only {status}")
+                raise TransientError(f"{doing} is only {getattr(status, 'value', status)}")
 
         self.insist(attempt)
 
-    def _ask(
-        self,
-        doing: str,
-        method: str,
-        path: str,
-        collection: str = "",
-        body: Mapping[str, object] | None = None,
-        missing: dict[str, Any] | None = None,
-        *,
-        read: Callable[[dict[str, Any]], T],
-    ) -> T:
-        """Ask until `read` finds what it looks for in the answer, as it does where a server and no other gave it."""
-        return self.insist(lambda: _read(self._once(doing, method, path, collection, body, missing=missing), read))
+    def ask(self, doing: str, request: Callable[[], T], *, missing: bool = False) -> Any:
+        """Ask until there is an answer; None for what is not there, where it may be `missing`."""
+        return self.insist(lambda: self._once(doing, request, missing=missing))
 
     def insist(self, attempt: Callable[[], T]) -> T:
-        """Return what an attempt gives. Raises UnavailableError where only `Passing` comes of it for too long."""
+        """Return what an attempt gives. Raises UnavailableError where nothing comes of it for too long."""
         try:
             return self._patience.insist(attempt)
-        except Passing as error:
+        except TransientError as error:
             raise UnavailableError(
                 f"{self.address.url} did not do its work within {self._patience.seconds:g} s of asking ({error}): "
                 "start it, or raise --patience; the same command continues where this one ended"
             ) from None
 
-    def _once(
-        self,
-        doing: str,
-        method: str,
-        path: str,
-        collection: str,
-        body: Mapping[str, object] | None = None,
-        content: bytes | None = None,
-        *,
-        wait: bool = False,
-        missing: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """One attempt: the answer, or `missing` for what is not there. Raises Passing for what is worth another one."""
+    def _once(self, doing: str, request: Callable[[], T], *, missing: bool = False) -> Any:
+        """One attempt. Raises TransientError for what is worth another one."""
         from qdrant_client.common.client_exceptions import QdrantException
         from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-        sent: dict[str, Any] = {}
-        if body is not None or content is not None:
-            sent["content"] = content if content is not None else msgspec.json.encode(body)
-            sent["headers"] = {"Content-Type": "application/json"}
         try:
-            answer = self._client.http.client.request(
-                type_=dict,
-                method=method,
-                url=path,
-                path_params={"collection_name": collection} if collection else {},
-                params={"wait": "true"} if wait else {},
-                **sent,
-            )
+            return request()
         except UnexpectedResponse as error:
-            if error.status_code == 404 and missing is not None:
-                return missing
+            if error.status_code == 404 and missing:
+                return None
             raise self._refusal(doing, error.status_code or 0, error.content, error.headers) from None
         except ResponseHandlingException as error:
-            raise self._unanswered(error.source) from None
+            raise self._unanswered(doing, error.source) from None
         except QdrantException as error:  # 429 that says when to come back
-            raise Passing("429: too many requests", float(getattr(error, "retry_after_s", 0.0))) from None
-        except ValueError:
-            raise Passing("an answer that is not JSON") from None
-        if path != "/" and not isinstance(answer.get("result"), dict | list | bool):
-            raise Passing("an answer without a result")
-        return answer
+            raise TransientError("429: too many requests", float(getattr(error, "retry_after_s", 0.0))) from None
+        except (AssertionError, ValueError):  # what it says is not repeated: a part of it may be a part of the key
+            raise TransientError("an answer of another form") from None
 
     def _refusal(self, doing: str, status: int, content: bytes, headers: Mapping[str, str]) -> Exception:
         """What an answer means that is not the one that was asked for."""
-        reason, url = self._reason(content), self.address.url
-        if status >= 500 or status in (408, 425, 429):
-            asked = headers.get("Retry-After", "")
-            return Passing(f"{status}{reason}", float(asked) if asked.isdecimal() else 0.0)
-        if status in (401, 403):
-            return UsageError(f"{url} refuses this key ({status}{reason}): set {VARIABLE}, or name --api-key-file")
-        if status == 413:
-            return TooLarge(f"{url} takes no request of this size (413{reason}): raise its max_request_size_mb")
-        if 300 <= status < 400 or doing == "its version":
-            return UsageError(f"{url} is not a Qdrant server ({status}): check the URL")
-        return InterlockError(f"{url} refuses {doing} ({status}{reason}): fix that, and repeat the command")
-
-    def _unanswered(self, source: Exception) -> Exception:
-        """What it means that there was no answer, or one that cannot be read."""
-        import httpx
-
-        if not isinstance(source, httpx.TransportError | ValueError | OSError):
-            return source
-        # What cannot be read is not repeated: a part of it may be a part of the key.
-        said = (
-            "an answer that cannot be read" if isinstance(source, ValueError) else f"{type(source).__name__}: {source}"
-        )
-        reason = self.hidden(" ".join(said.split()))[:LONGEST_REASON]
-        wrong = isinstance(source, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.TooManyRedirects)
-        if wrong or "CERTIFICATE_VERIFY_FAILED" in reason:
-            return UsageError(f"{self.address.url} cannot be asked ({reason}): check the URL, or set SSL_CERT_FILE")
-        return Passing(reason)
-
-    def _reason(self, content: bytes) -> str:
-        """What a refusal says for itself."""
         try:
             said = json.loads(content)["status"]["error"]
         except (ValueError, KeyError, TypeError):
             said = content.decode(errors="replace")
-        said = " ".join(str(said).split())
-        return f": {self.hidden(said)[:LONGEST_REASON]}" if said else ""
+        said = self.hidden(" ".join(str(said).split()))[:LONGEST_REASON]
+        reason, url = f": {said}" if said else "", self.address.url
+        if status >= 500 or status in (408, 425, 429):
+            pause = headers.get("Retry-After", "")
+            return TransientError(f"{status}{reason}", float(pause) if pause.isdecimal() else 0.0)
+        if status in (401, 403):
+            return UsageError(f"{url} refuses this key ({status}{reason}): set {VARIABLE}, or name --api-key-file")
+        if status == 413:
+            return TooLarge(f"{url} takes no request of this size (413{reason}): raise its max_request_size_mb")
+        if 300 <= status < 400 or doing == ITS_VERSION:
+            return UsageError(f"{url} is not a Qdrant server ({status}): check the URL")
+        return InterlockError(f"{url} refuses {doing} ({status}{reason}): fix that, and repeat the command")
+
+    def _unanswered(self, doing: str, source: Exception) -> Exception:
+        """What it means that there was no answer, or one of another form."""
+        import httpx
+
+        if isinstance(source, ValueError):
+            wrong = doing == ITS_VERSION
+            return (
+                UsageError(f"{self.address.url} is not a Qdrant server: check the URL")
+                if wrong
+                else TransientError("an answer of another form")
+            )
+        if not isinstance(source, httpx.TransportError | OSError):
+            return source
+        reason = self.hidden(" ".join(f"{type(source).__name__}: {source}".split()))[:LONGEST_REASON]
+        hopeless = isinstance(source, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.TooManyRedirects)
+        if hopeless or "CERTIFICATE_VERIFY_FAILED" in reason:
+            return UsageError(f"{self.address.url} cannot be asked ({reason}): check the URL, or set SSL_CERT_FILE")
+        return TransientError(reason)
 
     def hidden(self, text: str) -> str:
         """Return a text without the key."""
         return self.key.hidden_in(text) if self.key else text
 
 
-def _read(answer: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
-    """What is looked for in an answer. Raises Passing where it is not there, as in that of a proxy."""
-    try:
-        return read(answer)
-    except (KeyError, IndexError, TypeError, ValueError, msgspec.MsgspecError):
-        raise Passing("an answer of another form") from None
+class GrpcPort:
+    """The gRPC port of a server, for points alone; a context manager, which ends its connection."""
 
+    def __init__(self, server: QdrantServer, port: int) -> None:
+        """Ask nothing yet. TLS is as of the server's URL, and trusts what REST trusts; the key goes where it would go
+        by REST, and nothing that is meant for this machine goes through a proxy."""
+        roots = os.environ.get("SSL_CERT_FILE")
+        options = {
+            "grpc.enable_retries": 0,  # what is repeated, and when, is said by the patience
+            "grpc.initial_reconnect_backoff_ms": 100,
+            "grpc.max_reconnect_backoff_ms": 500,
+            "grpc.enable_http_proxy": int(not server.address.loopback),
+            "root_certificates": Path(roots).read_bytes() if roots and Path(roots).is_file() else None,
+        }
+        self._server, self._silent = server, 0
+        self.place = f"{server.address.host}:{port}"
+        key = server.key if server.address.secure else None
+        self.client = server._connected(key, prefer_grpc=True, grpc_port=port, grpc_options=options, pool_size=1)
 
-def _described(answer: dict[str, Any]) -> dict[str, Any] | None:
-    if (found := answer["result"]) is None:
-        return None
-    if not isinstance(found["config"]["params"], dict):
-        raise TypeError
-    return dict(found)
+    def __enter__(self) -> "GrpcPort":
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
 
-def _points(answer: dict[str, Any]) -> list[_Found]:
-    return msgspec.convert(answer["result"], list[_Found])
+    def objection(self, collection: str, metadata: Mapping[str, Any]) -> str:
+        """Say why points may not go this way; empty: the port is that of a server that has a collection with this very
+        metadata, as REST tells them."""
+        import grpc
+        from qdrant_client.conversions.conversion import grpc_to_payload
+        from qdrant_client.grpc import GetCollectionInfoRequest
 
+        try:
+            request = GetCollectionInfoRequest(collection_name=collection)
+            found = self.client.grpc_collections.Get(request, timeout=PROBE).result
+        except grpc.RpcError as error:
+            return self._said(error)
+        return "" if grpc_to_payload(found.config.metadata) == metadata else f"its {collection} is another one"
 
-def _aliases(answer: dict[str, Any]) -> dict[str, str]:
-    return {str(each["alias_name"]): str(each["collection_name"]) for each in answer["result"]["aliases"]}
+    def upsert(self, collection: str, points: "Sequence[PointStruct]") -> int:
+        """Write points, and wait until they are; their bytes. Raises TooLarge where the server takes less, RestInstead
+        where REST may do it."""
+        from qdrant_client.conversions.conversion import RestToGrpc
+        from qdrant_client.grpc import UpdateStatus, UpsertPoints
+
+        made = [RestToGrpc.convert_point_struct(point) for point in points]
+        message = UpsertPoints(collection_name=collection, wait=True, points=made)
+
+        def request() -> str:
+            import grpc
+
+            try:
+                answer = self.client.grpc_points.Upsert(message, timeout=TIMEOUT)
+            except grpc.RpcError as error:
+                raise self._refusal(error) from None
+            self._silent = 0
+            return str(UpdateStatus.Name(answer.result.status)).lower()
+
+        self._server.complete("an upsert", request)
+        return int(message.ByteSize())
+
+    def _refusal(self, error: "grpc.RpcError") -> Exception:
+        """What an answer means that is not the one that was asked for."""
+        from grpc import StatusCode as Code
+
+        code, said, url = error.code(), self._said(error), self._server.address.url
+        if code in (Code.RESOURCE_EXHAUSTED, Code.OUT_OF_RANGE, Code.UNKNOWN) and any(
+            each in said for each in _TOO_LARGE
+        ):
+            return TooLarge(f"{url} takes no request of this size ({said}): raise what it allows for gRPC")
+        if code is Code.RESOURCE_EXHAUSTED:
+            return TransientError(said)
+        if code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
+            return UsageError(f"{url} refuses this key ({said}): set {VARIABLE}, or name --api-key-file")
+        if code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.ALREADY_EXISTS, Code.OUT_OF_RANGE):
+            return InterlockError(f"{url} refuses an upsert ({said}): fix that, and repeat the command")
+        if code in (Code.UNIMPLEMENTED, Code.NOT_FOUND):
+            return RestInstead(said)
+        if self._server.answers():
+            self._silent += 1
+        return RestInstead(said) if self._silent >= SILENT else TransientError(said)
+
+    def _said(self, error: "grpc.RpcError") -> str:
+        """The code of a refusal, and what it says for itself."""
+        words = self._server.hidden(" ".join(str(error.details() or "").split()))[:LONGEST_REASON]
+        return f"gRPC {error.code().name}" + (f": {words}" if words else "")

@@ -13,6 +13,8 @@ import json
 import os
 import re
 import shutil
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -26,7 +28,6 @@ from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.record.atomic import PARTIAL, opened, sync_directory, write_bytes
 from interlock.engine.record.rundir import JOURNAL, RUN
 from interlock.engine.record.words import differences, few, human_bytes
-from interlock.engine.targets.panics import panics_untold
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.fusion import Vectors
 from interlock.engine.vectors.projection import PROJECTION, from_bytes, to_bytes
@@ -45,6 +46,12 @@ SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it di
 DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
 LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 ELSEWHERE = "choose another --qdrant DIR"
+STDERR = 2
+_LOADING = threading.Lock()
+_PANIC = (
+    rb"\n?thread '[^'\n]*'(?: \(\d+\))? panicked at [^\n]*\n%s\n"
+    rb"(?:stack backtrace:\n(?: +(?:\d+: |at )[^\n]*\n)*)?(?:note: [^\n]*RUST_BACKTRACE[^\n]*\n)?"
+)
 READING = ("reading", "counting", "searching", "opening")
 """What is done to a store that nothing is delivered into."""
 
@@ -191,11 +198,40 @@ def load(
         read_dims(path)  # the engine would wait for a pipe in its place
         if dims is not None:
             _check_sparse(path, sparse)  # the engine itself takes fewer than there are
-    with opening(path, ELSEWHERE if dims is not None else ""), panics_untold():
+    with opening(path, ELSEWHERE if dims is not None else ""), _without_panics():
         shard = EdgeShard.load(str(path), config)
     for directory in left:  # whoever made them held the lock that is ours now
         shutil.rmtree(directory, ignore_errors=True)
     return shard
+
+
+@contextmanager
+def _without_panics() -> Iterator[None]:
+    """Leave out of descriptor 2 what the engine prints of a panic that is raised here, which our refusal tells better.
+
+    What is written there meanwhile, by anybody, comes when this ends.
+    """
+    with _LOADING, ExitStack() as stack:
+        try:
+            real = os.dup(STDERR)
+            stack.callback(os.close, real)
+            said = stack.enter_context(tempfile.TemporaryFile())
+        except OSError:  # no descriptor is left, or none is there to be kept clean
+            yield
+            return
+        message = ""
+        os.dup2(said.fileno(), STDERR)
+        try:
+            yield
+        except BaseException as error:
+            message = str(error)
+            raise
+        finally:
+            os.dup2(real, STDERR)
+            said.seek(0)
+            panic = _PANIC % re.escape(message.encode(errors="replace"))
+            with suppress(OSError):  # nobody reads any more
+                os.write(STDERR, re.sub(panic, b"", said.read()))
 
 
 def read_dims(path: Path) -> dict[str, int]:

@@ -5,7 +5,7 @@ plan says. Vectors are read from the passes each time, never from what a sink re
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from interlock.engine.compute.parts.files import release
 from interlock.engine.compute.parts.terms import SparseFile, SparseRows
 from interlock.engine.compute.parts.tokens import TokenFile, TokenRows
-from interlock.engine.corpus.chunks import Chunk
+from interlock.engine.corpus.chunks import RECORD, Chunk
 from interlock.engine.corpus.corpus import Digests, Rows, reread
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.facts import MissingModel
@@ -27,6 +27,7 @@ from interlock.engine.record.words import several
 from interlock.engine.vectors.bm25 import WordWeights
 from interlock.engine.vectors.form import ALL, FUSED, VectorForm
 from interlock.engine.vectors.fusion import Fusion, fuse, truncate
+from interlock.engine.vectors.points import Point, Terms, Tokens
 from interlock.engine.vectors.precision import Encoding
 from interlock.engine.vectors.projection import project
 
@@ -295,3 +296,44 @@ def whole(vectors: Vectors) -> npt.NDArray[np.bool_]:
 def uuid_of(point: bytes) -> str:
     """Return the id of a point as it is written."""
     return str(UUID(bytes=point))
+
+
+def points_of(window: Window, kept: Collection[str], bm25: WordWeights | None = None) -> Iterator[Point]:
+    """Yield every row of a window as one point: its payload, its vectors of the names that are `kept`, its sparse and
+    token vectors, and what `bm25` makes of its text; none for which it was parked, and no sparse one without terms."""
+    for row, chunk in zip(_rows_of(window, kept), window.chunks, strict=True):
+        payload = {
+            "text": chunk.text,
+            "chunk_id": chunk.chunk_id,
+            "source": chunk.source,
+            "metadata": json.loads(chunk.payload),
+            **({RECORD: json.loads(chunk.record)} if chunk.record else {}),
+        }
+        yield replace(row, payload=payload, sparse={**row.sparse, **(bm25.of(chunk.text) if bm25 else {})})
+
+
+def points_at(delivery: Delivery, rows: Places, kept: Collection[str], *, tokens: bool) -> Iterator[Point]:
+    """Yield the points of `rows`, ascending, with the vectors that the passes hold and without payloads."""
+    if len(rows):
+        late = delivery.token_windows(rows) if tokens else {}
+        found = delivery.vectors(rows), delivery.terms(rows), late
+        yield from _rows_of(Window(int(rows[0]), delivery.points(rows), (), *found), kept)
+
+
+def _rows_of(window: Window, kept: Collection[str]) -> Iterator[Point]:
+    there = {name: whole(window.vectors[name]) for name in kept}
+    tokens = [_split(each) for each in window.tokens.values()]
+    for row, point in enumerate(window.points):
+        vectors = {name: window.vectors[name][row] for name in kept if there[name][row]}
+        sparse = {}
+        for name, terms in window.sparse.items():
+            if (cut := slice(*terms.starts[row : row + 2])).start < cut.stop:
+                sparse[name] = Terms(terms.indices[cut], terms.values[cut])
+        late = {name: found for name, each in zip(window.tokens, tokens, strict=True) if len(found := next(each))}
+        yield Point(uuid_of(point), {}, vectors, sparse, late)
+
+
+def _split(window: TokenWindow) -> Iterator[Tokens]:
+    """The token vectors of each row, read as rows are asked for."""
+    for rows in window.slices():
+        yield from np.split(rows.to_float32().astype(np.float16), rows.starts[1:-1])

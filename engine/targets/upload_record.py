@@ -1,24 +1,91 @@
-"""The journal of one upload: how many rows of what a server has acknowledged, so that another process goes on there.
+"""What is kept of uploads: what one is asked for, would send and came to, and its journal.
 
-One line a batch, each with a checksum as in the journal of a run. Rows go in order, so the last line says it all. A
-journal of something else, or a damaged one, is begun anew: points have ids that stay, and sending them twice changes
-nothing. Each beginning has a mark of its own, which its collection is given: with another mark there, nothing that was
-acknowledged here is sure to be there still.
+The journal says how many rows of what a server has acknowledged, so that another process goes on there: one line a
+batch, each with a checksum as in the journal of a run. Rows go in order, so the last line says it all. A journal of
+something else, or a damaged one, is begun anew: points have ids that stay, and sending them twice changes nothing. Each
+beginning has a mark of its own, which its collection is given: with another mark there, nothing that was acknowledged
+here is sure to be there still.
 """
 
 import io
 import os
 import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
+from msgspec import Struct
 
 from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic, journal, locks
+from interlock.engine.targets.collection import VectorType
+from interlock.engine.vectors.precision import Quantise
 
 
-class UploadBinding(msgspec.Struct, frozen=True, tag_field="entry", tag="begun"):
+@dataclass(frozen=True)
+class UploadOptions:
+    """How a collection is to be on the server; `settle` is how many seconds its indexes may take, `grpc_port` where
+    points may go over gRPC (0: nowhere), `prune` whether points of earlier uploads that are not of the run are removed.
+    """
+
+    alias: str = ""
+    indexes: Mapping[str, str] = field(default_factory=dict)
+    vector_type: VectorType = "float32"
+    quantisation: Quantise = "none"
+    settle: float = 3600.0
+    grpc_port: int = 0
+    prune: bool = False
+
+
+class UploadPlan(Struct, frozen=True, kw_only=True):
+    """What an upload would send, and how its collection would be made; where it is asked to prune, how many points it
+    would remove, how many more are neither of the run nor of an upload, and why none can be told (`unread`)."""
+
+    collection: str
+    alias: str
+    points: int
+    requests: int
+    bytes: int
+    configuration: dict[str, Any]
+    prunable: int | None = None
+    foreign: int | None = None
+    unread: str = ""
+
+
+class UploadReport(Struct, frozen=True, kw_only=True):
+    """What an upload came to: `rows` are those of the run, all of them found there by their ids; `points` all that the
+    collection holds, of which `stale` are not of the run; `sent` are those that this process sent, and `transport`
+    how: grpc, rest, grpc+rest, or none; `pruned` are those that it removed, and `foreign` those that no upload put
+    there, where it was asked to prune."""
+
+    schema_version: str = "1"
+    url: str
+    server_version: str
+    collection: str
+    alias: str
+    previous: str
+    run_id: str
+    fingerprint: str
+    rows: int
+    points: int
+    stale: int
+    pruned: int
+    foreign: int | None
+    compared: int
+    worst_cosine: float | None
+    sent: int
+    transport: str
+    requests: int
+    retries: int
+    bytes: int
+    seconds: float
+    finished_at: str
+    configuration: dict[str, Any]
+
+
+class UploadBinding(Struct, frozen=True, tag_field="entry", tag="begun"):
     """What a journal is about: a collection of a server, the SHA-256 of what is uploaded, its rows, and its mark."""
 
     url: str
@@ -28,7 +95,7 @@ class UploadBinding(msgspec.Struct, frozen=True, tag_field="entry", tag="begun")
     mark: str = ""
 
 
-class _Acknowledged(msgspec.Struct, frozen=True, tag_field="entry", tag="acknowledged"):
+class _Acknowledged(Struct, frozen=True, tag_field="entry", tag="acknowledged"):
     """All rows before `rows` are in the collection."""
 
     rows: int

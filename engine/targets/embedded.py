@@ -10,21 +10,19 @@ ever optimised, so every search is exact.
 
 import fcntl
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
-from uuid import UUID
 
-import numpy as np
-
-from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.errors import UsageError
 from interlock.engine.record.atomic import sweep
 from interlock.engine.targets import shard
 from interlock.engine.targets.shard import working
+from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids, fault_of
 from interlock.engine.vectors.fusion import Vectors
-from interlock.engine.vectors.points import STALE, Point, Terms, Tokens, Vector, for_engine, of_engine
+from interlock.engine.vectors.points import STALE, Point, Terms, Vector, for_engine, of_engine
 from interlock.engine.vectors.precision import Quantise
 from interlock.engine.vectors.projection import PROJECTION
 
@@ -32,11 +30,6 @@ if TYPE_CHECKING:
     import qdrant_edge as edge
     from qdrant_edge import EdgeShard
 
-TEXT = "text"
-"""Where a point's payload has the text of its vectors."""
-
-BATCH_BYTES = 8_000_000
-BATCH_POINTS = 256
 PAGE = 10_000
 """Points whose payloads are read at a time."""
 FLUSH_BYTES = 64_000_000  # a flush trims the write-ahead log, which otherwise grows with the corpus
@@ -63,8 +56,8 @@ class Store:
         self.tokens = tokens
         self._shard = engine
         self._held = held.pop_all()
-        self._unflushed = 0
-        self._known = 0
+        self._unflushed = self._known = 0
+        self.where, self.most_points, self.most_bytes = str(path), MOST_POINTS, MOST_BYTES
         self._before = self.count()
 
     @classmethod
@@ -127,19 +120,6 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def upsert(self, points: Iterable[Point]) -> int:
-        """Write each point once with all its vectors; the number written. Pass each id once per opening.
-
-        Integers beyond 64 bits are stored as their decimal text, because the engine would round them.
-        Raises InterlockError for a vector that is not finite, zero or of another dimension, for a sparse one
-        that has no terms or not in order, for a payload that is not JSON, and when the disk has no room.
-        """
-        written = 0
-        for batch, size in _batches(self._gated(point) for point in points):
-            self._send(batch, size)
-            written += len(batch)
-        return written
-
     @cached_property
     def projection(self) -> Vectors | None:
         """What brings a query [n, width] to the dimensions [width, dim] of its fused vectors; None where they have all.
@@ -159,12 +139,27 @@ class Store:
         """In what numbers its dense vectors are; but for `none` they are only near what was written."""
         return "int8" if self.manifest.get("quantised") == "int8" else "none"
 
+    def upsert(self, points: Sequence[Point], size: int) -> None:
+        """Write points of about so many bytes, each once an opening. Raises InterlockError where the disk has no room.
+
+        Integers beyond 64 bits are stored as their decimal text, because the engine would round them.
+        """
+        import qdrant_edge as edge
+
+        shard.require_room(self.path, size)
+        with working(self.path, "writing"):
+            self._known += len(self._shard.retrieve([point.id for point in points], False, False))
+            self._shard.update(edge.UpdateOperation.upsert_points([for_engine(point) for point in points]))
+        self._unflushed += size
+        if self._unflushed >= FLUSH_BYTES:
+            self.flush()
+
     @property
     def stale(self) -> int:
-        """Points that were in the store before this opening and have not been upserted since."""
+        """Points that were in the store before this opening and have not been written since."""
         return max(0, self._before - self._known)
 
-    def pages(self) -> Iterator[list[str]]:
+    def ids(self) -> Iterator[list[str | int]]:
         """Yield the ids of all points, some thousands at a time."""
         from qdrant_edge import ScrollRequest
 
@@ -174,7 +169,7 @@ class Store:
                 asked = ScrollRequest(offset=offset, limit=PAGE, with_payload=False, with_vector=False)
                 records, offset = self._shard.scroll(asked)
             more = offset is not None
-            yield [str(each.id) for each in records]
+            yield [each.id if isinstance(each.id, int) else str(each.id) for each in records]
 
     def mark(self, points: Sequence[str], run: str) -> None:
         """Say in the payloads of these points that `run` found their chunks gone; who is marked stays as it is."""
@@ -206,34 +201,31 @@ class Store:
         with self._held, working(self.path, "closing"):
             self._shard.close()  # the engine's close is a flush and an unlock
 
-    def count(self, where: "edge.Filter | None" = None) -> int:
-        """Count the points in the store, exactly; only those for which `where` holds."""
-        from qdrant_edge import CountRequest
+    def count(self, among: Ids | None = None, where: "edge.Filter | None" = None) -> int:
+        """Count the points in the store, exactly; only those `among` these ids, or for which `where` holds."""
+        import qdrant_edge as edge
 
+        if among is not None:
+            where = edge.Filter(must=[edge.HasIdCondition({*among})])
         with working(self.path, "counting"):
-            return int(self._shard.count(CountRequest(exact=True, filter=where)))
+            return int(self._shard.count(edge.CountRequest(exact=True, filter=where)))
 
-    def retrieve(self, ids: Sequence[str]) -> list[Point]:
-        """Return the points of these ids that exist, in the order asked, with dense vectors at unit length, and without
-        those of tokens, which may be large."""
+    def read(self, ids: Ids, names: Collection[str] | None = None) -> dict[str, Point]:
+        """Return those of these points that exist, in the order asked, with dense vectors at unit length; with those of
+        these `names` alone, if given: token vectors may be large."""
+        wanted = [*self.dims, *self.sparse, *self.tokens] if names is None else [*names]
         with working(self.path, "reading"):
-            records = self._shard.retrieve(list(ids), with_payload=True, with_vector=[*self.dims, *self.sparse])
-        return [of_engine(record) for record in records]
+            records = self._shard.retrieve(list(ids), with_payload=True, with_vector=wanted)
+        return {point.id: point for point in map(of_engine, records)}
 
-    def tokens_of(self, point: str) -> Mapping[str, Tokens]:
-        """Return the token vectors of a point, by name; none where it does not exist."""
-        with working(self.path, "reading"):
-            records = self._shard.retrieve([point], with_payload=False, with_vector=[*self.tokens])
-        return of_engine(records[0]).tokens if records else {}
-
-    def texts(self, ids: Sequence[str]) -> dict[str, str | None]:
-        """Return the text in the payload of each of these points that exists, by id; None where there is none."""
+    def payloads(self, ids: Ids, keys: Sequence[str] = ()) -> dict[str, Mapping[str, object]]:
+        """Return the payloads of those of these points that exist, by id; only these keys, if given."""
         from qdrant_edge import PayloadSelector
 
+        wanted = PayloadSelector.Include([*keys]) if keys else True
         with working(self.path, "reading"):
-            records = self._shard.retrieve(list(ids), PayloadSelector.Include([TEXT]), with_vector=False)
-        texts = {str(record.id): (record.payload or {}).get(TEXT) for record in records}
-        return {point: text if isinstance(text, str) else None for point, text in texts.items()}
+            records = self._shard.retrieve(list(ids), with_payload=wanted, with_vector=False)
+        return {str(record.id): record.payload or {} for record in records}
 
     def query(
         self,
@@ -252,7 +244,7 @@ class Store:
         """
         import qdrant_edge as edge
 
-        if fault := self._fault_of_question(name, question):
+        if fault := fault_of(name, question, self):
             raise UsageError(f"cannot search {self.path}: {fault}")
         if isinstance(question, Terms):
             asked: edge.SparseVector | list[float] | list[list[float]] = edge.SparseVector(
@@ -271,12 +263,6 @@ class Store:
         )
         with working(self.path, "searching"):
             return {str(point.id): float(point.score) for point in self._shard.query(request)}
-
-    def payloads(self, ids: Sequence[str]) -> dict[str, Mapping[str, object]]:
-        """Return the payloads of these points that exist, by id."""
-        with working(self.path, "reading"):
-            records = self._shard.retrieve(list(ids), with_payload=True, with_vector=False)
-        return {str(record.id): record.payload or {} for record in records}
 
     def some_payloads(self, most: int) -> list[Mapping[str, object]]:
         """Return the payloads of some points, at most so many."""
@@ -300,72 +286,6 @@ class Store:
             if offset is None:
                 return
 
-    def _gated(self, point: Point) -> tuple[Point, int]:
-        """The point and its size in bytes; InterlockError for what the engine would take and must not."""
-        try:
-            UUID(point.id)
-            size = len(json.dumps(point.payload, ensure_ascii=False, allow_nan=False).encode())
-        except (TypeError, ValueError) as cause:
-            raise InterlockError(f"cannot store point {point.id} in {self.path}: {cause}") from cause
-        faults = [self._fault(name, vector) for name, vector in point.vectors.items()]
-        faults += [self._fault_of_terms(name, terms) for name, terms in point.sparse.items()]
-        faults += [self._fault_of_tokens(name, tokens) for name, tokens in point.tokens.items()]
-        if fault := next(filter(None, faults), None):
-            raise InterlockError(f"cannot store point {point.id} in {self.path}: {fault}")
-        return point, size + point.vector_bytes
-
-    def _fault(self, name: str, vector: Vector) -> str | None:
-        if name not in self.dims:
-            return f"no vector {name!r}; the store has {', '.join(self.dims)}"
-        if vector.shape != (self.dims[name],):
-            return f"vector {name!r} has shape {vector.shape}, expected {self.dims[name]} dimensions"
-        square = float(vector @ vector)
-        return None if 0 < square < float("inf") else f"vector {name!r} is zero or not finite"
-
-    def _fault_of_terms(self, name: str, terms: Terms) -> str | None:
-        if name not in self.sparse:
-            return f"no sparse vector {name!r}; the store has {', '.join(sorted(self.sparse)) or 'none'}"
-        fault = terms.fault()
-        return f"sparse vector {name!r} {fault}" if fault else None
-
-    def _fault_of_tokens(self, name: str, tokens: Tokens | Vector) -> str | None:
-        if name not in self.tokens:
-            return f"no token vectors {name!r}; the store has {', '.join(self.tokens) or 'none'}"
-        whole = tokens.ndim == 2 and len(tokens) and tokens.shape[1] == self.tokens[name] and np.isfinite(tokens).all()
-        return None if whole else f"token vectors {name!r} {tokens.shape} are none of {self.tokens[name]} dimensions"
-
-    def _fault_of_question(self, name: str, question: Vector | Terms) -> str | None:
-        if isinstance(question, Terms):
-            return self._fault_of_terms(name, question)
-        return self._fault(name, question) if question.ndim == 1 else self._fault_of_tokens(name, question)
-
-    def _send(self, batch: Sequence[Point], size: int) -> None:
-        import qdrant_edge as edge
-
-        shard.require_room(self.path, size)
-        ids = {str(UUID(point.id)) for point in batch}
-        with working(self.path, "writing"):
-            self._known += len(self._shard.retrieve(list(ids), with_payload=False, with_vector=False))
-            points = [for_engine(point) for point in batch]
-            self._shard.update(edge.UpdateOperation.upsert_points(points))
-        self._unflushed += size
-        if self._unflushed >= FLUSH_BYTES:
-            self.flush()
-
 
 def _few(points: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (points[start : start + BATCH_POINTS] for start in range(0, len(points), BATCH_POINTS))
-
-
-def _batches(points: Iterable[tuple[Point, int]]) -> Iterator[tuple[list[Point], int]]:
-    """Batches of at most BATCH_POINTS and BATCH_BYTES (a larger point goes alone), with their bytes."""
-    batch: list[Point] = []
-    total = 0
-    for point, size in points:
-        if batch and (len(batch) == BATCH_POINTS or total + size > BATCH_BYTES):
-            yield batch, total
-            batch, total = [], 0
-        batch.append(point)
-        total += size
-    if batch:
-        yield batch, total
+    return (points[start : start + MOST_POINTS] for start in range(0, len(points), MOST_POINTS))

@@ -1,25 +1,34 @@
-"""Where a Qdrant server is and the key that it asks for: neither a password in a URL nor a key in the clear.
+"""Where a Qdrant server is, the key that it asks for, and how long it is asked again.
 
 A URL ends up in journals and reports, so it holds no secret; a key is read from the environment or from a file, and
-shows itself to nobody who prints it.
+shows itself to nobody who prints it. Pauses are exponential with jitter, up to a deadline.
 """
 
 import ipaddress
 import os
+import random
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 VARIABLE = "QDRANT_API_KEY"
 PORT = 6333
 """Where a server listens if its URL names no port."""
 GRPC_PORT = 6334
 """Where one that listens there listens for gRPC."""
+FIRST, LONGEST = 0.5, 30.0
+"""Seconds of the first pause, and of the longest but for one that the server asks for."""
+T = TypeVar("T")
 _LIKE_A_URL = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?")
 _KEY = re.compile(r"[\x21-\x7e]{1,4096}")
 
@@ -60,6 +69,11 @@ class Address:
     def secure(self) -> bool:
         """Whether a key may be sent there: it is encrypted, or does not leave the machine."""
         return self.loopback or self.url.startswith("https://")
+
+    @property
+    def host(self) -> str:
+        """Its host alone, in brackets where it has colons."""
+        return urlsplit(self.url).netloc.rpartition(":")[0]
 
     def grpc_port(self, asked: int | None = None) -> int:
         """Return where its gRPC is to be looked for; 0: nowhere. Unless it is `asked` for, that is where gRPC goes with
@@ -121,3 +135,58 @@ def _is_loopback(host: str) -> bool:
 def _masked(text: str) -> str:
     """A URL without what stands before its host or behind its path."""
     return repr(re.sub(r"//[^/@]*@", "//***@", re.sub(r"[?#].*", "?***", text)))[:200]
+
+
+class TransientError(Exception):
+    """An answer that may be another one later; `wait` is how many seconds the server asks to be left alone."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+@dataclass
+class Patience:
+    """What one request is allowed: `seconds` from its first attempt; `waits` hears why and how long it pauses.
+
+    `retries` counts the attempts that were repeated. Clock, sleep and dice are those of whoever makes it.
+    """
+
+    seconds: float
+    waits: Callable[[str, float], object] = lambda reason, pause: None
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    chance: Callable[[], float] = random.random
+    retries: int = 0
+
+    def insist(self, attempt: Callable[[], T]) -> T:
+        """Return what `attempt` gives, tried again after each `TransientError`. Raises the last of them where the next
+        pause would end behind the deadline."""
+        from tenacity import Retrying, retry_if_exception_type
+
+        began = self.clock()
+
+        def pause(state: "RetryCallState") -> float:
+            """Between half of the exponential pause and all of it, so that clients do not come back together; never
+            less than the server asked for."""
+            exponential = min(LONGEST, FIRST * 2.0 ** min(state.attempt_number - 1, 10))
+            return max(_error_of(state).wait, exponential / 2 * (1 + self.chance()))
+
+        def repeat(state: "RetryCallState") -> None:
+            self.retries += 1
+            self.waits(str(_error_of(state)), state.upcoming_sleep)
+
+        retrying = Retrying(
+            retry=retry_if_exception_type(TransientError),
+            wait=pause,
+            stop=lambda state: self.clock() - began + state.upcoming_sleep > self.seconds,
+            before_sleep=repeat,
+            sleep=self.sleep,
+            reraise=True,
+        )
+        return retrying(attempt)
+
+
+def _error_of(state: "RetryCallState") -> TransientError:
+    error = state.outcome.exception() if state.outcome else None
+    return error if isinstance(error, TransientError) else TransientError("")
