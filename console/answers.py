@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from interlock.console.cli import configuration
-from interlock.console.text.columns import render
 from interlock.console.writing import tell
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.models.registry import label
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, limit_threads, shown
+from interlock.widgets.formats import render
 
 
 def plan(options: argparse.Namespace) -> int:

@@ -65,7 +65,7 @@ EXAMPLES = {
     "exit codes: 0 acknowledged by the run, 1 refused or unanswered, 2 no such run",
     "eval": "examples:\n"
     "  interlock eval judged --roster all-minilm-l6,bge-m3 --sparse splade-v3 --plan\n"
-    "  interlock eval judged --rerank maxsim --json eval.json --picture eval.svg",
+    "  interlock eval judged --rerank maxsim --json eval.json",
     "upload": "examples:\n"
     "  interlock upload runs/20261121-120000 --qdrant http://localhost:6333 --dry-run\n"
     "  interlock upload runs/20261121-120000 --qdrant http://localhost:6333\n"
@@ -383,7 +383,6 @@ def _eval(command: argparse.ArgumentParser) -> None:
         "find them"
     )
     command.add_argument("--calibrate", type=PATH, metavar="FILE.toml", help=text)
-    command.add_argument("--picture", type=PATH, metavar="FILE.svg", help="draw quality against cost into this file")
     _settings(command, "roster", "sparse", "fusion", "bm25", "bm25_language", *RERANKING)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, parse, parser
-from interlock.console.text.next_step import command
+from interlock.console.text.recap import command
 from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
 from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration, limit_threads

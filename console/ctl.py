@@ -8,7 +8,7 @@ import msgspec
 
 from interlock.console.control import protocol as said
 from interlock.console.control.client import Link, UnreachableError
-from interlock.console.text.next_step import command, resume_words
+from interlock.console.text.recap import command, resume_words
 from interlock.engine.compute.controls import NO, STOP, YES
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode

@@ -220,7 +220,7 @@ def eval(options: argparse.Namespace) -> int:
         options.qrels,
         options.collection,
     )
-    for flag, file in (("--json", options.json), ("--picture", options.picture), ("--calibrate", options.calibrate)):
+    for flag, file in (("--json", options.json), ("--calibrate", options.calibrate)):
         check_directory(flag, file)
     if options.calibrate and options.config:
         raise UsageError(
@@ -232,10 +232,8 @@ def eval(options: argparse.Namespace) -> int:
             print(amounts_text(flow.amounts(settings, request, listener)))
             return ExitCode.COMPLETED
         if is_run(request.data) and request.queries is None and request.qrels is None:
-            if options.picture or options.calibrate or request.rerank:
-                raise UsageError(
-                    "--picture, --calibrate and --rerank need judgements: pass --queries and --qrels, or drop them"
-                )
+            if options.calibrate or request.rerank:
+                raise UsageError("--calibrate and --rerank need judgements: pass --queries and --qrels, or drop them")
             agreed = flow.agreed(request)
             if options.json:
                 atomic.write_bytes(options.json, agreement_json(agreed))
@@ -244,10 +242,6 @@ def eval(options: argparse.Namespace) -> int:
         found = flow.evaluate(settings, request, listener)
     if options.json:
         atomic.write_bytes(options.json, dumps(found))
-    if options.picture:
-        from interlock.console.text.evaluation_picture import picture
-
-        atomic.write_bytes(options.picture, picture(found).encode())
     tell(evaluation_text(found, whole=not (sys.stdout and sys.stdout.isatty())))
     if options.calibrate:
         atomic.write_bytes(options.calibrate, flow.weights_file(found))

@@ -26,7 +26,7 @@ from interlock.console.screens.main import Main
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
-from interlock.console.text.mitigation_table import grouped
+from interlock.console.text.event_lists import grouped
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import events as ev

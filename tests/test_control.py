@@ -20,7 +20,7 @@ from interlock.console.apps.run import Console
 from interlock.console.control import client
 from interlock.console.control import protocol as said
 from interlock.console.control.client import Link, Remote, UnreachableError
-from interlock.console.control.place import short
+from interlock.console.control.protocol import short
 from interlock.console.control.server import CLIENTS, UNREAD, Server, steerable
 from interlock.console.ctl import status, steer
 from interlock.console.sources.journal import Watched

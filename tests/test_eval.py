@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shlex
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import msgspec
@@ -394,7 +393,7 @@ def run(place, *flags, check=0):
 def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(place):
     plan = run(place, "--plan").stdout
     assert [line.split()[:3] for line in plan.splitlines()[2:]] == [[name, "40", "40"] for name in ("a", "b", "words")]
-    first = run(place, "--json", "eval.json", "--picture", "eval.svg")
+    first = run(place, "--json", "eval.json")
     assert "a: 40 texts to encode" in first.stderr
     assert max(map(len, first.stdout.splitlines())) <= 80
     assert re.search(r"binary, 40 rescored .* \d+\+\d+$", first.stdout, re.MULTILINE)
@@ -404,7 +403,6 @@ def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(pl
     assert list(dict.fromkeys(groups)) == ["models", "fusions", "storage", "sparse", "hybrid"]
     assert found["verdict"] and found["verdict"][1:] in " ".join(first.stdout.split())
     assert max(way["measures"]["nDCG@10"] for way in found["ways"] if way["group"] == "models") > 0.9
-    ET.parse(place / "eval.svg")
     kept = {file: file.stat().st_mtime_ns for file in (place / "cache" / "judged").rglob("*.npz")}
     again = run(place, "--json", "again.json")
     assert "to encode" not in again.stderr
@@ -599,7 +597,6 @@ def test_a_run_that_nobody_judged_tells_how_its_models_differ(place, delivered):
     [
         (("--queries", "set/queries.jsonl"), "pass both"),
         (("--collection", "Other"), "has no collection 'Other': choose one of Docs"),
-        (("--picture", "a.svg"), "need judgements"),
         (("--collection", "Dosc"), "has no collection 'Dosc' (did you mean Docs?): choose one of Docs"),
         (("--queries", "twice.tsv", "--qrels", "set/qrels/test.tsv"), "twice.tsv:2: id 'x' is that of line 1 too"),
     ],

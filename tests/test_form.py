@@ -23,9 +23,9 @@ from interlock.console.look import Look
 from interlock.console.screens.ask import Dialog
 from interlock.console.screens.entry import completed
 from interlock.console.screens.pick import Begin, Browse
+from interlock.console.screens.planning import plan_rows
 from interlock.console.screens.setup import Setup
 from interlock.console.text import form_text
-from interlock.console.text.plan_rows import plan_rows
 from interlock.engine.corpus.collections import glance
 from interlock.engine.models.registry import REGISTRY
 from interlock.engine.settings import load, recorded

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from interlock.console.front_ends import lines
-from interlock.console.text import event_list as feeds
-from interlock.console.text.event_list import Feed
+from interlock.console.front_ends import headless as lines
+from interlock.console.text import event_lists as feeds
+from interlock.console.text.event_lists import Feed
 from interlock.console.text.event_text import describe, line_of
 from interlock.console.text.progress_text import progress
 from interlock.engine.record import events as ev

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 from interlock.console.ctl import _told
 from interlock.console.metrics import families
 from interlock.console.summary.document import of_summary, plain
-from interlock.console.text.event_list import Feed
+from interlock.console.text.event_lists import Feed
 from interlock.console.text.event_text import describe, line_of
 from interlock.console.text.recap import recap
 from interlock.engine.record import events as ev

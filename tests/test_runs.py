@@ -28,7 +28,7 @@ from interlock.console.sources.live import Live
 from interlock.console.sources.runs import RunList
 from interlock.console.sources.session import Session
 from interlock.console.text import runs_text
-from interlock.console.text.next_step import resume_words
+from interlock.console.text.recap import resume_words
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, runs

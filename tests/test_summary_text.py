@@ -9,9 +9,10 @@ from rich.cells import cell_len
 
 from interlock.console.summary import detail, tables
 from interlock.console.summary.document import Document, header, plain, top
-from interlock.widgets import table, tree
+from interlock.widgets import tree
 from interlock.widgets.nodes import No, Node, children, differences, inside, walk
 from interlock.widgets.text import plain as texts
+from interlock.widgets.text import table_rows
 from tests.summaries import HOSTILE, a_summary, changed, documents, harmless
 
 
@@ -36,13 +37,13 @@ def test_drawn_rows_are_exact_and_hold_no_control_character(one, other, width, a
     st.integers(0, 90),
 )
 def test_a_table_of_any_cells_fits(cells, width):
-    drawn = table.rows(["texts", "numbers", "anything"], cells, width, of=len(cells) + 5)
+    drawn = table_rows(["texts", "numbers", "anything"], cells, width, of=len(cells) + 5)
     assert all(cell_len(line) == width for line in texts(drawn))
 
 
 def test_texts_give_way_before_numbers_at_80_columns_and_gaps_are_named():
     found = tables.table_of(("collections", 0, "passes"), a_summary()["collections"][0]["passes"])
-    assert texts(table.rows(found.heads, found.rows, 78)) == [
+    assert texts(table_rows(found.heads, found.rows, 78)) == [
         f"{line:<78}"
         for line in [
             "pass  model       status     batches   rows  reused  tokens  seconds  rows/s",

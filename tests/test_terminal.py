@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from interlock.console.look import draws_only_ascii
 from interlock.console.terminal import notify
-from interlock.console.terminal.output_thread import MOST_BYTES, Wire
+from interlock.console.terminal.output_thread import MOST_BYTES, OutputThread
 from interlock.console.terminal.tty import Surroundings, quiet_descriptors, why_headless
 from interlock.engine.record.snapshot import Snapshot
 from tests.builders import ROOT
@@ -147,7 +147,7 @@ class _Line:
         self.far, near = pty.openpty()
         os.set_blocking(near, blocking)
         self.caught_up = self.lost = 0
-        self.wire = Wire(near, near, self._up, self._gone)
+        self.wire = OutputThread(near, near, self._up, self._gone)
         os.close(near)
 
     def read(self, whole: Callable[[str], bool]) -> str:

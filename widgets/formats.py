@@ -9,7 +9,7 @@ from itertools import accumulate, islice
 
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.snapshot import Snapshot, wall_seconds
-from interlock.engine.record.words import several
+from interlock.engine.record.words import safe, several
 
 MIB, GIB = 2**20, 2**30
 LEVEL_STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
@@ -135,3 +135,13 @@ def smoothed(seconds: Sequence[int], window: int) -> list[float]:
 def unreal(snapshot: Snapshot) -> str:
     """Name what must stand beside every pace and peak of a run that is not what it looks like."""
     return "simulated" if snapshot.simulated else "scripted" if snapshot.scripted else ""
+
+
+def render(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Draw a table as text, without a final newline."""
+    cells = [[safe(cell) for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(heads, *cells, strict=True)]
+    right = numeric(cells, len(heads))
+    lines = [list(heads), ["-" * width for width in widths], *cells]
+    forms = [f"{{:{'>' if number else '<'}{width}}}" for number, width in zip(right, widths, strict=True)]
+    return "\n".join("  ".join(forms).format(*line).rstrip() for line in lines)

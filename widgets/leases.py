@@ -11,10 +11,9 @@ from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.words import duration, human_bytes
-from interlock.widgets import table
 from interlock.widgets.formats import MIB, clock, devices_of, gib
 from interlock.widgets.pane import Chooser
-from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, kept, width_of
+from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, kept, table_rows, width_of
 
 LEAST_MODEL, WHOLE_MODEL, MOST_MODEL, WIDE, ROOMY = 12, 20, 28, 56, 100
 STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}
@@ -94,7 +93,7 @@ def _receipt(lease: LeaseState, snapshot: Snapshot, width: int, ascii: bool) -> 
         return [*shown, fitted([Span("no receipt before it is released", "dim")], width)]
     heads = ["device", "moment", "occupied", "reserved", "allocated", "residue", "retries"]
     cells = [line for receipt in lease.receipts for line in _moments(receipt)]
-    return [*shown, (Span(" " * width),), *table.rows(heads, cells, width, ascii=ascii)]
+    return [*shown, (Span(" " * width),), *table_rows(heads, cells, width, ascii=ascii)]
 
 
 def _budgets(lease: LeaseState) -> Mapping[str, int]:

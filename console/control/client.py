@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from interlock.console.control import protocol as said
-from interlock.console.control.place import name_of, short, user_behind
+from interlock.console.control.protocol import name_of, short, user_behind
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record.events import ControlApplied, ControlRefused

@@ -3,6 +3,13 @@
 Pure: bytes and values. Whatever is no whole request of these is none; nobody tries to understand it.
 """
 
+import os
+import pwd
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -11,6 +18,7 @@ from msgspec import Struct
 from interlock.engine.compute.controls import VALUES
 from interlock.engine.compute.schedule import Placement
 from interlock.engine.record.events import ControlApplied
+from interlock.engine.record.rundir import SOCKET
 from interlock.engine.record.state import Control
 
 CONTROLS = tuple(VALUES)
@@ -115,3 +123,31 @@ def foreseen(then: Placement | None, *, unaffected: bool) -> Foreseen:
         for each in (then.assignments if then else ())
     ]
     return Foreseen(leases, unaffected)
+
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+@contextmanager
+def short(directory: Path) -> Iterator[str]:
+    """Name the socket of `directory` in a few bytes: a longer name than 107 is none. Raises OSError."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{handle}/{SOCKET}"
+    finally:
+        os.close(handle)
+
+
+def user_behind(connection: socket.socket) -> int:
+    """Find the user id of the process at the other end. Raises OSError."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(data)[1]
+    return user
+
+
+def name_of(user: int) -> str:
+    """Name a user."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"uid {user}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from interlock.console.control import protocol as said
-from interlock.console.control.place import name_of, short, user_behind
+from interlock.console.control.protocol import name_of, short, user_behind
 from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, reason

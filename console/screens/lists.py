@@ -8,12 +8,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, ScreenResultType
 
-from interlock.console.text.mitigation_table import Steps, tabled
+from interlock.console.text.event_lists import Steps, tabled
 from interlock.engine.record.words import several
-from interlock.widgets import table
 from interlock.widgets.choices import Choices
 from interlock.widgets.events import Kind
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, row
+from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, row, table_rows
 
 STEADY = 1.0
 """Seconds after which a list that is open is drawn anew."""
@@ -119,7 +118,7 @@ class Mitigations(Listing[Steps]):
         if not (groups := self._groups()):
             return [], {}
         times, kinds = sum(each.times for each in groups), several(len(groups), "kind")
-        names, *lines = table.rows(*tabled(groups), width)[: len(groups) + 1]
+        names, *lines = table_rows(*tabled(groups), width)[: len(groups) + 1]
         return [row((f"{several(times, 'mitigation')} of {kinds}", "bold")), names], {
             _key(each): line for each, line in zip(groups, lines, strict=True)
         }

@@ -13,16 +13,15 @@ from textual.app import ComposeResult
 from interlock.console.actions import MAIN, actions_of, bindings_of, first_key
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Find
+from interlock.console.screens.base import Host
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
-from interlock.console.screens.host import Host
 from interlock.console.screens.layout import PANES, Wants, layout, too_small
 from interlock.console.screens.lists import Kinds, Mitigations
 from interlock.console.screens.steering import Steering
 from interlock.console.sources.live import Reel, Source
 from interlock.console.text import dialog_text as wording
-from interlock.console.text.event_list import Feed
-from interlock.console.text.mitigation_table import Steps, grouped
+from interlock.console.text.event_lists import Feed, Steps, grouped
 from interlock.engine.record.health import Attention, Health, attention, health
 from interlock.engine.record.snapshot import PassCells, Snapshot
 from interlock.engine.record.words import safe, several

@@ -20,7 +20,7 @@ from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.runs import RunList
 from interlock.console.summary.document import load
 from interlock.console.text import runs_text
-from interlock.console.text.next_step import command, resume_words
+from interlock.console.text.recap import command, resume_words
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.runs import Overview, delete
 from interlock.engine.record.words import human_bytes, safe, several

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from interlock.console.actions import Action, named
 from interlock.console.look import Leave
 from interlock.console.screens.ask import Choice, Dialog
-from interlock.console.screens.base import Keyed
-from interlock.console.screens.host import Host
+from interlock.console.screens.base import Host, Keyed
 from interlock.console.sources.live import ControlBox, Reel, Source
 from interlock.console.text import dialog_text as wording
 from interlock.engine.compute.controls import NO, STOP, YES

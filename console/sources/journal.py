@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen
-from interlock.console.text.next_step import command, resume_words
+from interlock.console.text.recap import command, resume_words
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record import journal

@@ -11,9 +11,8 @@ from itertools import islice
 from interlock.console.summary.document import Document, change, in_a_line, legend, meaning, told
 from interlock.console.summary.tables import Table, listed, overview, table_of
 from interlock.engine.record.words import safe
-from interlock.widgets import table
 from interlock.widgets.nodes import No, Node, children, human, title, written
-from interlock.widgets.text import Row, ascii_only, fitted, row, wrapped
+from interlock.widgets.text import Row, ascii_only, fitted, row, table_rows, wrapped
 
 MOST_LINES = 300
 """Lines that a value or a list of differences may take; the tree has all of it."""
@@ -120,7 +119,7 @@ def _overview(document: Document, width: int, ascii: bool) -> Iterator[Row]:
 
 
 def _table(cells: Table, width: int, ascii: bool) -> list[Row]:
-    return table.rows(cells.heads, cells.rows, width, of=cells.count, ascii=ascii)
+    return table_rows(cells.heads, cells.rows, width, of=cells.count, ascii=ascii)
 
 
 def _fields(node: Node, width: int) -> Iterator[Row]:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from interlock.console.summary.tables import listed, objects, overview
-from interlock.console.text.columns import render
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.atomic import LARGEST
 from interlock.engine.record.rundir import JOURNAL, beside
 from interlock.engine.record.runs import state_of
 from interlock.engine.record.summary import Summary, dumps, summarise
 from interlock.engine.record.words import duration, few, human_bytes, safe, several
+from interlock.widgets.formats import render
 from interlock.widgets.nodes import No, Node, Step, differences, human, title, written
 
 VERSION = "1"

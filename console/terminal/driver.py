@@ -17,8 +17,8 @@ from textual.drivers.linux_driver import LinuxDriver
 
 from interlock.console.look import Leave
 from interlock.console.terminal import tty as terminal
-from interlock.console.terminal.output_thread import Wire
-from interlock.console.terminal.screen_diff import RESET, Thrift
+from interlock.console.terminal.output_thread import OutputThread
+from interlock.console.terminal.screen_diff import RESET, ScreenDiff
 
 CLEAR = "\x1b[2J\x1b[H"
 """Leaves nothing behind where there is no other screen to go back to, as in GNU screen."""
@@ -34,8 +34,8 @@ class HangupSafeDriver(LinuxDriver):
     ) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         self._terminal = terminal.held()
-        self._wire: Wire | None = None
-        self._thrift = Thrift(*self._get_terminal_size())
+        self._output: OutputThread | None = None
+        self._diff = ScreenDiff(*self._get_terminal_size())
         self._taken = self._suspended = False
         self._size = self._size or self._get_terminal_size()
         self.fileno = self._terminal.reads
@@ -44,24 +44,24 @@ class HangupSafeDriver(LinuxDriver):
     @property
     def skipped(self) -> int:
         """How many writes were left out because the terminal did not keep up."""
-        return self._wire.skipped if self._wire else 0
+        return self._output.skipped if self._output else 0
 
     def repaint(self) -> None:
         """Send the whole screen anew, whatever the terminal shows."""
-        self._thrift.forget()
+        self._diff.forget()
         self._app.refresh()
 
     def write(self, data: str) -> None:
         """Send it without waiting."""
-        if self._wire:
-            self._wire.write(data)
+        if self._output:
+            self._output.write(data)
 
     def start_application_mode(self) -> None:
-        self._thrift.forget()
+        self._diff.forget()
         self._taken, self._suspended = True, False
         terminal, caught_up = self._terminal, partial(self._later, self.repaint)  # what was left out has to be painted
-        self._wire = Wire(terminal.writes, terminal.reads, caught_up, terminal.lose, self._thrifty)
-        self._wire.write(RESET)
+        self._output = OutputThread(terminal.writes, terminal.reads, caught_up, terminal.lose, self._diffed)
+        self._output.write(RESET)
         self._terminal.on_lost = self._hung_up
         signal.signal(signal.SIGHUP, lambda number, frame: self._terminal.lose())
         super().start_application_mode()  # type: ignore[no-untyped-call]
@@ -110,14 +110,14 @@ class HangupSafeDriver(LinuxDriver):
 
     def stop_application_mode(self) -> None:
         self._taken = False
-        if self._wire:
-            self._wire.leave()
-            self._wire.write(RESET + CLEAR)
+        if self._output:
+            self._output.leave()
+            self._output.write(RESET + CLEAR)
         super().stop_application_mode()
 
     def close(self) -> None:
-        if self._wire:
-            self._wire.close(PATIENCE)
+        if self._output:
+            self._output.close(PATIENCE)
 
     def _get_terminal_size(self) -> tuple[int, int]:
         """Asked of the terminal itself: stdout may lead elsewhere."""
@@ -126,9 +126,9 @@ class HangupSafeDriver(LinuxDriver):
             return columns or 80, lines or 24
         return 80, 24
 
-    def _thrifty(self, text: str) -> str:
-        self._thrift.fit(*self._get_terminal_size())
-        return self._thrift(text)
+    def _diffed(self, text: str) -> str:
+        self._diff.fit(*self._get_terminal_size())
+        return self._diff(text)
 
     def _hung_up(self) -> None:
         """From any thread, or a signal handler: takes no lock."""

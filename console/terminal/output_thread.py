@@ -16,7 +16,7 @@ AT_ONCE = 4096
 GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
-class Wire:
+class OutputThread:
     """A way to one terminal. `skipped` counts what was left out."""
 
     def __init__(

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from textwrap import fill
 
-from interlock.console.text.columns import render
 from interlock.engine.evaluation.agreement import Agreement
 from interlock.engine.evaluation.encoding import Amount
 from interlock.engine.evaluation.report import Evaluation, Interval, MeasuredWay
 from interlock.engine.evaluation.verdict import signed
 from interlock.engine.record.words import duration, safe, several
+from interlock.widgets.formats import render
 
 WIDTH = 79
 NAME = 25

@@ -5,8 +5,7 @@ from itertools import accumulate
 
 from interlock.console.form import ChunksSeen, ModelRow, setting_of
 from interlock.engine.record.words import human_bytes, safe, several
-from interlock.widgets import table
-from interlock.widgets.text import Row, Span, plain, width_of
+from interlock.widgets.text import TABLE_GAP, Row, Span, plain, table_rows, width_of
 
 LABELS = {"roster": "models", "qdrant": "store", "out": "runs", "run_id": "run id"}
 """What fields are called that are not called as their settings."""
@@ -27,10 +26,10 @@ def models(rows: Sequence[ModelRow], places: Mapping[str, str], width: int, *, a
         here = {None: "...", True: size, False: "to fetch"}[each.here]
         numbers = str(each.dim or "?"), f"{each.tokens:,}" if each.tokens else "?"
         lines.append((f"[{places.get(each.key, ' ')}] {each.key}", *numbers, here, each.languages, each.licence))
-    needs = [max(map(width_of, column)) + table.GAP for column in zip(HEADS, *lines, strict=True)]
-    fitting = max(1, sum(1 for end in accumulate(needs) if end <= width + table.GAP))
+    needs = [max(map(width_of, column)) + TABLE_GAP for column in zip(HEADS, *lines, strict=True)]
+    fitting = max(1, sum(1 for end in accumulate(needs) if end <= width + TABLE_GAP))
     # Columns that would cost the names some signs are left out.
-    heads, *drawn = table.rows(HEADS[:fitting], [line[:fitting] for line in lines], max(1, width), ascii=ascii)
+    heads, *drawn = table_rows(HEADS[:fitting], [line[:fitting] for line in lines], max(1, width), ascii=ascii)
     drawn = drawn[: len(lines)]
     for place, each in enumerate(rows):
         if each.key in places:

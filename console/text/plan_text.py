@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from interlock.console.text.columns import render
 from interlock.console.text.event_text import line_of
 from interlock.engine.record.events import RecordRefused
 from interlock.engine.record.words import duration, human_bytes, safe, several
+from interlock.widgets.formats import render
 
 if TYPE_CHECKING:
     from interlock.engine.compute.pairs.scorer import PairPlan

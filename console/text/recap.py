@@ -2,16 +2,29 @@
 was predicted, what went wrong, where it lies, and the command that comes next."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from interlock.console.text.columns import render
-from interlock.console.text.next_step import command, resume_words
 from interlock.engine.record.facts import timed
 from interlock.engine.record.health import attention, health, outputs_of
 from interlock.engine.record.snapshot import DeviceView, PassView, Snapshot
 from interlock.engine.record.state import NodeState
 from interlock.engine.record.words import duration, human_bytes, percent, several
-from interlock.widgets.formats import placed, several_devices
+from interlock.widgets.formats import placed, render, several_devices
+
+
+def resume_words(chunks: str, run: Path, *, rehearsed: bool) -> list[str]:
+    """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run`; one that was
+    `rehearsed` writes its chunks itself."""
+    begun = ["demo", "--scripted"] if rehearsed else ["run", chunks]
+    named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
+    return [*begun, "--out", str(run.parent), *named, "--resume"]
+
+
+def command(words: Sequence[str]) -> str:
+    """Write arguments of `interlock` as a shell takes them."""
+    return shlex.join(["interlock", *words])
+
 
 RESUMABLE = ("stopped", "failed", "incomplete")
 MOST = 8

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from interlock.console.text.columns import render
 from interlock.engine.record.runs import Overview
 from interlock.engine.record.words import human_bytes, named, percent
-from interlock.widgets import table as tables
-from interlock.widgets.formats import LEVEL_STYLES
-from interlock.widgets.text import Row, Span, fitted
+from interlock.widgets.formats import LEVEL_STYLES, render
+from interlock.widgets.text import Row, Span, fitted, table_rows
 
 HEADS = ("state", "run", "age", "done", "issues", "device", "models", "chunks", "size", "pid", "host")
 KINDS = {"sim": "SIMULATED", "scripted": "SCRIPTED"}
@@ -68,7 +66,7 @@ def rows(
     """Draw the heads, and a row for each run: `+` where it is marked, its state in the colour of its health."""
     lines = [cells(each, now) for each in seen]
     lead = len("+ ")
-    heads, *drawn = tables.rows(HEADS, lines, max(1, width - lead))
+    heads, *drawn = table_rows(HEADS, lines, max(1, width - lead))
     shown = []
     for each, line in zip(seen, drawn, strict=False):
         text, state = "".join(span.text for span in line), len(each.health.word)

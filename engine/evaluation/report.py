@@ -1,4 +1,4 @@
-"""What `interlock eval --json` writes, and what its table and its picture are drawn from."""
+"""What `interlock eval --json` writes, and what its table is drawn from."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 
-from interlock.console.terminal import sgr as styles
-from interlock.console.terminal.screen_diff import RESET, Thrift
+from interlock.console.terminal import screen_diff as styles
+from interlock.console.terminal.screen_diff import RESET, ScreenDiff
 
 COLUMNS, ROWS = 24, 5
 CODES = ["0", "1", "3", "4", "5", "7", "9", "22", "23", "24", "25", "27", "29", "39", "49", "31", "94", "42", "103"]
@@ -70,7 +70,7 @@ def _seen(cell: pyte.screens.Char) -> tuple[object, ...]:
 @example(["\x1b[1;2m", "a", "\x1b[22;2m", "b", "\x1b[1;mc"])
 @example(["\x1b[1;1Haa\x1b[1;1H", "\x1b[1;1Hba\x1b[1;1H", "\x1b[1;1H\x1b[K", "\x1b[1;1Hba\x1b[1;1H"])
 def test_every_cell_looks_the_same_after_rewriting(stream: list[str]) -> None:
-    thrift = Thrift(COLUMNS, ROWS)
+    thrift = ScreenDiff(COLUMNS, ROWS)
     sent = [thrift(piece) for piece in stream]
     assert cells(sent) == cells(stream)
 
@@ -79,14 +79,14 @@ def test_every_cell_looks_the_same_after_rewriting(stream: list[str]) -> None:
 def test_everything_that_is_no_style_stays_in_order_when_rewritten(
     stream: list[str],
 ) -> None:
-    thrift = Thrift(COLUMNS, ROWS)
+    thrift = ScreenDiff(COLUMNS, ROWS)
     sent = "".join(thrift(piece) for piece in stream)
     assert WITHOUT_STYLES.sub("", sent) == WITHOUT_STYLES.sub("", "".join(stream))
 
 
 @given(frames(), st.integers(COLUMNS // 2, COLUMNS), st.integers(1, ROWS))
 def test_a_frame_is_not_sent_twice_unless_the_size_changed(frame: str, columns: int, height: int) -> None:
-    thrift = Thrift(COLUMNS, ROWS)
+    thrift = ScreenDiff(COLUMNS, ROWS)
     first = thrift(frame)
     if "漢" not in frame:
         assert re.fullmatch(r"\x1b\[\d+;\d+H", thrift(frame))
@@ -99,7 +99,7 @@ def test_a_frame_is_not_sent_twice_unless_the_size_changed(frame: str, columns: 
 
 @given(frames(), frames())
 def test_nothing_is_taken_as_known_after_a_frame_for_a_larger_terminal(large: str, frame: str) -> None:
-    thrift = Thrift(3, 1)
+    thrift = ScreenDiff(3, 1)
     sent = [thrift(large)]
     thrift.fit(COLUMNS, ROWS)
     assert cells([*sent, thrift(frame)]) == cells([large, frame])
@@ -110,7 +110,7 @@ def test_a_reset_clears_unknown_codes_that_went_through(
     stream: list[str],
 ) -> None:
     strange = [f"\x1b[{code}m" for code in STRANGE]
-    thrift = Thrift(COLUMNS, ROWS)
+    thrift = ScreenDiff(COLUMNS, ROWS)
     sent = "".join(thrift(piece) for piece in [*stream, "\x1b[0m.", "\x1b[0m"])
     assert sum(sent.count(each) for each in strange) == sum(piece in strange for piece in stream)
     if any(piece in strange for piece in stream):
@@ -126,7 +126,7 @@ def test_only_the_change_in_a_row_is_sent_and_each_style_once() -> None:
         ]
         return "\x1b[3;1H" + Console(color_system="truecolor", force_terminal=True)._render_buffer(row) + "\x1b[1;1H"
 
-    thrift = Thrift(COLUMNS, ROWS)
+    thrift = ScreenDiff(COLUMNS, ROWS)
     assert thrift(painted("│", "model", "     ", "│")) == (
         "\x1b[3;1H\x1b[38;2;77;81;86;48;2;20;24;29m│\x1b[38;2;86;182;194mmodel     │\x1b[1;1H"
     )
@@ -145,7 +145,7 @@ def test_every_style_of_rich_is_known(system: str) -> None:
 
 
 def test_a_reset_alone_is_sent() -> None:
-    thrift = Thrift(COLUMNS, ROWS)
+    thrift = ScreenDiff(COLUMNS, ROWS)
     thrift("\x1b[1ma")
     assert thrift(RESET) == RESET
     assert thrift("a") == "a"
