@@ -21,7 +21,7 @@ from interlock.widgets.formats import render
 def plan(options: argparse.Namespace) -> int:
     """Show what a run would do."""
     from interlock.console.text.plan_text import plan_text
-    from interlock.engine.flows.plan import forecast
+    from interlock.engine.flows.forecast import forecast
 
     if options.chunks is None:
         return _survey(configuration(options))
@@ -38,7 +38,7 @@ def plan(options: argparse.Namespace) -> int:
 
 def _survey(settings: Configuration) -> int:
     """What each model of the registry would take."""
-    from interlock.engine.flows.plan import survey
+    from interlock.engine.flows.models import survey
     from interlock.engine.models.configurations import UNREACHED
 
     models, ceiling, kind = survey(settings)

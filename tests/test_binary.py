@@ -10,7 +10,7 @@ from interlock.console.text.plan_text import plan_text
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.export import ExportRequest, export
-from interlock.engine.flows.plan import forecast
+from interlock.engine.flows.forecast import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import VectorsKept
 from interlock.engine.settings import load

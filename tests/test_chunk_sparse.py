@@ -12,7 +12,7 @@ import scipy.sparse
 
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.flows.plan import forecast
+from interlock.engine.flows.forecast import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import RecordRefused, StoreVerified, Warned
 from interlock.engine.settings import load

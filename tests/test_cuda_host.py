@@ -23,7 +23,7 @@ from interlock.engine.compute.checks import checkup
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.flows import doctor
-from interlock.engine.flows.plan import forecast
+from interlock.engine.flows.forecast import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu import cuda, nvml
 from interlock.engine.gpu.devices import choose, describe_host, unused_gpus

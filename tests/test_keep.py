@@ -11,7 +11,7 @@ import pytest
 import interlock
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.flows.plan import forecast
+from interlock.engine.flows.forecast import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
 from interlock.engine.record.facts import RosterEntry

@@ -7,7 +7,7 @@ from interlock.console.text.event_text import line_of
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
-from interlock.engine.flows.plan import forecast
+from interlock.engine.flows.forecast import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import VectorsKept
 from interlock.engine.settings import load

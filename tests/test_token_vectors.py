@@ -14,7 +14,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.parts.tokens import TokenFile, TokenRows, pool_tokens
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, UsageError
 from interlock.engine.flows import opening
-from interlock.engine.flows.plan import forecast
+from interlock.engine.flows.forecast import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import BatchCommitted, BatchesLost, LeaseReleased, RosterResolved, RowsReused
 from interlock.engine.settings import load

@@ -127,7 +127,7 @@ def _import(*modules: str) -> None:
         os.environ.setdefault(name, value)
     import interlock.console.commands
     import interlock.console.summary.document
-    import interlock.engine.flows.plan
+    import interlock.engine.flows.forecast
     import interlock.engine.flows.run
     import interlock.engine.search.searcher  # noqa: F401
 

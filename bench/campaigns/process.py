@@ -51,7 +51,7 @@ def warm() -> None:
     import interlock.console.commands
     import interlock.console.sources.journal
     import interlock.console.summary.document
-    import interlock.engine.flows.plan
+    import interlock.engine.flows.forecast
     import interlock.engine.flows.run
     import interlock.engine.search.searcher
 

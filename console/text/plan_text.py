@@ -12,7 +12,7 @@ from interlock.widgets.formats import render
 
 if TYPE_CHECKING:
     from interlock.engine.compute.pairs.scorer import PairPlan
-    from interlock.engine.flows.plan import Forecast, PassForecast
+    from interlock.engine.flows.forecast import Forecast, PassForecast
 
 PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "pass": lambda number, _: str(number),

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from interlock.engine.compute import reuse
-from interlock.engine.compute.grid import Cells, lay_out
+from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.corpus.corpus import Corpus, digest_of_texts
-from interlock.engine.corpus.tokens import TokenStore
 from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.flows.plan import PlannedPass
 from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, rundir
 from interlock.engine.record import events as ev
@@ -33,6 +33,7 @@ class Continuation:
         self._directory = directory
         self._settings = settings
         self._source = source
+        self._files: dict[int, PassFiles] = {}
 
     def bind(self, inputs: dict[str, object], corpus: Corpus) -> None:
         """Tie the run to its inputs. Raises UsageError where it was begun with others."""
@@ -46,10 +47,9 @@ class Continuation:
         with atomic.replacing(directory.digests) as partial, partial.open("wb") as handle:
             np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
 
-    def plan(self, model_pass: int, card: ModelCard, tokens: TokenStore, corpus: Corpus) -> Cells:
-        """Lay out one pass without the texts that are reused; tell what is planned, and what is truncated."""
-        directory, emit = self._directory, self._recorder.emit
-        place = directory.pass_directory(model_pass, card.key)
+    def reused(self, model_pass: int, card: ModelCard, corpus: Corpus) -> reuse.Mask:
+        """Open the files of a pass, and take over what the source has for them; of which texts [texts]."""
+        place = self._directory.pass_directory(model_pass, card.key)
         kept, begun = self._recorder.look(lambda state: (state.reused.get(model_pass), dict(state.plans)))
         if kept and not all((place / KINDS[output].PLACE).exists() for output in card.outputs):
             raise self._not_reused(kept, kept.rows)
@@ -58,13 +58,21 @@ class Continuation:
             raise self._not_reused(kept, damaged)
         if not kept and all(planned != model_pass for planned, _ in begun):
             kept = self._take_over(model_pass, corpus, files)
-        layout = lay_out(model_pass, card, tokens, corpus.rows, reuse.mask_of(kept, len(corpus.digests)))
+        self._files[model_pass] = files
+        return reuse.mask_of(kept, len(corpus.digests))
+
+    def begin(self, planned: PlannedPass) -> Cells:
+        """Make the cells of a pass that is laid out; tell what is planned, and what is truncated. Raises UsageError
+        where an earlier session planned it otherwise."""
+        directory, emit, layout = self._directory, self._recorder.emit, planned.layout
+        model_pass, card, files = planned.model_pass, layout.card, self._files[planned.model_pass]
+        begun = self._recorder.look(lambda state: dict(state.plans))
         if any(begun.get((model_pass, share.collection), share.plan) != share.plan for share in layout.planned):
             raise UsageError(
                 f"run {directory.id} was planned by another version of interlock: start a new run with "
                 f"--reuse {directory.path}"
             )
-        reuse.keep_order(place, layout.batches)
+        reuse.keep_order(directory.pass_directory(model_pass, card.key), layout.batches)
         for share in layout.planned:
             emit(share)
             name = share.collection
@@ -72,7 +80,7 @@ class Continuation:
             message = _truncation(share, card)
             if share.truncated and message not in said:  # by an earlier session
                 emit(ev.Warned(message=message, collection=name))
-        return Cells(model_pass, layout, tokens, files)
+        return Cells(model_pass, layout, planned.tokens, files)
 
     def committed(self, cells: Cells) -> list[ev.BatchCommitted]:
         """List the batches of a pass that the journal speaks of."""

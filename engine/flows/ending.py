@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.grid import Cells
-from interlock.engine.corpus.corpus import Corpus, Rows
+from interlock.engine.corpus.corpus import Rows
 from interlock.engine.errors import InterlockError
 from interlock.engine.flows import gaps
 from interlock.engine.flows.continuing import Continuation
-from interlock.engine.flows.opening import form_of
+from interlock.engine.flows.plan import Plan
 from interlock.engine.record import events as ev
 from interlock.engine.record import health
 from interlock.engine.record.facts import MissingModel, RosterEntry, Status, timed
@@ -28,9 +28,7 @@ from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import duration, few
 from interlock.engine.settings import RunSettings
-from interlock.engine.targets.builder import DeliveryBuilder, remaining
 from interlock.engine.targets.delivery import Destination, deliver
-from interlock.engine.vectors.fusion import Fusion
 
 FILE_BYTES, STORE_BYTES, LEAST_SECONDS = 8e6, 2e6, 2.0
 """What a delivery is taken to do in a second, in bytes of vectors, in files and in a store; and what it takes at least.
@@ -43,21 +41,22 @@ class Ending:
 
     recorder: Recorder
     directory: RunDirectory
-    settings: RunSettings
-    corpus: Corpus
+    plan: Plan
     grid: Sequence[Cells]
-    roster: Sequence[RosterEntry]
-    builder: DeliveryBuilder
     earlier: Continuation
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.plan.settings
 
     def seconds_of(self, rows: Rows) -> float:
         """Predict on the safe side what the delivery of a collection takes."""
-        return delivery_seconds(rows, self.roster, self.settings)
+        return delivery_seconds(rows, self.plan.roster, self.settings)
 
     def reserve(self, ahead: int) -> float:
         """Seconds for delivering what is complete, or will be when the next `ahead` batches are."""
         names = self.recorder.look(lambda state: {*ready(state, ahead)})
-        return sum(self.seconds_of(rows) for rows in self.corpus.rows if rows.collection.name in names)
+        return sum(self.seconds_of(rows) for rows in self.plan.corpus.rows if rows.collection.name in names)
 
     def early(self, deadline: Deadline) -> str:
         """End a session before its run: deliver what is complete, if that was asked for; what is told of it."""
@@ -68,7 +67,7 @@ class Ending:
             unseen = self.recorder.look(
                 lambda state: {name: health.unfinished(state, name) for name in state.collections}
             )
-            for rows in self.corpus.rows:
+            for rows in self.plan.corpus.rows:
                 name = rows.collection.name
                 if models := unseen[name]:
                     left_out[name] = f"not finished by {', '.join(models)}"
@@ -106,15 +105,14 @@ class Ending:
     def _deliver(self, rows: Rows, without: Sequence[MissingModel]) -> None:
         """Deliver what the other models made of a collection."""
         settings, gone = self.settings, {each.model_pass for each in without}
-        roster = remaining(self.roster, without, [weight for _, weight in settings.roster])
+        roster = self.plan.without(without)
         if without:
             weights = {entry.model: entry.weight for entry in roster if entry.kind == "dense"}
             self.recorder.emit(
                 ev.DeliveredWithout(collection=rows.collection.name, models=list(without), weights=weights)
             )
         passes = [cells.files for cells in self.grid if cells.model_pass not in gone]
-        form = Fusion(settings.fusion), form_of(settings)
-        delivery = self.builder.delivery(rows, self.corpus, passes, roster, *form, without)
+        delivery = self.plan.delivery(rows, passes, without)
         began = self.recorder.look(lambda state: state.began_at)
         to = Destination(self.directory, settings.export, settings.qdrant, settings.prune, began=began)
         deliver(delivery, roster, to, self.recorder.emit)

@@ -21,6 +21,7 @@ from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_corpus
 from interlock.engine.errors import UsageError
 from interlock.engine.flows.opening import form_of
+from interlock.engine.flows.plan import Plan
 from interlock.engine.record import locks
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit
 from interlock.engine.record.facts import RosterEntry
@@ -29,7 +30,7 @@ from interlock.engine.record.state import RunState
 from interlock.engine.record.words import differences, few
 from interlock.engine.settings import Configuration, RunSettings, continued
 from interlock.engine.targets.builder import DeliveryBuilder
-from interlock.engine.targets.delivery import Destination, check_projectable, check_store, deliver
+from interlock.engine.targets.delivery import Destination, deliver
 from interlock.engine.targets.files import check_ours, publish, read_record, staging
 from interlock.engine.targets.formats import FORMATS, files_of, with_arrays
 from interlock.engine.targets.windows import Delivery
@@ -72,22 +73,18 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
         kept.check(fusion, arrays=with_arrays(settings.export), store=asked.store is not None)
         told: dict[str, list[Loss]] = {}
         with TemporaryDirectory(prefix="interlock-export-") as scratch:
-            builder = DeliveryBuilder(
-                Path(scratch), settings.bm25_language if asked.store and settings.bm25 else "", settings.chunk_sparse
-            )
-            corpus = _corpus(earlier, builder, chunks, settings.collections)
-            wanted = _chosen(corpus, asked.collection)
+            language = settings.bm25_language if asked.store and settings.bm25 else ""
+            builder = DeliveryBuilder(Path(scratch), language, settings.chunk_sparse)
+            plan = Plan(settings, roster, _corpus(earlier, builder, chunks, settings.collections), builder)
+            wanted = _chosen(plan.corpus, asked.collection)
             for rows in wanted:  # what would be refused after the work is refused now
-                check_projectable(rows, form, asked.store)
                 if asked.to:
                     _check_outside(asked.to / rows.collection.name, directory)
                 if asked.store:
-                    name = rows.collection.qdrant_collection
-                    _check_outside(asked.store / name, directory)
-                    brought = builder.bm25(rows), settings.chunk_sparse
-                    check_store(name, roster, fusion, asked.store, directory.id, *brought, form, emit)
+                    _check_outside(asked.store / rows.collection.qdrant_collection, directory)
+                plan.check_delivery(rows, asked.store, directory.id, emit)
             for rows in wanted:
-                delivery = builder.delivery(rows, corpus, passes, roster, fusion, form)
+                delivery = plan.delivery(rows, passes)
                 if asked.to:
                     narrow = replace(delivery, form=replace(form, quantise="none"))
                     to = Destination(directory, settings.export, precision=asked.precision)

@@ -29,7 +29,7 @@ from interlock.wording import in_python, python_wording
 if TYPE_CHECKING:
     from interlock.engine.compute.parts.terms import SparseRows
     from interlock.engine.evaluation.report import Evaluation
-    from interlock.engine.flows.plan import Forecast
+    from interlock.engine.flows.forecast import Forecast
     from interlock.engine.targets.upload_record import UploadReport
 
 SHOWN = ("auto", "lines", "none")
@@ -87,7 +87,7 @@ def plan(chunks: AnyPath, settings: Settings = DEFAULTS) -> Plan:
     there. A pass that fits nowhere says so in its `refused`. The run's directory and store are not looked at.
     """
     path, configuration = path_of(chunks, "chunks"), configured(settings)
-    from interlock.engine.flows.plan import forecast
+    from interlock.engine.flows.forecast import forecast
 
     with python_wording():
         return Plan(forecast(path, configuration))

@@ -1,0 +1,211 @@
+"""What a plan would take, without doing it: batches, tokens, predicted memory and time, and no weights loaded."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from interlock.engine.compute import reuse
+from interlock.engine.compute.backend import REAL
+from interlock.engine.compute.grid import Layout
+from interlock.engine.compute.memory_needs import MemoryPlanner, rooms, too_small
+from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, next_placement
+from interlock.engine.corpus.corpus import Corpus, Rows
+from interlock.engine.errors import UsageError
+from interlock.engine.flows import gaps
+from interlock.engine.flows.plan import Plan, PlannedPass, read, requested
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.devices import choose as choose_devices
+from interlock.engine.gpu.devices import unused_gpus
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.assets import Policy
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.registry import ModelSpec
+from interlock.engine.record.facts import RosterEntry
+from interlock.engine.record.inputs import as_input
+from interlock.engine.record.runs import paces
+from interlock.engine.settings import Configuration, RunSettings
+from interlock.engine.targets import mirror
+from interlock.engine.targets.delivery import check_projectable, other_models
+from interlock.engine.targets.formats import file_bytes
+from interlock.engine.vectors.form import FUSED, stored_bytes
+
+
+@dataclass(frozen=True)
+class LongTexts:
+    """Texts that are longer than a model's limit: how many, their tokens beyond it, and in how many spans of how many
+    tokens more they are embedded where they are split."""
+
+    texts: int = 0
+    beyond: int = 0
+    spans: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class PassForecast:
+    """One model's pass: where it would be computed, `streamed` or not, or why it is refused; and `seconds` at the pace
+    of an earlier run of the model on the same kind of device, where there was one."""
+
+    layout: Layout
+    weights_bytes: int
+    predicted_bytes: int
+    devices: tuple[str, ...]
+    streamed: bool
+    refused: str
+    seconds: float | None = None
+    warning: str = ""
+    """Why it would be computed on the CPU although there are GPUs."""
+    long: LongTexts = LongTexts()
+
+    @property
+    def batches(self) -> int:
+        return sum(share.batches for share in self.layout.planned)
+
+    @property
+    def rows(self) -> int:
+        return sum(share.rows for share in self.layout.planned)
+
+    @property
+    def tokens(self) -> int:
+        return sum(share.tokens for share in self.layout.planned)
+
+    @property
+    def token_bytes(self) -> int:
+        """What the vectors of its tokens would take."""
+        return sum(share.token_bytes for share in self.layout.planned)
+
+    @property
+    def truncated(self) -> int:
+        return sum(share.truncated for share in self.layout.planned)
+
+    @property
+    def place(self) -> str:
+        """Where it would be computed, in a word."""
+        return "does not fit" if self.refused else ",".join(self.devices) + (" streamed" if self.streamed else "")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What `interlock plan` shows."""
+
+    collections: list[Rows]
+    passes: list[PassForecast]
+    budget_bytes: int
+    fused_dim: int | None
+    file_bytes: int
+    """Bytes of the dense vectors of a chunk in all files, before a table is compressed."""
+    stored_bytes: int
+    """Bytes of these in a store, whether one is asked for or not; 0 where no store keeps them so."""
+    overlooked: Sequence[str] = ()
+    """What is there or asked for and not used: files beside the chunk files, GPUs, and --dim."""
+
+
+def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], bool] = lambda: False) -> Forecast:
+    """Plan a run of `chunks` by its files, models and devices; the run's directory is not looked at, and of a store
+    only which points it has.
+
+    Raises Stopped once `stopped` says so, UsageError for chunks or settings that no run can have, UnavailableError for
+    a model or device that is not there, unless models may be missing; a pass that fits nowhere says why itself.
+    """
+    request, settings = requested(chunks, configuration), configuration.settings
+    devices = choose_devices(settings.devices, settings.faults)
+    policy = Policy(offline=True, pickles=settings.allow_pickle, forbids="a plan downloads nothing")
+    models = gaps.resolved(REAL, request.specs, policy, devices, lambda _: None, allowed=settings.allow_missing)
+    roster, source = request.roster(models), reuse.check(settings.reuse) if settings.reuse else None
+
+    def reusable(number: int, card: ModelCard, corpus: Corpus) -> reuse.Mask:
+        mask = np.zeros(len(corpus.digests), np.bool_)
+        for rows, _ in reuse.available(source, as_input(roster[number]), corpus.digests, lambda _: None):
+            mask[rows] = True
+        return mask
+
+    with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
+        plan = read(request, models, roster, Path(scratch), lambda _: None, stopped).laid_out(reusable)
+        longs = [_long(each, request.specs[each.model_pass]) for each in plan.passes]
+        passes, budget = _forecasts([each.layout for each in plan.passes], devices, settings)
+    passes = [replace(each, long=long) for each, long in zip(passes, longs, strict=True)]
+    had = [roster[number] for number in models.cards]
+    dense = [entry for entry in had if entry.kind == "dense"]
+    members = {entry.model: entry.dim for entry in dense}
+    kept = plan.form.widths(plan.fusion, members)
+    unused = [
+        *(f"planned without a model: {why}" for why in models.missing.values()),
+        *_lacking(settings, source, had),
+        *request.unused,
+        *_too_few(plan),
+        *unused_gpus(settings.devices, devices),
+        *filter(None, (mirror.unplanned(settings.qdrant, rows) for rows in plan.corpus.rows if settings.qdrant)),
+        *filter(None, (_refusing(settings.qdrant, rows, dense) for rows in plan.corpus.rows if settings.qdrant)),
+    ]
+    sizes = file_bytes(settings.export, plan.form, plan.fusion, members), stored_bytes(kept, plan.form.quantise)
+    return Forecast(plan.corpus.rows, passes, budget, kept.get(FUSED), *sizes, unused)
+
+
+def _lacking(settings: RunSettings, source: reuse.Earlier | None, roster: Sequence[RosterEntry]) -> Iterator[str]:
+    """Tell of models of which the run to reuse has something, and not all."""
+    for entry in roster:
+        if what := reuse.lacking(source, as_input(entry)):
+            yield f"--reuse {settings.reuse}: no {what} of {entry.model} there, computing it anew"
+
+
+def _refusing(store: Path, rows: Rows, dense: Sequence[RosterEntry]) -> str:
+    models = {entry.model: entry.fingerprint for entry in dense}
+    return other_models(store / rows.collection.qdrant_collection, models)
+
+
+def _too_few(plan: Plan) -> Iterator[str]:
+    """Tell of collections that a run would refuse to project, unless their store has been projected before."""
+    for rows in plan.corpus.rows:
+        try:
+            check_projectable(rows, plan.form, None)
+        except UsageError as error:
+            yield str(error)
+
+
+def _long(planned: PlannedPass, spec: ModelSpec) -> LongTexts:
+    """What is longer than the model's limit of the texts that are not reused, and what splitting that takes."""
+    card, tokens = planned.layout.card, planned.tokens
+    todo = np.concatenate([batch.rows for batch in planned.layout.batches] or [np.empty(0, np.int64)])
+    over, splitting = (
+        tokens.truncated(card.max_tokens)[todo],
+        tokens.splitting(card.max_tokens, spec.long_overlap or 0.0),
+    )
+    texts, beyond = int((over > 0).sum()), int(over.sum())
+    if splitting.room < 1:
+        return LongTexts(texts, beyond)
+    return LongTexts(texts, beyond, texts + int(splitting.counts(over).sum()), splitting.cost(over))
+
+
+def _forecasts(
+    layouts: Sequence[Layout], devices: Sequence[Device], settings: RunSettings
+) -> tuple[list[PassForecast], int]:
+    """Each pass as it would be leased if it had every device to itself, and what may be leased of the first."""
+    host = devices[0] if devices[0].kind == "cpu" else CpuDevice()
+    gpus = [device for device in devices if device is not host]
+    lessor = Lessor([*gpus, host], settings.ceiling, settings.host_ceiling)
+    planner, free = MemoryPlanner(devices, host), rooms(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
+    known, found = paces(settings.out, devices[0].kind), []
+    for each in (_forecast(layout, devices[0], planner, free, settings) for layout in layouts):
+        pace = known.get((each.layout.card.key, each.layout.card.dtype))
+        seconds = each.tokens / pace / max(1, len(each.devices)) if pace else None if each.rows else 0.0
+        short = too_small(planner.of(each.layout), gpus, lessor) if each.devices == (host.name,) else None
+        warning = f"{each.layout.card.key} {short[0]}: it is computed on the CPU; {short[1]}" if short else ""
+        found.append(replace(each, seconds=seconds, warning=warning))
+    return found, max(0, free[0].room)
+
+
+def _forecast(
+    layout: Layout, device: Device, needs: MemoryPlanner, rooms: Sequence[DeviceRoom], settings: RunSettings
+) -> PassForecast:
+    law = needs.law(layout.card, device)
+    predicted = needs.widest(layout, device)
+    found = next_placement(
+        Schedule.EXCLUSIVE, [[0]], [needs.of(layout)], rooms, 0, None, cpu_fallback=settings.cpu_fallback
+    )
+    assert found is not None, "one batch is left"
+    placed, refused = found.assignments[0] if found.assignments else Assignment(0, (), ()), found.refused.get(0, "")
+    return PassForecast(layout, law.weights, predicted, placed.devices, placed.streamed, refused)
