@@ -166,7 +166,7 @@ def test_a_model_is_not_leased_where_that_would_not_be_done_in_time(go, monkeypa
 
 
 def test_what_earlier_sessions_took_says_what_the_first_batch_of_the_next_one_takes(go, whole, monkeypatch):
-    monkeypatch.setattr("interlock.engine.flows.run.paces", lambda *_: {})
+    monkeypatch.setattr("interlock.engine.flows.opening.paces", lambda *_: {})
     run, _ = go("learnt", deadline=f"{in_the_midst(whole) + deadline.CLOSING_SECONDS:.0f}s")
     _, code = go("learnt", deadline=f"{deadline.CLOSING_SECONDS + 1:.0f}s", **ASKED_NEXT)
     assert (code, len(batches(run, 1))) == (ExitCode.STOPPED, 0)

@@ -1,24 +1,29 @@
 """What a run computes on: devices of this process or nodes of a cluster; who leases them, what runs passes there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from interlock.engine.compute.backend import Backend, RunContext
-from interlock.engine.compute.backlog import Backlog
-from interlock.engine.compute.cluster.crew import Crew
+from interlock.engine.compute.cluster.crew import Crew, connected
 from interlock.engine.compute.cluster.devices import RemoteDevice
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.compute.cluster.links import Cluster
 from interlock.engine.compute.cluster.messages import Hello
 from interlock.engine.compute.cluster.models import pack
 from interlock.engine.compute.cluster.node import versions
+from interlock.engine.compute.context import Backend, Deadline, RunContext
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
+from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
+from interlock.engine.flows.gaps import Models
+from interlock.engine.flows.plan import RunRequest
 from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.lease import Lessor
-from interlock.engine.models.assets import Policy
-from interlock.engine.models.card import ModelCard
-from interlock.engine.models.registry import ModelSpec
+from interlock.engine.gpu.lease import Lessor, imports_left_alone
+from interlock.engine.gpu.sampler import Sampler
+from interlock.engine.models.masters import Masters
+from interlock.engine.record.events import BatchCommitted, DeviceSampled, Emit
+from interlock.engine.record.facts import Memory, Readings
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings
 
 Clusters = Callable[[str, str], Cluster]
@@ -30,7 +35,7 @@ def gathered(
     run_id: str,
     threads: int,
     controls: Controls,
-    clusters: Clusters,
+    clusters: Clusters | None,
     clock: Callable[[], float],
 ) -> Crew | None:
     """Gather the nodes that compute, where a cluster is asked for. Raises Stopped where the operator stops that."""
@@ -46,7 +51,7 @@ def gathered(
         warm=settings.warm,
         threads=threads,
     )
-    crew = Crew(clusters(settings.cluster, settings.devices), hello, versions(), clock=clock)
+    crew = Crew((clusters or connected)(settings.cluster, settings.devices), hello, versions(), clock=clock)
     try:
         crew.gather(lambda: controls.stop_requested)
     except BaseException as error:
@@ -72,28 +77,58 @@ def devices_of(configuration: Configuration, run_id: str, crew: Crew | None, bac
         ) from None
 
 
-def lessor_of(
-    settings: RunSettings, devices: Sequence[Device], backend: Backend, granted: int
-) -> tuple[Device, Lessor]:
-    """Return the host, and who leases it and the GPUs; `granted` are the leases of earlier sessions."""
+def context_of(
+    settings: RunSettings,
+    devices: Sequence[Device],
+    controls: Controls,
+    emit: Emit,
+    granted: int,
+    sync: Callable[[], None],
+    backend: Backend,
+    deadline: Deadline,
+) -> RunContext:
+    """Make what every placement of a run shares, with who leases its devices; `granted` counts earlier leases."""
     gpus = [device for device in devices if device.kind != "cpu"]
     host = backend.host() if gpus else devices[0]
-    return host, Lessor([*gpus, host], settings.ceiling, settings.host_ceiling, granted=granted)
+    return RunContext(
+        devices=devices,
+        host=host,
+        lessor=Lessor([*gpus, host], settings.ceiling, settings.host_ceiling, granted=granted),
+        masters=Masters(settings.warm, backend.hydrate(devices[0])),
+        controls=controls,
+        emit=emit,
+        sync=sync,
+        backend=backend,
+        deadline=deadline,
+    )
+
+
+@contextmanager
+def at_work(devices: Sequence[Device], emit: Emit) -> Iterator[None]:
+    """Sample the devices while a run computes, and import nothing beside it."""
+
+    def sampled(device: str, memory: Memory, readings: Readings | None) -> None:
+        emit(DeviceSampled(device=device, memory=memory, readings=readings))
+
+    own = [device for device in devices if not isinstance(device, RemoteDevice)]
+    with Sampler(own, sampled), imports_left_alone():
+        yield
 
 
 def executor_of(
-    backlog: Backlog,
+    request: RunRequest,
+    models: Models,
+    grid: Sequence[Cells],
+    done: Sequence[Sequence[BatchCommitted]],
     context: RunContext,
     crew: Crew | None,
-    specs: Sequence[ModelSpec],
-    cards: Sequence[ModelCard],
-    policy: Policy,
     granted: int,
 ) -> PassExecutor | ClusterExecutor:
-    """Make what computes the backlog: over the devices of this process, or over the nodes."""
+    """Make what computes the batches of a grid that are not done: over this process's devices, or over the nodes."""
+    source = BatchSource(grid, done, request.weights, context.emit)
     if crew is None:
-        return PassExecutor(backlog, context)
-    snapshots, controls = {card.key: card.snapshot for card in cards}, context.controls
-    plan = plan_of([*backlog.grid.values()], specs, policy, granted)
+        return PassExecutor(source, context)
+    snapshots, controls = {card.key: card.snapshot for card in models.cards.values()}, context.controls
+    plan = plan_of([*source.grid.values()], request.specs, request.policy, granted)
     crew.begin(plan, lambda key: pack(key, snapshots[key]), lambda: controls.stop_requested)
-    return ClusterExecutor(backlog, crew, controls, context.emit, context.sync, context.deadline, context.backend.clock)
+    return ClusterExecutor(source, crew, controls, context.emit, context.sync, context.deadline, context.backend.clock)

@@ -24,15 +24,13 @@ from interlock.engine.settings import RunSettings
 
 
 class Continuation:
-    """Plans the passes of one run without what is already there; `source` is the run that --reuse names."""
+    """Plans the passes of one run without what is already there, in it or in the run that --reuse names."""
 
-    def __init__(
-        self, recorder: Recorder, directory: RunDirectory, settings: RunSettings, source: reuse.Earlier | None
-    ) -> None:
+    def __init__(self, recorder: Recorder, directory: RunDirectory, settings: RunSettings) -> None:
         self._recorder = recorder
         self._directory = directory
         self._settings = settings
-        self._source = source
+        self._source = reuse.check(settings.reuse) if settings.reuse else None
         self._files: dict[int, PassFiles] = {}
 
     def bind(self, inputs: dict[str, object], corpus: Corpus) -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.source import completed
 from interlock.engine.corpus.corpus import Rows
 from interlock.engine.errors import InterlockError
 from interlock.engine.flows import gaps
@@ -48,6 +49,15 @@ class Ending:
     @property
     def settings(self) -> RunSettings:
         return self.plan.settings
+
+    def close_passes(self, weights: Sequence[float]) -> None:
+        """Check what was computed, and end the passes that no session has told the end of."""
+        closed = self.recorder.look(lambda state: {*state.passes_completed, *state.failures})
+        for cells in self.grid:
+            self.earlier.check(cells)
+            if cells.model_pass not in closed:  # an earlier session committed its last batch, or all rows were reused
+                weight = weights[cells.model_pass]
+                self.recorder.emit(completed(cells, weight, self.earlier.committed(cells)))
 
     def seconds_of(self, rows: Rows) -> float:
         """Predict on the safe side what the delivery of a collection takes."""

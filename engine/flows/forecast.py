@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from interlock.engine.compute import reuse
-from interlock.engine.compute.backend import REAL
+from interlock.engine.compute.context import REAL
 from interlock.engine.compute.grid import Layout
 from interlock.engine.compute.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, next_placement
@@ -19,11 +19,9 @@ from interlock.engine.flows.plan import Plan, PlannedPass, read, requested
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose as choose_devices
-from interlock.engine.gpu.devices import unused_gpus
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.runs import paces
@@ -36,13 +34,10 @@ from interlock.engine.vectors.form import FUSED, stored_bytes
 
 @dataclass(frozen=True)
 class LongTexts:
-    """Texts that are longer than a model's limit: how many, their tokens beyond it, and in how many spans of how many
-    tokens more they are embedded where they are split."""
+    """Texts that are longer than a model's limit: how many, and their tokens beyond it."""
 
     texts: int = 0
     beyond: int = 0
-    spans: int = 0
-    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,31 +120,28 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
 
     with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
         plan = read(request, models, roster, Path(scratch), lambda _: None, stopped).laid_out(reusable)
-        longs = [_long(each, request.specs[each.model_pass]) for each in plan.passes]
+        longs = [_long(each) for each in plan.passes]
         passes, budget = _forecasts([each.layout for each in plan.passes], devices, settings)
     passes = [replace(each, long=long) for each, long in zip(passes, longs, strict=True)]
     had = [roster[number] for number in models.cards]
     dense = [entry for entry in had if entry.kind == "dense"]
+    lacking = [(entry.model, reuse.lacking(source, as_input(entry))) for entry in had]
     members = {entry.model: entry.dim for entry in dense}
     kept = plan.form.widths(plan.fusion, members)
     unused = [
         *(f"planned without a model: {why}" for why in models.missing.values()),
-        *_lacking(settings, source, had),
-        *request.unused,
+        *(
+            f"--reuse {settings.reuse}: no {what} of {model} there, computing it anew"
+            for model, what in lacking
+            if what
+        ),
+        *request.unused(devices),
         *_too_few(plan),
-        *unused_gpus(settings.devices, devices),
         *filter(None, (mirror.unplanned(settings.qdrant, rows) for rows in plan.corpus.rows if settings.qdrant)),
         *filter(None, (_refusing(settings.qdrant, rows, dense) for rows in plan.corpus.rows if settings.qdrant)),
     ]
     sizes = file_bytes(settings.export, plan.form, plan.fusion, members), stored_bytes(kept, plan.form.quantise)
     return Forecast(plan.corpus.rows, passes, budget, kept.get(FUSED), *sizes, unused)
-
-
-def _lacking(settings: RunSettings, source: reuse.Earlier | None, roster: Sequence[RosterEntry]) -> Iterator[str]:
-    """Tell of models of which the run to reuse has something, and not all."""
-    for entry in roster:
-        if what := reuse.lacking(source, as_input(entry)):
-            yield f"--reuse {settings.reuse}: no {what} of {entry.model} there, computing it anew"
 
 
 def _refusing(store: Path, rows: Rows, dense: Sequence[RosterEntry]) -> str:
@@ -166,18 +158,12 @@ def _too_few(plan: Plan) -> Iterator[str]:
             yield str(error)
 
 
-def _long(planned: PlannedPass, spec: ModelSpec) -> LongTexts:
-    """What is longer than the model's limit of the texts that are not reused, and what splitting that takes."""
-    card, tokens = planned.layout.card, planned.tokens
-    todo = np.concatenate([batch.rows for batch in planned.layout.batches] or [np.empty(0, np.int64)])
-    over, splitting = (
-        tokens.truncated(card.max_tokens)[todo],
-        tokens.splitting(card.max_tokens, spec.long_overlap or 0.0),
-    )
-    texts, beyond = int((over > 0).sum()), int(over.sum())
-    if splitting.room < 1:
-        return LongTexts(texts, beyond)
-    return LongTexts(texts, beyond, texts + int(splitting.counts(over).sum()), splitting.cost(over))
+def _long(planned: PlannedPass) -> LongTexts:
+    """What is longer than the model's limit of the texts that are not reused."""
+    layout = planned.layout
+    todo = np.concatenate([batch.rows for batch in layout.batches] or [np.empty(0, np.int64)])
+    over = planned.tokens.truncated(layout.card.max_tokens)[todo]
+    return LongTexts(int((over > 0).sum()), int(over.sum()))
 
 
 def _forecasts(

@@ -18,9 +18,10 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import describe_host
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, Setting
+from interlock.engine.record.facts import DeviceFacts, RosterEntry, Setting
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.runs import paces
 from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, recorded
 from interlock.engine.targets.formats import FORMATS, with_arrays
@@ -172,6 +173,22 @@ def announce(
     changes = () if before is None else _changes(had, versions, before.config, started.config)
     for message in (*notes, *changes):
         recorder.emit(ev.Warned(message=message))
+
+
+def tell_roster(
+    recorder: Recorder, roster: Sequence[RosterEntry], missing: Mapping[int, str], settings: RunSettings, kind: str
+) -> dict[str, float]:
+    """Emit what the models are and which cannot be had; how fast each was before on devices of this kind, in tokens a
+    second (0: not known)."""
+    known = paces(settings.out, kind)
+    before = {entry.model: known.get((entry.model, entry.dtype), 0.0) for entry in roster}
+    recorder.emit(ev.RosterResolved(roster=list(roster), paces=before))
+    for number, why in missing.items():
+        recorder.emit(ev.PassFailed(model_pass=number, model=roster[number].model, reason=why))
+    if Fusion(settings.fusion) is Fusion.MEAN:
+        message = "--fusion mean mixes unrelated vector spaces and scored below concat in every measurement"
+        recorder.emit(ev.Warned(message=message))
+    return before
 
 
 def _changes(

@@ -18,6 +18,9 @@ from interlock.engine.corpus.reading import read_and_tokenise
 from interlock.engine.corpus.tokens import TokenStore
 from interlock.engine.flows.gaps import Models
 from interlock.engine.flows.opening import check, form_of, without_effect
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.devices import unused_gpus
+from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import ModelSpec, check_beside, extended, find
 from interlock.engine.models.roster import delivered_dim, entry_of, entry_without, token_key, tokenisings
@@ -48,9 +51,15 @@ class RunRequest:
         return self.configuration.settings
 
     @property
-    def unused(self) -> list[str]:
-        """What is given or there and changes nothing: settings, and files beside the chunk files."""
-        return [*without_effect(self.configuration, self.specs), *overlooked(self.chunks, self.collections)]
+    def policy(self) -> Policy:
+        """Where models may come from."""
+        return Policy(self.settings.offline, self.settings.refresh_models, self.settings.allow_pickle)
+
+    def unused(self, devices: Sequence[Device]) -> list[str]:
+        """Tell what is given or there and changes nothing: settings, files beside the chunk files, and GPUs."""
+        idle = without_effect(self.configuration, self.specs)
+        gpus = [] if self.settings.cluster else unused_gpus(self.settings.devices, devices)
+        return [*idle, *overlooked(self.chunks, self.collections), *gpus]
 
     def roster(self, models: Models) -> list[RosterEntry]:
         """Record each model as far as it can be had. Raises UsageError where their vectors cannot be fused."""

@@ -5,21 +5,15 @@ or prints. A run that never came to work leaves nothing behind; one that did is 
 """
 
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from interlock.engine.compute import reuse
-from interlock.engine.compute.backend import REAL, Backend, RunContext
-from interlock.engine.compute.backlog import Backlog, completed
-from interlock.engine.compute.cluster.crew import connected
+from interlock.engine.compute.context import REAL, Backend, Deadline, seconds_until
 from interlock.engine.compute.controls import STOP, Controls
-from interlock.engine.compute.deadline import Deadline, seconds_until
-from interlock.engine.compute.grid import Cells
-from interlock.engine.corpus.corpus import Rows
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, limit
 from interlock.engine.flows import computing, gaps
 from interlock.engine.flows.continuing import Continuation
@@ -30,20 +24,15 @@ from interlock.engine.flows.opening import (
     check_packages,
     check_room,
     schedule_of,
+    tell_roster,
 )
 from interlock.engine.flows.plan import Plan, read, requested
-from interlock.engine.gpu.devices import unused_gpus
-from interlock.engine.gpu.lease import imports_left_alone
 from interlock.engine.gpu.locks import holding
-from interlock.engine.gpu.sampler import Sampler
-from interlock.engine.models.assets import Policy
-from interlock.engine.models.masters import Masters
 from interlock.engine.record import atomic, health, rundir, summary
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import Memory, Readings, RosterEntry, Status
+from interlock.engine.record.facts import Status
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
-from interlock.engine.record.runs import paces
 from interlock.engine.settings import Configuration, continued
 
 
@@ -56,7 +45,7 @@ class Run:
         configuration: Configuration,
         controls: Controls,
         backend: Backend = REAL,
-        clusters: computing.Clusters = connected,
+        clusters: computing.Clusters | None = None,
     ) -> None:
         """Find the run's directory, the collections and the devices, on the nodes of one of `clusters` where that is
         asked for. Raises before anything is computed."""
@@ -74,15 +63,13 @@ class Run:
             self.settings = settings = self._request.settings
             check_packages(settings.export, settings.qdrant)
             controls.begin(schedule_of(settings), settings.window, cpu_fallback=settings.cpu_fallback)
-            self._notes += self._request.unused
             self.deadline = self._choose_deadline()
             self._crew = computing.gathered(
                 settings, self.directory.id, self._threads(), controls, clusters, backend.clock
             )
             undo.callback(self._disperse)
             self._devices = computing.devices_of(self._request.configuration, self.directory.id, self._crew, backend)
-            self._notes += [] if self._crew else unused_gpus(settings.devices, self._devices)
-            source = reuse.check(settings.reuse) if settings.reuse else None
+            self._notes += self._request.unused(self._devices)
             there = self.directory.journal.exists()
             self._journal = Journal(self.directory.journal)
             try:
@@ -92,7 +79,7 @@ class Run:
                 raise
             self._fresh = not there and self.recorder.first == 0
             undo.callback(self._leave_no_trace)
-            self._earlier = Continuation(self.recorder, self.directory, settings, source)
+            self._earlier = Continuation(self.recorder, self.directory, settings)
             self._emit = self.recorder.emit
             if all(device.kind == "cpu" for device in self._devices):
                 controls.refuse("cpu_fallback", "this run has no GPU to fall back from")
@@ -176,12 +163,12 @@ class Run:
             left = max(0.0, self.deadline.left)
             ends = round(time.time() + left, 3)
             self._emit(ev.DeadlineSet(asked=asked, seconds=round(left, 3), ends=ends, partial=settings.partial))
-        policy = Policy(settings.offline, settings.refresh_models, settings.allow_pickle)
         models = gaps.resolved(
-            self._backend, request.specs, policy, self._devices, self._emit, allowed=settings.allow_missing
+            self._backend, request.specs, request.policy, self._devices, self._emit, allowed=settings.allow_missing
         )
         roster = request.roster(models)
-        self._tell_roster(roster, models.missing)
+        kind = self._devices[0].kind
+        self.deadline.paces = tell_roster(recorder, roster, models.missing, settings, kind)
         language = settings.bm25_language if settings.qdrant and settings.bm25 else ""
         plan = read(request, models, roster, scratch, self._emit, self._stops_reading, language)
         if missed := plan.builder.missed:
@@ -195,28 +182,22 @@ class Run:
         for cells, batches in zip(grid, done, strict=True):
             for batch in batches:
                 self.deadline.learn(cells, batch.batch_index, batch.seconds)
-        backlog, cards = Backlog(grid, done, request.weights, self._emit), [*models.cards.values()]
         granted = recorder.look(lambda state: len(state.leases))
-        executor = computing.executor_of(
-            backlog, self._context(granted), self._crew, request.specs, cards, policy, granted
-        )
+        shared = settings, self._devices, self.controls, self._emit, granted
+        context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)
+        executor = computing.executor_of(request, models, grid, done, context, self._crew, granted)
         gaps.check_placed(executor.unplaceable(), request.specs, models, allowed=settings.allow_missing)
         check_room(self.directory.path, settings.qdrant, grid, settings.export)
-        for rows in plan.corpus.rows:  # what would be refused after all the work is refused now
-            self._check_delivery(plan, rows)
+        self._check_deliveries(plan)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
-
-        def sampled(device: str, memory: Memory, readings: Readings | None) -> None:
-            self._emit(ev.DeviceSampled(device=device, memory=memory, readings=readings))
-
         ending = Ending(recorder, self.directory, plan, grid, self._earlier)
         if settings.partial:
             self.deadline.reserve = lambda: ending.reserve(2 * len(self._devices))
         try:
-            with Sampler([] if self._crew else self._devices, sampled), imports_left_alone():
+            with computing.at_work(self._devices, self._emit):
                 executor.run()
-            self._close_passes(grid)
+            ending.close_passes(request.weights)
             for rows in plan.corpus.rows:
                 if rows is plan.corpus.rows[-1] and not self.controls.stop_requested:
                     self.controls.refuse(STOP, "the last collection is being written, so the run ends by itself")
@@ -230,19 +211,12 @@ class Run:
             return "stopped", ending.early(self.deadline)
         return self.recorder.look(health.run_status)
 
-    def _check_delivery(self, plan: Plan, rows: Rows) -> None:
-        """Refuse a collection now that would be refused later; of models that fail until then nothing is known yet."""
-        name, allowed = rows.collection.name, self.settings.allow_missing
-        without, began = self.recorder.look(lambda state: (gaps.lacking(state, name, allowed=allowed), state.began_at))
-        plan.check_delivery(rows, self.settings.qdrant, self.directory.id, self._emit, without, began)
-
-    def _close_passes(self, grid: list[Cells]) -> None:
-        """Check what was computed, and end the passes that no session has told the end of."""
-        closed = self.recorder.look(lambda state: {*state.passes_completed, *state.failures})
-        for cells in grid:
-            self._earlier.check(cells)
-            if cells.model_pass not in closed:  # an earlier session committed its last batch, or all rows were reused
-                self._emit(completed(cells, self._request.weights[cells.model_pass], self._earlier.committed(cells)))
+    def _check_deliveries(self, plan: Plan) -> None:
+        """Refuse now what would be refused after all the work; of models that fail later nothing is known yet."""
+        began, allowed = self.recorder.look(lambda state: state.began_at), self.settings.allow_missing
+        for rows in plan.corpus.rows:
+            without = self.recorder.look(partial(gaps.lacking, name=rows.collection.name, allowed=allowed))
+            plan.check_delivery(rows, self.settings.qdrant, self.directory.id, self._emit, without, began)
 
     def _stops_reading(self) -> bool:
         """Whether the operator stops the run. Raises Stopped where it is the deadline that does."""
@@ -252,31 +226,6 @@ class Run:
                 "with a later --deadline"
             )
         return self.controls.stop_requested
-
-    def _tell_roster(self, roster: Sequence[RosterEntry], missing: Mapping[int, str]) -> None:
-        """Tell what the models are, how fast they were before, and which cannot be had."""
-        known = paces(self.settings.out, self._devices[0].kind)
-        self.deadline.paces = {entry.model: known.get((entry.model, entry.dtype), 0.0) for entry in roster}
-        self._emit(ev.RosterResolved(roster=list(roster), paces=self.deadline.paces))
-        for number, why in missing.items():
-            self._emit(ev.PassFailed(model_pass=number, model=roster[number].model, reason=why))
-        if self.settings.fusion == "mean":
-            message = "--fusion mean mixes unrelated vector spaces and scored below concat in every measurement"
-            self._emit(ev.Warned(message=message))
-
-    def _context(self, granted: int) -> RunContext:
-        host, lessor = computing.lessor_of(self.settings, self._devices, self._backend, granted)
-        return RunContext(
-            devices=self._devices,
-            host=host,
-            lessor=lessor,
-            masters=Masters(self.settings.warm, self._backend.hydrate(self._devices[0])),
-            controls=self.controls,
-            emit=self._emit,
-            sync=self._journal.sync,
-            backend=self._backend,
-            deadline=self.deadline,
-        )
 
     def _code(self, status: Status) -> ExitCode:
         if status == "stopped":
