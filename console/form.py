@@ -22,7 +22,7 @@ from interlock.engine.record.facts import Setting
 from interlock.engine.settings import ON_SCREEN, Configuration, RunSettings, flag_of, knobs, shown
 
 if TYPE_CHECKING:
-    from interlock.engine.flows.plan import Forecast
+    from interlock.engine.flows.forecast import Forecast
     from interlock.engine.record.runs import Overview
 
 KNOBS = ("roster", "devices", "ceiling", "fusion", "qdrant", "out", "run_id")
@@ -240,7 +240,7 @@ class Machine:
     def plan(self, words: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> "Forecast":
         """Say what a run of these arguments would do. Raises what `interlock plan` would raise."""
         from interlock.console.cli import configuration, parse
-        from interlock.engine.flows.plan import forecast
+        from interlock.engine.flows.forecast import forecast
 
         options = parse(words)
         return forecast(options.chunks, configuration(options), stopped)

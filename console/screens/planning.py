@@ -17,7 +17,7 @@ from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, ascii_only, row, table_rows, wrapped
 
 if TYPE_CHECKING:
-    from interlock.engine.flows.plan import Forecast
+    from interlock.engine.flows.forecast import Forecast
 
 
 class PlanPane(Pane):

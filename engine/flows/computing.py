@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from interlock.engine.compute.cluster.crew import Crew, connected
 from interlock.engine.compute.cluster.devices import RemoteDevice
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.compute.cluster.links import Cluster
+from interlock.engine.compute.cluster.members import ClusterMembers, connected
 from interlock.engine.compute.cluster.messages import Hello
 from interlock.engine.compute.cluster.models import pack
 from interlock.engine.compute.cluster.node import versions
@@ -37,7 +37,7 @@ def gathered(
     controls: Controls,
     clusters: Clusters | None,
     clock: Callable[[], float],
-) -> Crew | None:
+) -> ClusterMembers | None:
     """Gather the nodes that compute, where a cluster is asked for. Raises Stopped where the operator stops that."""
     if not settings.cluster:
         return None
@@ -51,21 +51,25 @@ def gathered(
         warm=settings.warm,
         threads=threads,
     )
-    crew = Crew((clusters or connected)(settings.cluster, settings.devices), hello, versions(), clock=clock)
+    members = ClusterMembers(
+        (clusters or connected)(settings.cluster, settings.devices), hello, versions(), clock=clock
+    )
     try:
-        crew.gather(lambda: controls.stop_requested)
+        members.gather(lambda: controls.stop_requested)
     except BaseException as error:
-        crew.close()
+        members.close()
         if isinstance(error, Stopped):
             error.exit_code = controls.code or ExitCode.STOPPED
         raise
-    return crew
+    return members
 
 
-def devices_of(configuration: Configuration, run_id: str, crew: Crew | None, backend: Backend) -> list[Device]:
+def devices_of(
+    configuration: Configuration, run_id: str, members: ClusterMembers | None, backend: Backend
+) -> list[Device]:
     """Choose the devices of this machine, or of the nodes. Raises UnavailableError for those that are not there."""
-    if crew:
-        return [RemoteDevice(device) for device in crew.devices]
+    if members:
+        return [RemoteDevice(device) for device in members.devices]
     settings = configuration.settings
     try:
         return backend.devices(settings.devices, settings.faults)
@@ -121,14 +125,16 @@ def executor_of(
     grid: Sequence[Cells],
     done: Sequence[Sequence[BatchCommitted]],
     context: RunContext,
-    crew: Crew | None,
+    members: ClusterMembers | None,
     granted: int,
 ) -> PassExecutor | ClusterExecutor:
     """Make what computes the batches of a grid that are not done: over this process's devices, or over the nodes."""
     source = BatchSource(grid, done, request.weights, context.emit)
-    if crew is None:
+    if members is None:
         return PassExecutor(source, context)
     snapshots, controls = {card.key: card.snapshot for card in models.cards.values()}, context.controls
     plan = plan_of([*source.grid.values()], request.specs, request.policy, granted)
-    crew.begin(plan, lambda key: pack(key, snapshots[key]), lambda: controls.stop_requested)
-    return ClusterExecutor(source, crew, controls, context.emit, context.sync, context.deadline, context.backend.clock)
+    members.begin(plan, lambda key: pack(key, snapshots[key]), lambda: controls.stop_requested)
+    return ClusterExecutor(
+        source, members, controls, context.emit, context.sync, context.deadline, context.backend.clock
+    )

@@ -64,11 +64,11 @@ class Run:
             check_packages(settings.export, settings.qdrant)
             controls.begin(schedule_of(settings), settings.window, cpu_fallback=settings.cpu_fallback)
             self.deadline = self._choose_deadline()
-            self._crew = computing.gathered(
+            self._members = computing.gathered(
                 settings, self.directory.id, self._threads(), controls, clusters, backend.clock
             )
             undo.callback(self._disperse)
-            self._devices = computing.devices_of(self._request.configuration, self.directory.id, self._crew, backend)
+            self._devices = computing.devices_of(self._request.configuration, self.directory.id, self._members, backend)
             self._notes += self._request.unused(self._devices)
             there = self.directory.journal.exists()
             self._journal = Journal(self.directory.journal)
@@ -88,8 +88,8 @@ class Run:
             undo.pop_all()
 
     def _disperse(self) -> None:
-        if self._crew:
-            self._crew.close()
+        if self._members:
+            self._members.close()
 
     def _threads(self) -> int:
         return self.settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
@@ -157,7 +157,7 @@ class Run:
         settings, request, recorder = self.settings, self._request, self.recorder
         threads = self._threads()
         torch.set_num_threads(threads)
-        elsewhere = self._crew.environment if self._crew else {}
+        elsewhere = self._members.environment if self._members else {}
         announce(recorder, self.directory, request.configuration, request.chunks, self._devices, self._notes, elsewhere)
         if asked := settings.deadline:
             left = max(0.0, self.deadline.left)
@@ -185,7 +185,7 @@ class Run:
         granted = recorder.look(lambda state: len(state.leases))
         shared = settings, self._devices, self.controls, self._emit, granted
         context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)
-        executor = computing.executor_of(request, models, grid, done, context, self._crew, granted)
+        executor = computing.executor_of(request, models, grid, done, context, self._members, granted)
         gaps.check_placed(executor.unplaceable(), request.specs, models, allowed=settings.allow_missing)
         check_room(self.directory.path, settings.qdrant, grid, settings.export)
         self._check_deliveries(plan)
