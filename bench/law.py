@@ -1,7 +1,7 @@
 """The memory law against full-depth traces of published architectures: what it foretells, and what is then allocated.
 
-The law is fitted to a few layers of a network; here every layer is traced, without weights or content, for rows of 32
-to 32,768 tokens, alone and in batches, of one length and mixed, for each kernel that a card may choose. What kernels of
+The law is estimated from a configuration; here every layer is traced, without weights or content, for rows of 32 to
+32,768 tokens, alone and in batches, of one length and mixed, for each kernel that a card may choose. What kernels of
 a GPU allocate is read from their source (`tests/oracle.py`): this is the error of the law, and whether a card does
 what its source says is what `bench/gpu_acceptance.py` is for. `--heads` traces sparse models instead, which score their
 whole vocabulary for each token.
@@ -27,16 +27,17 @@ import numpy as np
 import torch
 
 from interlock.engine.compute.encoder import computed_tokens
-from interlock.engine.gpu.memory import GRAIN, Law
+from interlock.engine.models.memory import Law, law_of
 from interlock.engine.models.precision import T4, precision_for
 from interlock.engine.models.registry import Kind
 from interlock.engine.models.sdpa import Kernel
-from interlock.engine.models.trace import law_of
 from tests.architectures import ARCHITECTURES, LIMITS, SPARSE
 from tests.oracle import Oracle
 
-SOURCES = ("engine/gpu/memory.py", "engine/gpu/meter.py", "engine/models/*.py")
+SOURCES = ("engine/models/memory.py", "engine/gpu/meter.py", "engine/models/*.py")
 MEDIAN, WORST = 0.01, 0.02
+GRAIN = 8 << 10
+"""Bytes that rounding may add to a forward."""
 LENGTHS = tuple(2**power for power in range(5, 16, 2))
 BATCHES = (1, 4, 1 << 15)
 """Rows of a batch, or from 32 on its tokens."""
@@ -87,7 +88,7 @@ def errors(name: str, attention: str, longest: int, seed: int, kind: Kind) -> It
     packed, kernel = attention in PACKED, {**PACKED, **PADDED}[attention]
     config, how = (ARCHITECTURES | SPARSE)[name], "eager" if attention == "eager" else "sdpa"
     dtype = getattr(torch, precision_for(config, CAPABILITIES.get(attention, T4)))
-    law = law_of(config, packed=packed, dtype=dtype, attention=how, kernel=kernel, kind=kind)
+    law = law_of(config, dtype.itemsize, packed=packed, attends=how, kernel=kernel, kind=kind)
     oracle = Oracle(config, packed=packed, attention=how, dtype=dtype, kernel=kernel, kind=kind)
     for lengths in shapes(min(CONTEXTS.get(name, LIMITS[name]), longest), seed):
         beside = oracle.peak(lengths)
@@ -99,7 +100,7 @@ def errors(name: str, attention: str, longest: int, seed: int, kind: Kind) -> It
 
 def predicted(law: Law, lengths: Sequence[int], *, padded: bool) -> int:
     """Bytes beside the weights, uncorrected by any measurement."""
-    return law.for_rows(lengths).activations(computed_tokens(lengths, padded=padded), max(lengths))
+    return law.activations(computed_tokens(lengths, padded=padded), max(lengths))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -120,6 +120,19 @@ def _percents(found: Any) -> str:
     return f"{100 * found['median']:.3f} / {100 * found['worst']:.2f}" if found else ""
 
 
+LAW_PLANS = ("plans", "", "texts a second: median", "1 % / 99 %", "forwards", "out of memory", "layers streamed",
+             "texts on the CPU", "refused by the GPU", "placed otherwise")  # fmt: skip
+
+
+def law_plans(found: Any) -> Iterator[Row]:
+    """What generated plans come to by a traced law -> by the estimated one; their pace is the second's by the first."""
+    for row in (found or {"tables": []})["tables"]:
+        what = ("forwards", "ooms", "streamed", "on_host", "refused")
+        pairs = [f"{row[f'{each}_traced']:,} -> {row[f'{each}_small']:,}" for each in what]
+        pace = f"{row['pace_median']:.3f}", f"{row['pace_p1']:.3f} / {row['pace_p99']:.3f}"
+        yield row["group"], f"{row['plans']:,}", *pace, *pairs, row["placed_otherwise"]
+
+
 def kernels(found: Any) -> Iterator[Row]:
     cells: dict[str, dict[str, Any]] = {}
     for each in (found or {"ways": []})["ways"]:
@@ -280,6 +293,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     ),
     "memory law": lambda: figures(["", *_ways(current("law"))], ["law"], law),
     "memory law of heads": lambda: figures(["", *_ways(current("law-heads"))], ["law-heads"], law),
+    "law plans": lambda: figures([*LAW_PLANS], ["law-plans"], law_plans),
     "sparse": lambda: figures(["", *(name for name in SPARSE if current(name))], SPARSE, sparse),
     "kernels": lambda: figures(
         ["architecture", "faults", "kernels a layer: resident / sliced / streamed / T4", "beside the layers", "waits"],

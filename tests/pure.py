@@ -13,7 +13,6 @@ WORKING = (
     "bench",
     "interlock.console.apps",
     "interlock.engine.flows.rehearsal",
-    "interlock.engine.models.trace",
     "interlock.engine.compute.job.encode_texts",
     "interlock.engine.flows.run.Run",
     "multiprocessing",

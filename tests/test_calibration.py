@@ -1,34 +1,19 @@
 """What measured batches teach about a memory law, and how many tokens fit."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.engine.gpu.memory import FIRST_MARGIN, LEAST_MARGIN, MOST_MARGIN, WINDOW, Calibration, Law
+from interlock.engine.models.memory import FIRST_MARGIN, LEAST_MARGIN, MOST_MARGIN, WINDOW, Calibration, Law
 
-LAW = Law(1 << 30, 10_000, ((20_000.0, 1.0), (8_000.0, 40.0)), square=24.0)
+LAW = Law(1 << 30, 20_000.0, 8_000.0, 40.0, 24.0)
 SIZES = st.integers(1 << 10, 1 << 34)
 RATIOS = st.floats(0.5, 2.0)
 LENGTHS = st.integers(1, 1 << 15)
-PHASES = st.lists(st.tuples(st.floats(1, 1e5), st.floats(0, 200)), min_size=1, max_size=3).map(tuple)
 
 
-@st.composite
-def laws(draw, *, nested=True):
-    terms = st.floats(0, 100)
-    prelude = draw(st.none() | laws(nested=False)) if nested else None
-    return Law(
-        draw(SIZES),
-        draw(st.integers(0, 1 << 24)),
-        draw(PHASES),
-        square=draw(terms),
-        line=draw(terms),
-        prelude=prelude and replace(prelude, weights=0),
-    )
-
-
+TERMS = st.floats(0, 200)
+LAWS = st.builds(Law, SIZES, st.floats(1, 1e5), st.floats(0, 1e5), TERMS, TERMS)
 CALIBRATIONS = st.builds(Calibration, scale=RATIOS, margin=st.floats(LEAST_MARGIN, MOST_MARGIN))
 
 
@@ -39,7 +24,7 @@ def after(calibration, ratios, predicted=1 << 30):
     return calibration
 
 
-@given(laws(), CALIBRATIONS, st.integers(1, 1 << 22), LENGTHS, st.integers(0, 1 << 20), st.integers(0, 1 << 12))
+@given(LAWS, CALIBRATIONS, st.integers(1, 1 << 22), LENGTHS, st.integers(0, 1 << 20), st.integers(0, 1 << 12))
 def test_more_tokens_or_rows_never_lower_the_prediction(law, calibration, tokens, longest, more, longer):
     least = calibration.activations(law, tokens, longest)
     assert calibration.activations(law, tokens + more, longest) >= least
@@ -47,14 +32,14 @@ def test_more_tokens_or_rows_never_lower_the_prediction(law, calibration, tokens
     assert law.peak(tokens + more, longest + longer) >= law.peak(tokens, longest)
 
 
-@given(laws(), CALIBRATIONS, LENGTHS, st.integers(0, 1 << 38))
+@given(LAWS, CALIBRATIONS, LENGTHS, st.integers(0, 1 << 38))
 def test_the_most_tokens_for_a_room_fit_and_one_more_does_not(law, calibration, longest, room):
     tokens = calibration.most_tokens(law, longest, room)
     assert tokens == 0 or calibration.activations(law, tokens, longest) <= room
     assert calibration.activations(law, tokens + 1, longest) > room
 
 
-@given(laws(), CALIBRATIONS, LENGTHS, st.integers(1, 1 << 22))
+@given(LAWS, CALIBRATIONS, LENGTHS, st.integers(1, 1 << 22))
 def test_a_batch_fits_into_exactly_the_room_predicted_for_it(law, calibration, longest, tokens):
     assert calibration.most_tokens(law, longest, calibration.activations(law, tokens, longest)) >= tokens
 

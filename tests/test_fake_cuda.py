@@ -23,10 +23,10 @@ from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.source import Queue
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models import packing
 from interlock.engine.models.attention import ROTARY
 from interlock.engine.models.checkpoint import PACKED_TYPES
+from interlock.engine.models.memory import Calibration, Law
 from interlock.engine.models.packing import lay, pack
 from interlock.engine.models.stages import walk
 from interlock.engine.record import events as ev
@@ -137,7 +137,7 @@ class Others:
 
 
 def _instance(stack: ExitStack, model: Attached, lessor: Lessor, lease: Any) -> ModelInstance:
-    free = Law(0, 0, ((0.0, 0.0),), slots=1)
+    free = Law(0, 0.0, slots=1)
     return ModelInstance(model.gpu, model.replica, model.rows, "float16", free, Calibration(), lease, lessor)
 
 

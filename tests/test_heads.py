@@ -17,13 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.assets import ModelSnapshot, Policy, resolve
+from interlock.engine.models.memory import law_of, token_law
 from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.packing import filling, pack
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.sources import model_cache
-from interlock.engine.models.token_heads import TokenMap, TokenScale, token_law
-from interlock.engine.models.trace import law_of
+from interlock.engine.models.token_heads import TokenMap, TokenScale
 from tests.architectures import XLM_R_LARGE
 from tests.builders import environment, pins_of, tiny_m3
 from tests.hub import Hub
@@ -145,7 +145,7 @@ def test_the_hub_is_asked_for_the_heads_that_an_output_needs(model, tmp_path):
 @pytest.mark.parametrize("dim", [1024, 8192], ids=["as published", "where the vectors are the peak"])
 @pytest.mark.parametrize("kernel", [Kernel.HOST, Kernel.EFFICIENT])
 def test_the_law_is_within_one_percent_with_all_three_outputs(dim: int, kernel: Kernel) -> None:
-    law = law_of(XLM_R_LARGE, packed=True, dtype=torch.float16, kernel=kernel)
+    law = law_of(XLM_R_LARGE, 2, packed=True, kernel=kernel)
     law = replace(law, head=token_law(1024, dim, 2, host=False))
     mode = FakeTensorMode()
     with mode:

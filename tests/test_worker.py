@@ -26,7 +26,7 @@ from interlock.engine.compute.worker import PROBES, Worker
 from interlock.engine.errors import DiskError, ExitCode, InterlockError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.gpu.memory import Calibration
+from interlock.engine.models.memory import Calibration
 from interlock.engine.record import events as ev
 from interlock.engine.settings import load
 from interlock.engine.targets.embedded import Store

@@ -1,15 +1,14 @@
 """Large published models without content on simulated T4s, computed by the engine's own passes.
 
-`engine/models/weightless.py` says what is real of them. Here are also those that transformers builds, with traced laws.
-The kernels are those that torch has for a CPU: what a T4's own take is not shown here.
+`engine/models/weightless.py` says what is real of them. Here are also those that transformers builds. The
+kernels are those that torch has for a CPU: what a T4's own take is not shown here.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from interlock.engine.compute.context import Backend, RunContext
 from interlock.engine.compute.controls import Controls
@@ -19,13 +18,13 @@ from interlock.engine.compute.source import BatchSource
 from interlock.engine.compute.weightless_rows import WeightlessRows
 from interlock.engine.gpu.faults import Fault
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.gpu.memory import Law
 from interlock.engine.gpu.sim import CARDS
 from interlock.engine.models import weightless
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
-from interlock.engine.models.trace import law_of
+from interlock.engine.models.memory import Law, law_of
+from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.weightless import (
     CONTENTLESS,
     WeightlessGpu,
@@ -112,19 +111,10 @@ def hydrate(card: ModelCard) -> Master:
         return Master(load(card))
 
 
-@cache
-def _law(name: str, packed: bool, attention: str) -> Law:
-    with CONTENTLESS.turn:  # a thread that prefetches may be at it too
-        return law_of(ARCHITECTURES[name], packed=packed, dtype=torch.float16, attention=attention)
-
-
 def law(card: ModelCard, kind: str) -> Law:
-    """The law in float16; the host's float32 takes twice as much."""
-    half = _law(card.key, card.packed, card.attention)
-    if kind != "cpu":
-        return half
-    phases = tuple((2 * fixed, 2 * slope) for fixed, slope in half.phases)
-    return Law(2 * half.weights, 2 * half.constant, phases, 2 * half.square, line=2 * half.line)
+    """The law in float16; the host computes in float32."""
+    size = 4 if kind == "cpu" else 2
+    return law_of(ARCHITECTURES[card.key], size, packed=card.packed, attends=card.attention, kernel=Kernel.HOST)
 
 
 class Desk(Told):

@@ -21,7 +21,7 @@ from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
-from interlock.engine.models.trace import law_for
+from interlock.engine.models.memory import law_for
 from interlock.engine.record import events as ev
 
 SHORT = (64, 32, 32, 16)

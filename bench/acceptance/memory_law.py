@@ -92,7 +92,7 @@ def _lengths(bench: Bench, instance: ModelInstance, length: int, *, ragged: bool
 def _measured(bench: Bench, instance: ModelInstance, lessor: Lessor, lengths: Sequence[int]) -> list[int]:
     """A row of `COLUMNS`; empty where the forward ran out of memory."""
     tokens, longest = instance.tokens(lengths), max(lengths)
-    lawful = instance.law.for_rows(lengths).activations(tokens, longest)
+    lawful = instance.law.activations(tokens, longest)
     try:
         with lessor.measuring(bench.device) as measure, bench.device.computing():
             at_rest = bench.device.memory().allocated

@@ -16,10 +16,9 @@ from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.compute.source import BatchSource
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.gpu.memory import Law
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
-from interlock.engine.models.trace import law_for
+from interlock.engine.models.memory import Law, law_for
 from interlock.engine.record import events as ev
 
 WINDOW = 2

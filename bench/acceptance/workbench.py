@@ -25,7 +25,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.gpu.sim import SimDevice
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.trace import law_for
+from interlock.engine.models.memory import law_for
 from interlock.engine.models.weights import Master, Replica, load
 
 CEILING = 12 << 30

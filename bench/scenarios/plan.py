@@ -13,7 +13,7 @@ import numpy.typing as npt
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.faults import MENU
-from interlock.engine.gpu.memory import Calibration, Law
+from interlock.engine.models.memory import Calibration, Law
 from interlock.engine.models.packing import TILE
 
 KIB, MIB = 1 << 10, 1 << 20

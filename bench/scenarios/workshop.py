@@ -18,13 +18,12 @@ from interlock.engine.compute.checks.canary import plain
 from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.gpu.memory import Law
 from interlock.engine.models import weights
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.memory import Law, law_for
 from interlock.engine.models.network import PackedEncoder
 from interlock.engine.models.registry import ModelSpec, Output
-from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Master, attach_to_host
 from tests.builders import pins_of, tiny_m3, tiny_model, tiny_sparse
 from tests.harness import written_out

@@ -22,9 +22,9 @@ from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Hydrate, Masters, hydrated_for
+from interlock.engine.models.memory import law_for
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import cards_of
-from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import load
 from interlock.engine.record.events import Emit, LeaseGranted, LeaseReleased, ResidueFound
 from interlock.engine.record.words import parse_duration, parse_time_of_day

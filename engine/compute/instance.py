@@ -16,7 +16,7 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lease, Lessor
-from interlock.engine.gpu.memory import HEAP_FACTOR, Calibration, Law
+from interlock.engine.models.memory import HEAP_FACTOR, Calibration, Law
 from interlock.engine.models.packing import TILE
 from interlock.engine.models.weights import Attached, Replica
 
@@ -184,7 +184,7 @@ class ModelInstance:
             # The law counts whole feed-forwards: of sliced ones it does not say that they cannot fit.
             if self.device.metered and Rung.SLICE_MLP not in tried and predicted > (room := max(0, self.room())):
                 return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True)
-            done = self._forward(rows, self.law.for_rows(lengths).activations(self.tokens(lengths), max(lengths)))
+            done = self._forward(rows, self.law.activations(self.tokens(lengths), max(lengths)))
             if not isinstance(done, tuple):
                 return done
             trouble, message = done  # here the error and its traceback, which hold activations, are gone

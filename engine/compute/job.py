@@ -36,11 +36,10 @@ from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.locks import holding
-from interlock.engine.gpu.memory import Law
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters, hydrated_for
+from interlock.engine.models.memory import Law, law_for
 from interlock.engine.models.term_table import TermTable, table_of
-from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Attached, attach_to_host
 from interlock.engine.record.events import AnyEvent, BatchCommitted, Emit, PassFailed
 

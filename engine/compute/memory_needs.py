@@ -11,9 +11,8 @@ from interlock.engine.compute.instance import first_calibration
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, MemoryNeed
 from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.gpu.memory import Calibration, Law
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.trace import law_for
+from interlock.engine.models.memory import Calibration, Law, law_for
 from interlock.engine.record.words import distinct_sizes
 
 Laws = Callable[[ModelCard, str], Law]
@@ -67,7 +66,7 @@ class MemoryPlanner:
         return self._widest[key]
 
     def law(self, card: ModelCard, device: Device) -> Law:
-        """Return the memory law of a model on a device; traced once, since every placement and every screen asks."""
+        """Return the memory law of a model on a device; estimated once, since every placement and every screen asks."""
         return self.law_as(self.card_on(card, device), device)
 
     def law_as(self, card: ModelCard, device: Device) -> Law:

@@ -21,7 +21,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import Ids
 from interlock.engine.errors import DiskError
 from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.memory import Calibration
+from interlock.engine.models.memory import Calibration
 from interlock.engine.record.events import BatchCommitted, Emit, MemoryCalibrated
 from interlock.engine.record.facts import Computed, joined
 

@@ -1,18 +1,15 @@
-"""What attention takes on a GPU: which of torch's kernels is chosen there, and what it allocates that no trace shows.
+"""Which of torch's attention kernels a GPU takes for a model.
 
 The choice is that of `sdp::select_sdp_backend` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp of torch 2.13,
-with cuDNN's attention off. What a kernel allocates inside itself is read from attention.cu and flash_api.cpp beside it.
+with cuDNN's attention off.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from interlock.engine.gpu.meter import Ledger, Meter, Operation
 from interlock.engine.models.precision import BFLOAT16_FROM, Capability
 
 FLASH_FROM: Capability = (8, 0)
@@ -23,9 +20,6 @@ layer by memory-efficient attention (`preprocess_mask`, `pad_bias`)."""
 FILLED = 8
 """Values: fused attention takes heads of a multiple of it. torch fills them up itself only for flash attention
 (`pad_last_dim`), in queries, keys, values and output."""
-IN_REGISTERS = 128
-"""Values of a head: of wider ones memory-efficient attention sums halves in a float32 buffer of its own
-(`kNeedsOutputAccumulatorBuffer` of kernel_forward.h: no kernel for halves keeps more than 128 in registers)."""
 
 
 class Sdpa(StrEnum):
@@ -84,77 +78,3 @@ def _padded_kernel(dtype: torch.dtype, width: int, capability: Capability) -> Ke
     if plain is Sdpa.FLASH:
         return Kernel.FLASH if masked is Sdpa.EFFICIENT else Kernel.RUNS
     return Kernel[plain.name]
-
-
-class GpuMeter(Meter):  # type: ignore[no-untyped-call]
-    """Charges what a GPU's kernels would take, for a network that is traced on the host."""
-
-    def __init__(self, ledger: Ledger, sdpa: Sdpa, *, narrow: bool = False) -> None:
-        """Take scaled-dot-product attention without fused kernel for `MATH`."""
-        super().__init__(ledger, narrow=narrow)
-        self._sdpa = sdpa
-        self._filled, self._logs = 1.0, True
-
-    def __torch_dispatch__(
-        self, func: Operation, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if self._sdpa is Sdpa.MATH and func is torch.ops.aten.scaled_dot_product_attention.default:
-            with self:
-                return _written_out(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def before(self, func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Charge what the kernel allocates beside its output, together with it, for as long as it runs."""
-        self._filled, self._logs, inside = 1.0, True, 0
-        if func is torch.ops.aten._efficient_attention_forward.default:
-            inside = _accumulator(args[2])
-        elif func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
-            mask, width = kwargs.get("attn_mask"), args[0].shape[-1]
-            if mask is not None or self._sdpa is not Sdpa.FLASH:
-                inside = _accumulator(args[2]) + _aligned(mask)
-                self._logs = False
-            elif args[0].element_size() == 2 and width % FILLED:
-                self._filled = math.ceil(width / FILLED) * FILLED / width
-                inside = math.ceil(sum(each.numel() for each in args[:3]) * 2 * self._filled)
-        if inside:
-            query, value = args[0], args[2]
-            out = query.numel() // query.shape[-1] * value.shape[-1] * query.element_size()
-            self.ledger.free(self.ledger.allocate(inside + math.ceil(out * self._filled)))
-
-    def charge(self, tensor: Tensor, size: int) -> Any:
-        """Charge the output of flash attention with its heads filled up, and logarithms where a kernel keeps them."""
-        if tensor.element_size() == 2:
-            return self.ledger.allocate(math.ceil(size * self._filled))
-        return self.ledger.allocate(size if self._logs or tensor.dim() != 3 else 0)
-
-
-def _written_out(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    out: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
-    return out
-
-
-def _accumulator(value: Tensor) -> int:
-    """Bytes of memory-efficient attention's own sums, `[B, T, heads, d]` float32."""
-    wide = value.element_size() == 2 and value.shape[-1] > IN_REGISTERS
-    return 4 * value.numel() if wide else 0
-
-
-def _aligned(mask: Tensor | None) -> int:
-    """Bytes of the copy of a mask in halves whose rows do not begin where they must."""
-    if mask is None or mask.element_size() != 2 or all(step % ALIGNED == 0 for step in mask.stride()[:-1] if step):
-        return 0
-    held = [size for size, step in zip(mask.shape, mask.stride(), strict=True) if step]
-    wide = -(-mask.shape[-1] // ALIGNED) * ALIGNED
-    return mask.element_size() * torch.Size(held[:-1]).numel() * wide

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from interlock.engine.errors import UnavailableError
-from interlock.engine.gpu.memory import HeadLaw
 from interlock.engine.models.checkpoint import Weights
 from interlock.engine.models.layout import shapes_in
 from interlock.engine.models.registry import Head
@@ -21,8 +20,6 @@ from interlock.engine.models.tensors import TensorFiles
 
 VECTORS = 2048
 """Tokens whose vectors leave a device together, in float32: those of a whole batch would outgrow a layer."""
-POOLING_PAIR = 12.0
-"""Bytes of the host that clustering takes for each two tokens of a text: their likeness and their distance, twice."""
 KeepVectors = Callable[[int, Tensor], object]
 """Takes the number of the first token, and unit vectors [n, dim] of it and those that follow."""
 
@@ -82,18 +79,3 @@ def check_heads(model: str, files: Mapping[Head, Path], width: int) -> None:
                 f"model {model}: {file} has the tensors {shapes}, expected a map from {width} numbers with its bias: "
                 "use a model whose heads fit its network"
             )
-
-
-def token_law(width: int, dim: int, size: int, *, host: bool) -> HeadLaw:
-    """State the law of token vectors of `dim` numbers from states of `width` in values of `size` bytes.
-
-    Beside the states and what a batch brings along (three numbers for each token) there are a part's vectors before and
-    after they are brought to unit length. On the `host` all vectors are kept, and brought to int8 with two copies.
-    """
-    states = float(width * size + 3 * 8)
-    return HeadLaw(0, states + 13 * dim, 0.0, VECTORS) if host else HeadLaw(0, states, float(8 * dim), VECTORS)
-
-
-def weight_law(width: int, size: int) -> HeadLaw:
-    """State the law of the weights of tokens: the states, what a batch brings along, and two numbers for each token."""
-    return HeadLaw(0, float(width * size + 3 * 8 + size + 4), 0.0, VECTORS)

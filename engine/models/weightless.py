@@ -20,15 +20,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.gpu.memory import Law
 from interlock.engine.gpu.sim import SimDevice
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.memory import Law, law_of
 from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.packing import pack
 from interlock.engine.models.registry import Kind
 from interlock.engine.models.stages import layers_of, size_of, slot_bytes
 from interlock.engine.models.term_pooling import TermPooling
-from interlock.engine.models.trace import packed_law
 from interlock.engine.models.weights import DTYPES, Master
 
 DEPTH = 2
@@ -151,7 +150,8 @@ def law(card: ModelCard, device_kind: str) -> Law:
 def _law(key: str, config: tuple[tuple[str, Any], ...], dtype: str, kind: Kind) -> Law:
     with CONTENTLESS:
         network, _ = _blank(dict(config), dtype, kind)
-    return replace(packed_law(dict(config), DTYPES[dtype], kind), weights=size_of(network), slots=slot_bytes(network))
+    law = law_of(dict(config), DTYPES[dtype].itemsize, packed=True, kind=kind)
+    return replace(law, weights=size_of(network), slots=slot_bytes(network))
 
 
 def _blank(config: dict[str, Any], dtype: str, kind: Kind) -> tuple[nn.Module, Forward]:

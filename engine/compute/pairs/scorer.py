@@ -197,7 +197,7 @@ class Scorer:
             tally.dtypes.add(place.card.dtype)
             if measure.activations is not None and tally.forwards > 1:  # the first one takes workspaces that stay
                 tokens = computed_tokens(lengths, padded=place.scorer.padded)
-                lawful = law.for_rows(lengths).activations(tokens, max(lengths))
+                lawful = law.activations(tokens, max(lengths))
                 seat.learn(device, known.observed(lawful, measure.activations))
             return scores
         seat.learn(device, known.strained())

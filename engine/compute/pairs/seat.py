@@ -20,10 +20,9 @@ from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import classify, summed_up
 from interlock.engine.gpu.lease import Lease, Lessor
-from interlock.engine.gpu.memory import Calibration, HeadLaw, Law
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.memory import Calibration, HeadLaw, Law, law_for
 from interlock.engine.models.scoring import Activation
-from interlock.engine.models.trace import law_for
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host, load
 from interlock.engine.record.events import Emit, Mitigated, ModelMoved, ModelUnloaded
 from interlock.engine.record.words import distinct_sizes, human_bytes
