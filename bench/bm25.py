@@ -33,7 +33,12 @@ from interlock.engine.vectors import NO_LANGUAGE
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words
 from interlock.engine.vectors.fusion import Fusion
 
-SOURCES = ("engine/vectors/bm25.py", "engine/vectors/points.py", "engine/targets/store.py", "engine/targets/qdrant.py")
+SOURCES = (
+    "engine/vectors/bm25.py",
+    "engine/vectors/points.py",
+    "engine/targets/target.py",
+    "engine/targets/embedded.py",
+)
 LANGUAGES = ("english", NO_LANGUAGE)
 DIM = 384
 ENTRY = RosterEntry(

@@ -27,7 +27,7 @@ import numpy as np
 
 SOURCES = (
     "engine/search/*.py",
-    "engine/targets/qdrant.py",
+    "engine/targets/embedded.py",
     "engine/vectors/*.py",
     "engine/compute/encoder.py",
     "engine/compute/job.py",

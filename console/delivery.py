@@ -57,9 +57,9 @@ def _cost(loss: "Loss") -> str:
 
 def prune(options: argparse.Namespace) -> int:
     """Remove stale points from a store, or tell how many there are."""
-    from interlock.engine.targets import mirror, shard
+    from interlock.engine.targets import mirror, stores
 
-    for name in shard.named(options.store, options.collection):
+    for name in stores.named(options.store, options.collection):
         each = mirror.prune_marked(options.store, name, remove=not options.dry_run)
         done = f"removed, {each.points - each.stale:,} left" if each.removed else "no longer in the corpus"
         tell(f"{safe(each.collection)}: {each.stale:,} of {several(each.points, 'point')} {done}")

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from interlock.engine import parsers
 from interlock.engine.models.registry import ModelSpec, members
 from interlock.engine.record.facts import TokenPrecision
-from interlock.engine.targets.formats import FORMATS
+from interlock.engine.targets.files.formats import FORMATS
 from interlock.engine.vectors import LANGUAGES, NO_LANGUAGE
 
 

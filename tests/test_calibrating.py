@@ -9,7 +9,7 @@ import pytest
 
 import interlock as product
 from interlock.engine.errors import UsageError
-from interlock.engine.targets.calibrating import calibrate
+from interlock.engine.targets.embedded import calibrate
 from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import corpus, interlock, sentences
 

@@ -16,8 +16,9 @@ from interlock.engine.flows.forecast import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import RecordRefused, StoreVerified, Warned
 from interlock.engine.settings import load
-from interlock.engine.targets import arrays, tables, windows
+from interlock.engine.targets import windows
 from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.files import arrays, tables
 from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import events_of, tiny_model, tiny_sparse
 

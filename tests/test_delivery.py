@@ -21,8 +21,10 @@ from interlock.engine.record.events import ArtefactWritten, RunClosed, StoreVeri
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.journal import Journal
 from interlock.engine.settings import load
-from interlock.engine.targets import arrays, delivery, files, tables, windows
+from interlock.engine.targets import delivery, windows
 from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.files import arrays, tables
+from interlock.engine.targets.files import write as files
 from tests.builders import corpus, events_of, sentences, summary_of
 
 FILES = {name: sentences(20, start=place * 20) for place, name in enumerate(["a.jsonl", "b_chunks.json", "c.jsonl"])}

@@ -20,7 +20,7 @@ from interlock.engine.flows.export import ExportRequest, export
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import ArtefactWritten
 from interlock.engine.settings import load
-from interlock.engine.targets import files as exports
+from interlock.engine.targets.files import write as exports
 from tests.builders import ROOT, corpus, sentences
 
 TEXTS = [*sentences(40), "said twice", "said twice"]

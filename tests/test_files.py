@@ -14,8 +14,9 @@ from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.settings import load
-from interlock.engine.targets import files
 from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.files import arrays
+from interlock.engine.targets.files import write as files
 from interlock.engine.targets.windows import Delivery, ModelVectors
 from interlock.engine.vectors.fusion import Fusion
 from tests.builders import corpus, sentences, summary_of, toml
@@ -199,7 +200,7 @@ def test_a_file_the_disk_refuses_is_named_and_nothing_is_left(tmp_path, root, ti
     def refuse(_):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(files, "release", refuse)
+    monkeypatch.setattr(arrays, "release", refuse)
     source = ModelVectors("one", 1.0, np.ones((24, 1), np.float32), 1)
     read = read_corpus(discover(root, ["B"]), lambda _: None)
     monkeypatch.setattr(Delivery, "vectors", lambda *_: {"one": source.vectors, "fused": source.vectors})

@@ -321,7 +321,7 @@ def test_killed_in_a_delivery_with_a_gap_a_run_still_delivers_it(gap):
 
 @pytest.mark.parametrize(
     ("module", "place"),
-    [("gap", "shutil.rmtree"), ("shard", "write_manifest"), ("embedded", "shard.load"), ("embedded", "Store.flush")],
+    [("stores", "shutil.rmtree"), ("shard", "write_manifest"), ("embedded", "shard.load"), ("embedded", "Store.flush")],
     ids=["as the old store makes way", "when it is gone", "as the new one is made", "when that is written"],
 )
 def test_killed_as_a_gap_is_filled_a_run_still_delivers_what_was_never_missed(gap, module, place):

@@ -17,10 +17,9 @@ import pytest
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.facts import RosterEntry
-from interlock.engine.targets import shard
-from interlock.engine.targets.delivery import check_store
+from interlock.engine.targets import shard, stores
 from interlock.engine.targets.embedded import Point, Store
-from interlock.engine.targets.shard import check_name, collections
+from interlock.engine.targets.stores import check_name, check_store, collections
 from interlock.engine.targets.target import deliver
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import manifest_of
@@ -195,7 +194,7 @@ def test_a_parent_that_is_a_file_is_named(tmp_path):
 
 
 def check(directory, manifest=MANIFEST, dim=8, name="docs"):
-    shard.check(directory, name, {"small": dim}, manifest)
+    stores.check(directory, name, {"small": dim}, manifest)
 
 
 def test_checking_a_new_an_own_or_a_half_made_collection_writes_nothing(tmp_path):
@@ -235,8 +234,8 @@ def test_checking_refuses_what_opening_would_refuse(tmp_path, asked, why):
 def test_checking_an_open_collection_says_in_use_until_it_is_closed(tmp_path):
     code = (
         OPEN
-        + "from interlock.engine.targets import shard\n"
-        + f"shard.check(Path(sys.argv[1]), 'docs', {{'small': 8}}, {MANIFEST})"
+        + "from interlock.engine.targets import stores\n"
+        + f"stores.check(Path(sys.argv[1]), 'docs', {{'small': 8}}, {MANIFEST})"
     )
     with open_store(tmp_path):
         refused = run_python(code, tmp_path)

@@ -35,10 +35,13 @@ from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.settings import load
-from interlock.engine.targets import arrays, files, formats, shard, tables, windows
-from interlock.engine.targets.delivery import Destination, check_store, deliver
+from interlock.engine.targets import shard, stores, windows
+from interlock.engine.targets.delivery import Destination, deliver
 from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.files import arrays, formats, tables
+from interlock.engine.targets.files import write as files
 from interlock.engine.targets.mirror import verified
+from interlock.engine.targets.stores import check_store
 from interlock.engine.targets.target import deliver as put
 from interlock.engine.targets.windows import Delivery, ModelVectors, SparseSource, points_of
 from interlock.engine.vectors.bm25 import WordCounts, Words
@@ -396,7 +399,7 @@ def test_a_store_of_other_sparse_vectors_is_refused_by_its_manifest_and_by_its_e
     with pytest.raises(UsageError, match=r"was written with other settings .*sparse"):
         check_store("docs", other, Fusion.CONCAT, tmp_path, "two")
     told = manifest(roster)
-    for asked in (shard.check, lambda *given: Store.open_for_write(*given).close()):
+    for asked in (stores.check, lambda *given: Store.open_for_write(*given).close()):
         with pytest.raises(UsageError, match="other sparse vectors"):
             asked(tmp_path, "docs", {"dense": 4, "fused": 4}, told, now)
     check_store("docs", roster, Fusion.CONCAT, tmp_path, "two")

@@ -12,8 +12,10 @@ from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.facts import RosterEntry, TokenForm
-from interlock.engine.targets import arrays, files, windows
+from interlock.engine.targets import windows
 from interlock.engine.targets.embedded import Store
+from interlock.engine.targets.files import arrays
+from interlock.engine.targets.files import write as files
 from interlock.engine.targets.mirror import verified
 from interlock.engine.targets.target import deliver as put
 from interlock.engine.targets.windows import Delivery, ModelVectors, TokenSource, TokenWindow, points_of

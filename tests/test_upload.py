@@ -136,14 +136,6 @@ def test_each_point_goes_in_once_with_a_wait_and_the_index_is_built_at_the_end(u
     assert marked < kinds.index(("PUT", POINTS)) and ("PUT", POINTS) not in kinds[indexed:]
 
 
-def test_a_second_upload_sends_nothing_and_says_again_that_all_is_well(upload):
-    first, second = upload(), upload()
-    assert (second.sent, second.requests, second.rows, second.points) == (0, 0, ROWS, ROWS)
-    assert second.compared == first.compared
-    (report,) = upload.directory.glob("*.json")
-    assert json.loads(report.read_text())["sent"] == 0
-
-
 @pytest.mark.parametrize(
     "answer",
     [

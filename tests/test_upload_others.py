@@ -146,7 +146,7 @@ def test_an_alias_that_somebody_switched_meanwhile_is_told_with_what_it_meant_la
 
 
 def upload_target(upload):
-    from interlock.engine.targets.upload import target_of
+    from interlock.engine.targets.upload_plan import target_of
     from interlock.engine.targets.upload_record import UploadOptions
     from tests.uploads import opened
 

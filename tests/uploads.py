@@ -15,7 +15,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.flows.run import Run
 from interlock.engine.settings import load
 from interlock.engine.targets.connection import Address, ApiKey, Patience
-from interlock.engine.targets.exported import ExportedCollection, ExportedRun
+from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
 from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.upload import CollectionUpload
 from interlock.engine.targets.upload_record import UploadOptions, UploadReport

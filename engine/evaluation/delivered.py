@@ -27,7 +27,7 @@ from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
 from interlock.engine.targets.builder import remaining
-from interlock.engine.targets.tables import matrix_of, terms_of
+from interlock.engine.targets.files.tables import matrix_of, terms_of
 from interlock.engine.vectors.form import FUSED
 from interlock.engine.vectors.fusion import Fusion, unit_rows
 

@@ -31,8 +31,8 @@ from interlock.engine.record.words import differences, few
 from interlock.engine.settings import Configuration, RunSettings, continued
 from interlock.engine.targets.builder import DeliveryBuilder
 from interlock.engine.targets.delivery import Destination, deliver
-from interlock.engine.targets.files import check_ours, publish, read_record, staging
-from interlock.engine.targets.formats import FORMATS, files_of, with_arrays
+from interlock.engine.targets.files.formats import FORMATS, files_of, with_arrays
+from interlock.engine.targets.files.write import check_ours, publish, read_record, staging
 from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.precision import Encoding, FilePrecision, Loss

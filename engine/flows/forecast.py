@@ -27,8 +27,8 @@ from interlock.engine.record.inputs import as_input
 from interlock.engine.record.runs import paces
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets import mirror
-from interlock.engine.targets.delivery import check_projectable, other_models
-from interlock.engine.targets.formats import file_bytes
+from interlock.engine.targets.files.formats import file_bytes
+from interlock.engine.targets.stores import check_projectable, other_models
 from interlock.engine.vectors.form import FUSED, stored_bytes
 
 

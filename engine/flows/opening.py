@@ -24,7 +24,7 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import paces
 from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, recorded
-from interlock.engine.targets.formats import FORMATS, with_arrays
+from interlock.engine.targets.files.formats import FORMATS, with_arrays
 from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion
 

@@ -29,7 +29,7 @@ from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.inputs import as_input
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets.builder import DeliveryBuilder, remaining
-from interlock.engine.targets.delivery import check_projectable, check_store
+from interlock.engine.targets.stores import check_projectable, check_store
 from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion, shares

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from interlock.engine.errors import UsageError
 from interlock.engine.flows import Listener
-from interlock.engine.targets import upload as uploads
 from interlock.engine.targets.collection import parse_indexes, quantisation_of, vector_type_of
 from interlock.engine.targets.connection import Address, Patience, read_key
-from interlock.engine.targets.exported import ExportedCollection, ExportedRun
+from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
 from interlock.engine.targets.server import QdrantServer
+from interlock.engine.targets.upload import CollectionUpload
+from interlock.engine.targets.upload_plan import plan_of
 from interlock.engine.targets.upload_record import UploadOptions, UploadPlan, UploadReport
 
 PATIENCE, SETTLE = 300.0, 3600.0
@@ -51,7 +52,7 @@ def plan_upload(request: UploadRequest, listener: Listener) -> Iterator[UploadPl
     collections, options = _prepared(request)
     with _server(request, listener) if request.prune else nullcontext() as server:
         for each in collections:
-            yield uploads.plan_upload(each, options, server)
+            yield plan_of(each, options, server)
 
 
 def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]:
@@ -68,7 +69,7 @@ def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]
             def progress(done: int, rows: int, name: str = each.name) -> None:
                 listener.progress(name, done, rows)
 
-            yield uploads.CollectionUpload(each, server, options, directory, progress=progress, say=listener.say).go()
+            yield CollectionUpload(each, server, options, directory, progress=progress, say=listener.say).go()
 
 
 def _server(request: UploadRequest, listener: Listener) -> QdrantServer:

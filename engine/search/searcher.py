@@ -28,7 +28,7 @@ from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
 from interlock.engine.search.conditions import check_keys, filter_of, why_none
 from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
-from interlock.engine.targets import shard
+from interlock.engine.targets import stores
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.form import FUSED
@@ -296,7 +296,7 @@ def vectors_of(member: Member, outputs: Outputs, texts: Sequence[str]) -> Vector
 
 def _named(directory: Path, collection: str | None) -> str:
     """The name in Qdrant of the collection that is meant; that of the only one where none is named."""
-    names = shard.named(directory, collection)
+    names = stores.named(directory, collection)
     if len(names) > 1:
         raise UsageError(f"{directory} has {len(names)} collections: choose one with --collection ({', '.join(names)})")
     return names[0]

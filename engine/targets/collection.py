@@ -12,8 +12,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from uuid import UUID
 
-import numpy as np
-
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.record.words import differences, few
@@ -21,11 +19,11 @@ from interlock.engine.targets.connection import TransientError
 from interlock.engine.targets.server import GrpcPort, QdrantServer, RestInstead
 from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids
 from interlock.engine.vectors.bm25 import BM25
-from interlock.engine.vectors.points import Point, Terms, storable
+from interlock.engine.vectors.points import Point, for_client, of_client, storable
 from interlock.engine.vectors.precision import Quantise
 
 if TYPE_CHECKING:
-    from qdrant_client.models import CollectionInfo, CreateCollection, Filter, PointStruct, Record
+    from qdrant_client.models import CollectionInfo, CreateCollection, Filter
 
 VectorType = Literal["float32", "float16"]
 IndexType = Literal["keyword", "integer", "float", "bool", "datetime", "uuid", "text", "geo"]
@@ -249,7 +247,7 @@ class ServerCollection:
         late = points
         if self._grpc and (first := [each for each in points if _fits_grpc(storable(each.payload))]):
             try:
-                self.bytes += self._grpc.upsert(self.name, structs(first))
+                self.bytes += self._grpc.upsert(self.name, for_client(first))
             except RestInstead as error:
                 self._say(f"{self.name}: gRPC does not do it ({error}): the rest goes by REST")
                 self._grpc = None
@@ -258,7 +256,7 @@ class ServerCollection:
                 self._ways.add("grpc")
                 self.requests += 1
         if late:
-            made = structs(late, shortest=True)
+            made = for_client(late, shortest=True)
             client = self._server.client
             self._server.complete("an upsert", lambda: client.upsert(self.name, made, wait=True).status)
             self._ways.add("rest")
@@ -297,7 +295,7 @@ class ServerCollection:
 
         def request() -> list[Point]:
             found = client.retrieve(self.name, list(ids), with_payload=True, with_vectors=True)
-            return [_point(each) for each in found]
+            return [of_client(each) for each in found]
 
         return {point.id: point for point in self._server.ask("reading points", request)}
 
@@ -323,56 +321,9 @@ class ServerCollection:
         self._server.complete(f"indexing {key}", lambda: client.create_payload_index(self.name, **how).status)
 
 
-def structs(points: Sequence[Point], *, shortest: bool = False) -> "list[PointStruct]":
-    """Make the client's own points; with `shortest` their numbers have, as JSON, the shortest decimals that are the
-    same float32, which are little more than half of those of a float64."""
-    from qdrant_client.models import PointStruct, SparseVector
-
-    arrays = list[Any]()
-    for point in points:
-        arrays += [*point.vectors.values(), *(each.values for each in point.sparse.values()), *point.tokens.values()]
-    numbers = iter(_shortest(arrays) if shortest else (each.tolist() for each in arrays))
-    made = []
-    for point in points:
-        vectors: dict[str, Any] = {name: next(numbers) for name in point.vectors}
-        for name, terms in point.sparse.items():
-            vectors[name] = SparseVector.model_construct(indices=terms.indices.tolist(), values=next(numbers))
-        vectors |= {name: next(numbers) for name in point.tokens}
-        # Nothing is validated: the numbers are ours, and looking at each takes as long as writing it.
-        made.append(PointStruct.model_construct(id=point.id, vector=vectors, payload=storable(point.payload)))
-    return made
-
-
-def _shortest(arrays: Sequence[Any]) -> Iterator[Any]:
-    """The numbers of each array as lists of the float64 that have these decimals: of all at once, for speed."""
-    import pyarrow as pa
-
-    flat = np.concatenate([np.empty(0, np.float32), *(np.asarray(each, np.float32).ravel() for each in arrays)])
-    numbers = pa.array(flat).cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    ends = np.cumsum([each.size for each in arrays])
-    return (part.reshape(each.shape).tolist() for part, each in zip(np.split(numbers, ends[:-1]), arrays, strict=False))
-
-
 def _fits_grpc(value: object, depth: int = 0) -> bool:
     """Tell whether a message holds a value: integers have 63 bits and a sign, and who reads it goes only so deep."""
     if isinstance(value, Mapping | list):
         inner = value.values() if isinstance(value, Mapping) else value
         return depth <= MOST_DEPTH and all(_fits_grpc(each, depth + 1) for each in inner)
     return not isinstance(value, int) or value < 2**63
-
-
-def _point(record: "Record") -> Point:
-    """Read a point as a server gives it. Raises ValueError for vectors that are none."""
-    from qdrant_client.models import SparseVector
-
-    vectors, sparse, tokens = {}, {}, {}
-    for name, vector in (record.vector if isinstance(record.vector, dict) else {}).items():
-        if isinstance(vector, SparseVector):
-            indices, values = np.array(vector.indices, np.int64), np.array(vector.values, np.float32)
-            order = np.argsort(indices)
-            sparse[name] = Terms(indices[order], values[order])
-        elif isinstance(vector, list) and vector and isinstance(vector[0], list):
-            tokens[name] = np.array(vector, np.float16)
-        else:
-            vectors[name] = np.array(vector, np.float32)
-    return Point(str(record.id), record.payload or {}, vectors, sparse, tokens)

@@ -1,108 +1,48 @@
-"""Delivers one collection: files and store, each told as an event once it was read back and is what was planned."""
+"""Delivers one collection: files and store, each told as an event once it was read back and is what was planned.
+
+What narrower numbers, fewer dimensions and an engine's own quantisation cost is told too, by the neighbours that are
+still found.
+"""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast, get_args
+from uuid import UUID
 
-import msgspec
 import numpy as np
 from msgspec.structs import asdict
 
-from interlock.engine.corpus.corpus import Rows
 from interlock.engine.errors import UsageError
-from interlock.engine.models.registry import name_of_output
 from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten, Emit, StoreVerified, VectorsKept, Warned
-from interlock.engine.record.facts import MissingModel, RosterEntry
+from interlock.engine.record.facts import KeptVectors, RosterEntry
 from interlock.engine.record.rundir import RunDirectory
-from interlock.engine.record.words import several
-from interlock.engine.targets import files, gap, shard
+from interlock.engine.targets import shard, stores
 from interlock.engine.targets.embedded import Store
-from interlock.engine.targets.kept import kept, losses, narrowed
+from interlock.engine.targets.files import write as files
+from interlock.engine.targets.files.formats import file_bytes, with_arrays
 from interlock.engine.targets.mirror import mirrored, verified
+from interlock.engine.targets.stores import form_in, lacks_bm25, manifest_at, projection_in
 from interlock.engine.targets.target import deliver as put
-from interlock.engine.targets.windows import Delivery, Sink, points_of
+from interlock.engine.targets.windows import Delivery, Places, Sink, Vectors, points_of, uuid_of
 from interlock.engine.vectors.bm25 import BM25, WordWeights
-from interlock.engine.vectors.form import ALL, Keep, VectorForm
-from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.manifest import Reduced, manifest_of, token_dims
-from interlock.engine.vectors.precision import FilePrecision, Loss, Quantise
-from interlock.engine.vectors.projection import PROJECTION, energy, fit, to_bytes, turned
-
-
-def check_store(
-    collection: str,
-    roster: Sequence[RosterEntry],
-    fusion: Fusion,
-    directory: Path,
-    run_id: str,
-    bm25: WordWeights | None = None,
-    chunk_sparse: str = "",
-    form: VectorForm = ALL,
-    emit: Emit = lambda _: None,
-    missing: Sequence[MissingModel] = (),
-    began: float = 0.0,
-) -> None:
-    """Raise UsageError now for whatever the store at `directory` would refuse after all the work; writes nothing.
-
-    `roster` are the models of the run but for those that are `missing`. Warns where BM25 vectors are asked for and the
-    store was made without: it gets none then; and where it keeps other dense vectors than the `form` asks for: it goes
-    on with those.
-    """
-    sparse = [name_of_output(entry.model, "sparse", entry.kind) for entry in roster if "sparse" in entry.gives]
-    path = directory / collection
-    afresh = gap.outgrown(path, run_id, began, missing)
-    there = {} if afresh else _manifest_there(path)
-    if bm25 and _without_bm25(there):
-        bm25 = None
-        emit(
-            Warned(
-                message=f"{path} was made without BM25 vectors and gets none now: --no-bm25 if that is meant, else "
-                f"{shard.ELSEWHERE}, or delete that directory"
-            )
-        )
-    form = form.of(fusion)
-    if (made := _form_of(there, form)) != form:
-        emit(
-            Warned(
-                message=f"{path} was made with {made.told} and stays so, not {form.told}: "
-                f"{shard.ELSEWHERE}, or delete that directory"
-            )
-        )
-    reduced = _reduced_in(there)
-    if reduced and reduced.dim == made.project and shard.read_projection(path, reduced.sha256) is None:
-        _check_refitted(path, run_id)
-    reduced = reduced or Reduced(dim=made.project, sha256="")
-    dims = made.widths(fusion, {entry.model: entry.dim for entry in roster if entry.kind == "dense"})
-    sparse += filter(None, [chunk_sparse, BM25 if bm25 else ""])
-    manifest = manifest_of(collection, fusion, roster, run_id, bm25, chunk_sparse, made, reduced.sha256, missing, began)
-    shard.check(directory, collection, dims, manifest, sparse, token_dims(roster), afresh=afresh)
-
-
-def other_models(path: Path, models: Mapping[str, str]) -> str:
-    """Tell of a collection of a store at `path` that a run would refuse for its dense models, which were others than
-    these (fingerprints by name); empty for none, and where what it was delivered without may be added."""
-    try:
-        there = _manifest_there(path)
-        had = {str(row["model"]): str(row["fingerprint"]) for row in cast("list[dict[str, object]]", there["models"])}
-    except UsageError as error:
-        return str(error)
-    except (KeyError, TypeError):
-        return ""  # none, or one that is compared when it is opened
-    if had == models or there.get("missing"):
-        return ""
-    names = [", ".join(each) if had.keys() != models.keys() else _prints(each) for each in (had, models)]
-    return (
-        f"{path} was written with other models (were {names[0]}, are now {names[1]}), and a run would refuse it: "
-        f"{shard.ELSEWHERE}, or delete that directory"
-    )
-
-
-def _prints(models: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {fingerprint[:12]}" for name, fingerprint in models.items())
+from interlock.engine.vectors.form import FUSED, stored_bytes
+from interlock.engine.vectors.manifest import manifest_of, token_dims
+from interlock.engine.vectors.precision import (
+    BITS,
+    COUNT,
+    FLOAT16,
+    FLOAT32,
+    Encoding,
+    FilePrecision,
+    Loss,
+    NeighbourSample,
+    int8_for,
+    loss_of,
+)
+from interlock.engine.vectors.projection import energy, fit, to_bytes, turned
 
 
 @dataclass(frozen=True)
@@ -139,9 +79,9 @@ def deliver(delivery: Delivery, roster: Sequence[RosterEntry], to: Destination, 
     with ExitStack() as stack:
         if to.store:
             path = to.store / delivery.rows.collection.qdrant_collection
-            if gap.outgrown(path, to.run.id, to.began, delivery.missing):
-                gap.clear(path)
-            if _without_bm25(_manifest_there(path)):
+            if stores.outgrown(path, to.run.id, to.began, delivery.missing):
+                stores.clear(path)
+            if lacks_bm25(manifest_at(path)):
                 delivery = replace(delivery, bm25=None)
         delivery, store = narrowed(_projected(delivery, to, emit), to.formats, to.precision), None
         if to.store:
@@ -175,7 +115,7 @@ def _opened(delivery: Delivery, roster: Sequence[RosterEntry], directory: Path, 
     """The store at `directory`, ready to be written to."""
     name, bm25 = delivery.rows.collection.qdrant_collection, delivery.bm25
     sparse = [*(source.name for source in delivery.sparse), *([BM25] if bm25 else [])]
-    delivery = replace(delivery, form=_form_of(_manifest_there(directory / name), delivery.form))
+    delivery = replace(delivery, form=form_in(manifest_at(directory / name), delivery.form))
     reduces = delivery.projection
     digest = hashlib.sha256(to_bytes(reduces)).hexdigest() if reduces is not None else ""
     made = roster, to.run.id, bm25, delivery.chunk_sparse, delivery.form, digest, delivery.missing, to.began
@@ -190,7 +130,7 @@ def _projected(delivery: Delivery, to: Destination, emit: Emit) -> Delivery:
         return delivery
     collection, there = delivery.rows.collection, None
     path = (to.store or to.run.path) / collection.qdrant_collection
-    if to.store and (known := _reduced_in(_manifest_there(path))) and known.dim == dim:
+    if to.store and (known := projection_in(manifest_at(path))) and known.dim == dim:
         there = shard.read_projection(path, known.sha256)
         if there is None:
             with suppress(UsageError):  # what the run itself has of it is not the one
@@ -208,28 +148,6 @@ def _projected(delivery: Delivery, to: Destination, emit: Emit) -> Delivery:
     return replace(delivery, projection=there)
 
 
-def check_projectable(rows: Rows, form: VectorForm, store: Path | None) -> None:
-    """Raise UsageError where a collection has too few texts for the projection that its form asks for, and its store
-    has none that could be taken."""
-    texts = len(np.unique(rows.texts))
-    kept = store and _reduced_in(_manifest_there(store / rows.collection.qdrant_collection))
-    if texts < form.project and not kept:
-        raise UsageError(
-            f"--project {form.project}: {rows.collection.name} has {several(texts, 'distinct text')}, too few to find "
-            f"that many dimensions: choose at most {texts:,}, or drop it"
-        )
-
-
-def _check_refitted(path: Path, run_id: str) -> None:
-    """Raise UsageError where the projection that a store has lost would not come out of its chunks again."""
-    writer = shard.writer_of(shard.read_manifest(path))
-    if writer != run_id:
-        raise UsageError(
-            f"{path} has lost its {PROJECTION}, without which nothing can be added: restore it from a copy (exports "
-            f"of run {writer} have one), or {shard.ELSEWHERE}"
-        )
-
-
 def _verify(delivery: Delivery, store: Store, to: Destination, emit: Emit) -> None:
     """Compare what the store holds with the plan, see to what is stale there, and tell what was found."""
     collection = delivery.rows.collection
@@ -239,27 +157,74 @@ def _verify(delivery: Delivery, store: Store, to: Destination, emit: Emit) -> No
         emit(Warned(message=warning, collection=collection.name))
 
 
-def _manifest_there(path: Path) -> Mapping[str, object]:
-    """The manifest of the store at `path`; empty where there is none."""
-    return shard.read_manifest(path) if (path / shard.MANIFEST).exists() else {}
+def narrowed(delivery: Delivery, formats: Sequence[str], precision: FilePrecision) -> Delivery:
+    """Return the delivery with the numbers that its files are to have: every dense vector in this precision, and the
+    arrays of fused ones as its form says."""
+    if precision != "float32":
+        numbers = {
+            name: FLOAT16 if precision == "float16" else int8_for(map(_of(delivery, name), _places(delivery)))
+            for name in delivery.arrays | delivery.dims
+        }
+        return replace(delivery, columns_in=numbers, arrays_in={name: (each,) for name, each in numbers.items()})
+    if delivery.form.quantise == "none" or not with_arrays(formats) or FUSED not in delivery.arrays:
+        return delivery
+    codes = int8_for(map(_of(delivery, FUSED), _places(delivery)))
+    return replace(delivery, arrays_in={FUSED: (BITS, codes) if delivery.form.quantise == "binary" else (codes,)})
 
 
-def _without_bm25(there: Mapping[str, object]) -> bool:
-    return bool(there) and BM25 not in there
+def losses(delivery: Delivery) -> Iterator[Loss]:
+    """Measure what each of the narrowed vectors of a delivery has lost, by a sample of its rows against all of them."""
+    windows = [*_places(delivery)]
+    for name, numbers in delivery.columns_in.items():
+        vectors = _of(delivery, name)
+        yield loss_of(name, NeighbourSample(vectors, windows, delivery.sample), vectors, numbers)
 
 
-def _form_of(there: Mapping[str, object], wanted: VectorForm) -> VectorForm:
-    """The `wanted` form, but with what a store with this manifest keeps, where there is one."""
-    if not there:
-        return wanted
-    keep = next((each for each in get_args(Keep) if each == there.get("keep", ALL.keep)), wanted.keep)
-    kinds = (each for each in get_args(Quantise) if each == there.get("quantised", ALL.quantise))
-    return replace(wanted, keep=keep, quantise=next(kinds, wanted.quantise))
+def kept(delivery: Delivery, formats: Sequence[str], directory: str, store: Store | None) -> Iterator[KeptVectors]:
+    """Tell what the files of `formats` in `directory` hold, and what the store does; where vectors were made smaller,
+    with the share of the ten nearest neighbours of a sample of rows that are found as by the whole fused vectors."""
+    smaller = delivery.projection is not None or FUSED in delivery.arrays_in
+    reduced = smaller or (store is not None and store.quantise != "none")
+    sample = None
+    if reduced and FUSED in delivery.arrays:
+        sample = NeighbourSample(delivery.fused, [*_places(delivery)], delivery.sample)
+    if formats:
+        share = _by_files(delivery, sample) if sample and smaller else None
+        size = file_bytes(formats, delivery.form, delivery.fusion, delivery.members)
+        compared = len(sample.rows) if sample and share is not None else 0
+        yield KeptVectors(place=directory, bytes=size, neighbours=share, sampled=compared)
+    if store:
+        share = _by_store(delivery, sample, store) if sample and FUSED in store.dims else None
+        compared = len(sample.rows) if sample and share is not None else 0
+        size = stored_bytes(store.dims, store.quantise)
+        yield KeptVectors(place=str(store.path), bytes=size, neighbours=share, sampled=compared)
 
 
-def _reduced_in(there: Mapping[str, object]) -> Reduced | None:
-    """What reduced the fused vectors of a store with this manifest, if anything did."""
-    try:
-        return msgspec.convert(there.get("projection"), Reduced | None)
-    except msgspec.ValidationError:
-        return None  # a manifest that is damaged is refused when it is compared
+def _by_files(delivery: Delivery, sample: NeighbourSample) -> float | None:
+    vectors, numbers = _of(delivery, FUSED), delivery.arrays_in.get(FUSED, (FLOAT32,))
+    codes: Encoding = numbers[-1]
+    if BITS in numbers:
+        return sample.by_bits(vectors, codes)
+    return sample.by(lambda rows: codes.decode(codes.encode(vectors(rows))))
+
+
+def _by_store(delivery: Delivery, sample: NeighbourSample, store: Store) -> float | None:
+    """The share that is kept by what a store answers, points aside that are no longer in the corpus."""
+    own = [uuid_of(point) for point in delivery.points(sample.rows)]
+    found = [store.query(FUSED, vector, COUNT + 1) for vector in _of(delivery, FUSED)(sample.rows)]
+    wanted = {UUID(point).bytes for points in found for point in points}
+    every = (zip(delivery.points(rows), rows.tolist(), strict=True) for rows in _places(delivery))
+    rows = {uuid_of(point): row for window in every for point, row in window if point in wanted}
+    return sample.share(
+        np.array([rows[point] for point in points if point != mine and point in rows][:COUNT], np.int64)
+        for points, mine in zip(found, own, strict=True)
+    )
+
+
+def _of(delivery: Delivery, name: str) -> Callable[[Places], Vectors]:
+    """What reads the vectors of this name."""
+    return lambda rows: delivery.vectors(rows)[name]
+
+
+def _places(delivery: Delivery) -> Iterator[Places]:
+    return map(delivery.places, delivery.starts)

@@ -16,12 +16,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from interlock.engine.errors import UsageError
 from interlock.engine.record.atomic import sweep
-from interlock.engine.targets import shard
+from interlock.engine.targets import shard, stores
 from interlock.engine.targets.shard import working
 from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids, fault_of
-from interlock.engine.vectors.fusion import Vectors
+from interlock.engine.vectors.fusion import Fusion, Vectors
+from interlock.engine.vectors.manifest import CalibratedWeights, read_manifest
 from interlock.engine.vectors.points import STALE, Point, Terms, Vector, for_engine, of_engine
 from interlock.engine.vectors.precision import Quantise
 from interlock.engine.vectors.projection import PROJECTION
@@ -77,13 +80,13 @@ class Store:
         the key "calibrated" stays as it is there. `projection` is what brought its fused vectors to fewer dimensions,
         which the manifest names by its SHA-256.
         """
-        shard.check_names(collection, (*dims, *sparse, *tokens))
+        stores.check_names(collection, (*dims, *sparse, *tokens))
         path, wanted = directory / collection, json.loads(json.dumps(manifest))
         with working(path, f"writing {shard.MANIFEST}"):
             path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             held.enter_context(shard.holding(path, fcntl.LOCK_EX, shard.ELSEWHERE))
-            if not shard.is_ours(path, wanted):  # claimed first, so that a creation that is killed is taken up
+            if not stores.is_ours(path, wanted):  # claimed first, so that a creation that is killed is taken up
                 shard.write_manifest(path, wanted)
             elif calibrated := shard.read_manifest(path).get("calibrated"):  # of the same models at the same weights
                 wanted["calibrated"] = calibrated
@@ -107,7 +110,7 @@ class Store:
 
     @classmethod
     def _opened(cls, directory: Path, collection: str, how: int) -> Self:
-        path = shard.find(directory, collection)
+        path = stores.find(directory, collection)
         with ExitStack() as held:
             held.enter_context(shard.holding(path, how))
             engine, manifest = shard.load(path, None), shard.read_manifest(path)
@@ -289,3 +292,37 @@ class Store:
 
 def _few(points: Sequence[str]) -> Iterator[Sequence[str]]:
     return (points[start : start + MOST_POINTS] for start in range(0, len(points), MOST_POINTS))
+
+
+def is_store(path: Path) -> bool:
+    """Whether the directory is a collection of a store."""
+    return (path / shard.MANIFEST).is_file()
+
+
+def calibrate(path: Path, run_id: str, weights: Mapping[str, float], queries: int) -> CalibratedWeights:
+    """Have questions to the collection at `path` count its dense models by `weights`, which so many judged
+    `queries` chose, where nobody says otherwise. Returns what was written: the manifest, whole or not at all.
+
+    Raises UsageError for a collection that is damaged, in use, written by another run than `run_id`, or such that no
+    other weights can be asked of it, and for weights that are not those of its models.
+    """
+    with shard.holding(path, fcntl.LOCK_EX):
+        plain, dims = shard.read_manifest(path), shard.read_dims(path)
+        manifest = read_manifest(plain, dims, shard.read_sparse(path), shard.read_tokens(path))
+        if manifest.run.run_id != run_id:
+            raise UsageError(
+                f"{path} keeps its weights: run {manifest.run.run_id} wrote it after {run_id}, which was judged: name "
+                "that one"
+            )
+        if manifest.fusion is Fusion.MEAN and not {member.model for member in manifest.models} <= dims.keys():
+            raise UsageError(
+                f"{path} keeps its weights: --fusion {Fusion.MEAN} mixed its models for good: use --fusion "
+                f"{Fusion.CONCAT} or --keep both in another run"
+            )
+        chosen = CalibratedWeights(weights=dict(weights), before=manifest.weights, queries=queries)
+        try:
+            chosen.check([member.model for member in manifest.models])
+        except ValueError as error:
+            raise UsageError(f"cannot calibrate {path} ({error}): name the run that wrote it") from None
+        shard.write_manifest(path, {**plain, "calibrated": json.loads(msgspec.json.encode(chosen))})
+    return chosen

@@ -16,18 +16,15 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.engine.corpus.collections import qdrant_name
-from interlock.engine.errors import InterlockError, UsageError, meant, remedy
-from interlock.engine.models.registry import NAME_RULE, nameable
-from interlock.engine.record.atomic import PARTIAL, opened, sync_directory, write_bytes
-from interlock.engine.record.rundir import JOURNAL, RUN
-from interlock.engine.record.words import differences, few, human_bytes
+from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.record.atomic import opened, sync_directory, write_bytes
+from interlock.engine.record.words import human_bytes
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.fusion import Vectors
 from interlock.engine.vectors.projection import PROJECTION, from_bytes, to_bytes
@@ -56,100 +53,12 @@ READING = ("reading", "counting", "searching", "opening")
 """What is done to a store that nothing is delivered into."""
 
 
-def collections(directory: Path) -> list[str]:
-    """List the collections of an embedded store by name. UsageError if it does not exist, is none or is closed."""
-    try:
-        return sorted(path.name for path in directory.iterdir() if (path / MANIFEST).exists())
-    except FileNotFoundError:
-        raise UsageError(f"no store at {directory}: name the --qdrant directory of a run") from None
-    except NotADirectoryError:
-        raise UsageError(f"{directory} is not a store: name the --qdrant directory of a run") from None
-    except OSError as error:
-        raise UsageError(f"cannot read the store {directory}: {error.strerror}; {remedy(error)}") from None
-
-
-def named(directory: Path, collection: str | None = None) -> list[str]:
-    """List the collections that are meant, as the store calls them: all, or the one of this name, which may be that of
-    its chunks. UsageError, naming those there are, where there is none."""
-    held = collections(directory)
-    if not held and (directory / MANIFEST).exists():
-        raise UsageError(
-            f"{directory} is one collection of a store: name {directory.parent}, with --collection {directory.name}"
-        )
-    if not held and any((directory / made).exists() for made in (RUN, JOURNAL)):
-        raise UsageError(f"{directory} is a run and not a store: name the directory that its --qdrant was")
-    if not held:
-        raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
-    if collection is None:
-        return held
-    for name in (collection, *([] if "/" in collection else [qdrant_name(collection)])):
-        if name in held:
-            return [name]
-    hint = meant(collection, held)
-    raise UsageError(f"no collection {collection!r} in {directory}{hint}: choose one of {', '.join(held)}")
-
-
-def find(directory: Path, collection: str) -> Path:
-    """Return the directory of an existing collection; UsageError as `named`."""
-    return directory / named(directory, collection)[0]
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise UsageError unless a Qdrant server would take `name` for a vector, and a disk for a directory."""
-    if not nameable(name):
-        raise UsageError(f"{what} name {name!r} does not work in Qdrant: use {NAME_RULE}")
-
-
-def check_names(collection: str, vectors: Iterable[str]) -> None:
-    """Raise UsageError unless the collection and all its vectors can be called so."""
-    check_name("collection", collection)
-    for name in vectors:
-        check_name("vector", name)
-
-
-def check(
-    directory: Path,
-    collection: str,
-    dims: Mapping[str, int],
-    manifest: Mapping[str, object],
-    sparse: Collection[str] = (),
-    tokens: Mapping[str, int] = {},
-    *,
-    afresh: bool = False,
-) -> None:
-    """Raise now, and write nothing, what opening this collection for write would raise later; `afresh` where what is
-    there makes way.
-
-    UsageError for names, another meaning, other dimensions or sparse vectors, a foreign or damaged directory, one that
-    is in use, and a place where no directory can be made; InterlockError for a disk without room.
-    """
-    check_names(collection, (*dims, *sparse, *tokens))
-    path = directory / collection
-    there = _there(path)
-    if not there.is_dir():
-        raise UsageError(f"cannot create {path}: {there} is not a directory; {ELSEWHERE}")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {path}: {there} is not writable; {ELSEWHERE}")
-    require_room(path, 0)
-    with opening(path, ELSEWHERE), ExitStack() as locks:
-        for locked in (path, path / LOCKED):  # ours first: while it is asked, nobody of us wants the engine's
-            if locked.is_dir():
-                locks.callback(os.close, _locked(locked, fcntl.LOCK_SH))
-    made = not afresh and is_ours(path, json.loads(json.dumps(manifest))) and (path / CONFIG).exists()
-    if made and (changed := list(differences(read_dims(path) | read_tokens(path), {**dims, **tokens}))):
-        raise UsageError(
-            f"{path} was written with other dimensions ({few(changed)}): {ELSEWHERE}, or delete that directory"
-        )
-    if made:
-        _check_sparse(path, sparse)
-
-
 @contextmanager
 def holding(path: Path, how: int, elsewhere: str = "") -> Iterator[None]:
     """Hold a collection's directory, by LOCK_EX to write and LOCK_SH to read; UsageError while anybody else does, with
     what to do `elsewhere`, if that is a way."""
     with opening(path, elsewhere):
-        handle = _locked(path, how)
+        handle = locked(path, how)
     try:
         yield
     finally:
@@ -197,7 +106,7 @@ def load(
     if (path / CONFIG).exists():
         read_dims(path)  # the engine would wait for a pipe in its place
         if dims is not None:
-            _check_sparse(path, sparse)  # the engine itself takes fewer than there are
+            check_sparse(path, sparse)  # the engine itself takes fewer than there are
     with opening(path, ELSEWHERE if dims is not None else ""), _without_panics():
         shard = EdgeShard.load(str(path), config)
     for directory in left:  # whoever made them held the lock that is ours now
@@ -295,7 +204,7 @@ def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
 
 def require_room(path: Path, size: int) -> None:
     """Raise InterlockError unless the disk of `path` has room for `size` more bytes of points."""
-    free = shutil.disk_usage(_there(path)).free
+    free = shutil.disk_usage(existing(path)).free
     if free < 4 * size + SPARE_BYTES:
         raise InterlockError(
             f"disk of {path} is nearly full ({human_bytes(free)} free): free space and deliver again "
@@ -314,35 +223,6 @@ def working(path: Path, doing: str) -> AbstractContextManager[None]:
     return _translated(partial(_failed, path, doing))
 
 
-def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
-    """Tell whether the directory is this collection's already, not a new one; UsageError if it is something else."""
-    if (path / MANIFEST).exists():
-        if changed := _changes({**read_manifest(path), **dict.fromkeys(FREE)}, {**wanted, **dict.fromkeys(FREE)}):
-            raise UsageError(
-                f"{path} was written with other settings ({few(changed)}): {ELSEWHERE}, or delete that directory"
-            )
-        return True
-    if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
-        raise UsageError(f"{path} is not an Interlock collection (no {MANIFEST}): {ELSEWHERE}")
-    return False
-
-
-def _changes(there: Mapping[str, object], wanted: Mapping[str, object]) -> list[str]:
-    """How two manifests differ: of other models their names alone, whose rows would fill a screen."""
-    names = [[str(each.get("model")) for each in _rows(manifest.get("models"))] for manifest in (there, wanted)]
-    if names[0] == names[1]:
-        return list(differences(dict(there), dict(wanted)))
-    before, now = ({**manifest, "models": None, "sparse": None} for manifest in (there, wanted))
-    return [
-        f"models were {', '.join(names[0]) or 'none'}, are now {', '.join(names[1]) or 'none'}",
-        *differences(before, now),
-    ]
-
-
-def _rows(value: object) -> list[Mapping[str, object]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
 def _widths(path: Path, *, multiple: bool) -> dict[str, int]:
     """The dimensions by name of what has one vector a point, or `multiple` ones."""
     with opening(path):
@@ -351,7 +231,7 @@ def _widths(path: Path, *, multiple: bool) -> dict[str, int]:
         return {name: int(params["size"]) for name, params in alike.items()}
 
 
-def _check_sparse(path: Path, wanted: Collection[str]) -> None:
+def check_sparse(path: Path, wanted: Collection[str]) -> None:
     there = read_sparse(path)
     if there != sorted(wanted):
         raise UsageError(
@@ -360,12 +240,12 @@ def _check_sparse(path: Path, wanted: Collection[str]) -> None:
         )
 
 
-def _there(path: Path) -> Path:
+def existing(path: Path) -> Path:
     """What exists of a path, or of those above it."""
     return next(above for above in (path, *path.absolute().parents) if os.path.lexists(above))
 
 
-def _locked(directory: Path, how: int) -> int:
+def locked(directory: Path, how: int) -> int:
     """The open directory, locked; BlockingIOError if somebody else has it for longer than a check takes."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

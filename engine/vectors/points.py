@@ -1,14 +1,16 @@
-"""A chunk as a point of the embedded store: payload, dense and sparse vectors; to the engine and back."""
+"""A chunk as a point: payload, dense, sparse and token vectors; to the engine of the embedded store and back, and to
+the client of a server and back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import qdrant_edge as edge
+    from qdrant_client.models import PointStruct, Record
 
 Vector = NDArray[np.float32]
 Tokens = NDArray[np.float16]
@@ -89,6 +91,53 @@ def of_engine(record: "edge.Record") -> Point:
         if isinstance(vector, edge.SparseVector):
             sparse[name] = Terms(np.array(vector.indices, np.int64), np.array(vector.values, np.float32))
         elif isinstance(vector[0], list):
+            tokens[name] = np.array(vector, np.float16)
+        else:
+            vectors[name] = np.array(vector, np.float32)
+    return Point(str(record.id), record.payload or {}, vectors, sparse, tokens)
+
+
+def for_client(points: Sequence[Point], *, shortest: bool = False) -> "list[PointStruct]":
+    """Make the client's own points; with `shortest` their numbers have, as JSON, the shortest decimals that are the
+    same float32, which are little more than half of those of a float64."""
+    from qdrant_client.models import PointStruct, SparseVector
+
+    arrays = list[Any]()
+    for point in points:
+        arrays += [*point.vectors.values(), *(each.values for each in point.sparse.values()), *point.tokens.values()]
+    numbers = iter(_shortest(arrays) if shortest else (each.tolist() for each in arrays))
+    made = []
+    for point in points:
+        vectors: dict[str, Any] = {name: next(numbers) for name in point.vectors}
+        for name, terms in point.sparse.items():
+            vectors[name] = SparseVector.model_construct(indices=terms.indices.tolist(), values=next(numbers))
+        vectors |= {name: next(numbers) for name in point.tokens}
+        # Nothing is validated: the numbers are ours, and looking at each takes as long as writing it.
+        made.append(PointStruct.model_construct(id=point.id, vector=vectors, payload=storable(point.payload)))
+    return made
+
+
+def _shortest(arrays: Sequence[Any]) -> Iterator[Any]:
+    """The numbers of each array as lists of the float64 that have these decimals: of all at once, for speed."""
+    import pyarrow as pa
+
+    flat = np.concatenate([np.empty(0, np.float32), *(np.asarray(each, np.float32).ravel() for each in arrays)])
+    numbers = pa.array(flat).cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    ends = np.cumsum([each.size for each in arrays])
+    return (part.reshape(each.shape).tolist() for part, each in zip(np.split(numbers, ends[:-1]), arrays, strict=False))
+
+
+def of_client(record: "Record") -> Point:
+    """Read a point as a server gives it. Raises ValueError for vectors that are none."""
+    from qdrant_client.models import SparseVector
+
+    vectors, sparse, tokens = {}, {}, {}
+    for name, vector in (record.vector if isinstance(record.vector, dict) else {}).items():
+        if isinstance(vector, SparseVector):
+            indices, values = np.array(vector.indices, np.int64), np.array(vector.values, np.float32)
+            order = np.argsort(indices)
+            sparse[name] = Terms(indices[order], values[order])
+        elif isinstance(vector, list) and vector and isinstance(vector[0], list):
             tokens[name] = np.array(vector, np.float16)
         else:
             vectors[name] = np.array(vector, np.float32)

@@ -189,7 +189,7 @@ class RecordedRun:
         naming what there is where this was not delivered, InterlockError for a file that is gone or not the one that
         was delivered.
         """
-        from interlock.engine.targets.arrays import scale_file
+        from interlock.engine.targets.files.arrays import scale_file
         from interlock.engine.vectors.precision import Encoding
 
         found, written = self._delivered(collection)
@@ -214,7 +214,7 @@ class RecordedRun:
         Files are compared with their SHA-256 as by `vectors`, which reads the codes as float32. Raises UsageError where
         the run delivered no bits, InterlockError for a file that is gone or not the one that was delivered.
         """
-        from interlock.engine.targets.arrays import scale_file
+        from interlock.engine.targets.files.arrays import scale_file
         from interlock.engine.vectors.precision import BITS, Encoding
         from interlock.engine.vectors.projection import PROJECTION
 

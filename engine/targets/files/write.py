@@ -17,7 +17,7 @@ import msgspec
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
-from interlock.engine.targets.formats import MARK, files_of, files_of_missing
+from interlock.engine.targets.files.formats import MARK, files_of, files_of_missing
 from interlock.engine.targets.windows import Check, Delivery, Sink, Window
 from interlock.engine.vectors.precision import FilePrecision, Loss
 

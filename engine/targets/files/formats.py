@@ -39,7 +39,7 @@ class ExportFormat:
 
 
 def _arrays(delivery: "Delivery") -> "Files":
-    from interlock.engine.targets.arrays import array_files
+    from interlock.engine.targets.files.arrays import array_files
 
     return array_files(delivery)
 
@@ -54,14 +54,14 @@ def _array_bytes(form: "VectorForm", fusion: "Fusion", members: Mapping[str, int
 
 
 def _table(delivery: "Delivery") -> "Files":
-    from interlock.engine.targets.tables import Parquet
+    from interlock.engine.targets.files.tables import Parquet
 
     terms = {each.name: each.width for each in delivery.sparse}
     yield TABLE, Parquet(len(delivery.rows.texts), delivery.dims, terms, delivery.columns_in, delivery.mark)
 
 
 def _lines(delivery: "Delivery") -> "Files":
-    from interlock.engine.targets.tables import Jsonl
+    from interlock.engine.targets.files.tables import Jsonl
 
     yield LINES, Jsonl(len(delivery.rows.texts), [*delivery.dims], [each.name for each in delivery.sparse])
 
@@ -103,7 +103,7 @@ def file_bytes(formats: Collection[str], form: "VectorForm", fusion: "Fusion", m
 
 def files_of(delivery: "Delivery", formats: Collection[str]) -> "dict[str, OutputFile]":
     """Say which files of these formats a delivery has, by name, and how each is made."""
-    from interlock.engine.targets.arrays import Content
+    from interlock.engine.targets.files.arrays import Content
     from interlock.engine.vectors.projection import PROJECTION, to_bytes
 
     made: dict[str, OutputFile] = {}

@@ -30,8 +30,8 @@ from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
 from interlock.engine.record.words import several
 from interlock.engine.targets.builder import remaining
-from interlock.engine.targets.formats import TABLE
-from interlock.engine.targets.tables import OWN_RECORDS, TEXTS, matrix_of, terms_of
+from interlock.engine.targets.files.formats import TABLE
+from interlock.engine.targets.files.tables import OWN_RECORDS, TEXTS, matrix_of, terms_of
 from interlock.engine.targets.windows import Places, TokenWindow, Window, points_of
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
 from interlock.engine.vectors.form import FUSED, VectorForm
@@ -127,9 +127,8 @@ class ExportedCollection:
 
     `terms` are the names of the sparse vectors in its table, `late` its token vectors by name, `language` that of its
     BM25, empty without. `fingerprint` is the SHA-256 of what its files hold and of what they mean, `status` what became
-    of it in the run, `uploads` where the run keeps what is known of uploads. `unread` says
-    what of the corpus the run may not have seen, empty for nothing. `files` are all that is read, as the run recorded
-    them.
+    of it in the run, `uploads` where the run keeps what is known of uploads. `unread` says what of the corpus the run
+    may not have seen, empty for nothing. `files` are all that is read, as the run recorded them.
     """
 
     run_id: str
@@ -167,7 +166,8 @@ class ExportedCollection:
                     f"and --resume it"
                 )
         files = {directory / name: written[name] for name in names}
-        _check(files)
+        for path, artefact in files.items():
+            check_written(path, artefact)
         with _readable(directory / TABLE):
             table = pq.ParquetFile(directory / TABLE, memory_map=False)
         vectors = [field for field in table.schema_arrow if field.name not in TEXTS]
@@ -261,7 +261,8 @@ class ExportedCollection:
     def check(self) -> None:
         """Raise InterlockError unless all files are still those of the run; they are read again where their inode, size
         or times are others."""
-        _check(self.files)
+        for path, artefact in self.files.items():
+            check_written(path, artefact)
 
     def _read(self, group: int, columns: list[str] | None = None) -> "pa.Table":
         with _readable(next(iter(self.files))):
@@ -309,11 +310,6 @@ def _unread(summary: CollectionSummary) -> str:
         unread = several(summary.refused, "record or file", "records or files")
         return f"{unread} of {summary.name} could not be used and may be some of them"
     return "" if summary.status == "completed" else f"{summary.name} is {summary.status}"
-
-
-def _check(files: Mapping[Path, Artefact]) -> None:
-    for path, artefact in files.items():
-        check_written(path, artefact)
 
 
 @contextmanager

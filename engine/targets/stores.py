@@ -1,0 +1,315 @@
+"""The collections of an embedded store: which there are, what each was made as, and whether a delivery fits.
+
+A directory is claimed by its manifest before the shard is made, so that a creation killed in between is taken up; one
+that is foreign, damaged, in use or of another meaning is refused and left as it is. A collection that was delivered
+without some models of its run takes points of that run and of no other, since no other can fill its gap; when the run
+has the models, or lacks others, nothing in the store fits any more, and it is written anew. One that lacks none never
+makes way.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import cast, get_args
+
+import msgspec
+import numpy as np
+
+from interlock.engine.corpus.collections import qdrant_name
+from interlock.engine.corpus.corpus import Rows
+from interlock.engine.errors import UsageError, meant, remedy
+from interlock.engine.models.registry import NAME_RULE, name_of_output, nameable
+from interlock.engine.record.atomic import PARTIAL
+from interlock.engine.record.events import Emit, Warned
+from interlock.engine.record.facts import MissingModel, RosterEntry
+from interlock.engine.record.rundir import JOURNAL, RUN
+from interlock.engine.record.words import differences, few, several
+from interlock.engine.targets import shard
+from interlock.engine.vectors.bm25 import BM25, WordWeights
+from interlock.engine.vectors.form import ALL, Keep, VectorForm
+from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.manifest import Reduced, manifest_of, token_dims
+from interlock.engine.vectors.precision import Quantise
+from interlock.engine.vectors.projection import PROJECTION
+
+
+def collections(directory: Path) -> list[str]:
+    """List the collections of an embedded store by name. UsageError if it does not exist, is none or is closed."""
+    try:
+        return sorted(path.name for path in directory.iterdir() if (path / shard.MANIFEST).exists())
+    except FileNotFoundError:
+        raise UsageError(f"no store at {directory}: name the --qdrant directory of a run") from None
+    except NotADirectoryError:
+        raise UsageError(f"{directory} is not a store: name the --qdrant directory of a run") from None
+    except OSError as error:
+        raise UsageError(f"cannot read the store {directory}: {error.strerror}; {remedy(error)}") from None
+
+
+def named(directory: Path, collection: str | None = None) -> list[str]:
+    """List the collections that are meant, as the store calls them: all, or the one of this name, which may be that of
+    its chunks. UsageError, naming those there are, where there is none."""
+    held = collections(directory)
+    if not held and (directory / shard.MANIFEST).exists():
+        raise UsageError(
+            f"{directory} is one collection of a store: name {directory.parent}, with --collection {directory.name}"
+        )
+    if not held and any((directory / made).exists() for made in (RUN, JOURNAL)):
+        raise UsageError(f"{directory} is a run and not a store: name the directory that its --qdrant was")
+    if not held:
+        raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
+    if collection is None:
+        return held
+    for name in (collection, *([] if "/" in collection else [qdrant_name(collection)])):
+        if name in held:
+            return [name]
+    hint = meant(collection, held)
+    raise UsageError(f"no collection {collection!r} in {directory}{hint}: choose one of {', '.join(held)}")
+
+
+def find(directory: Path, collection: str) -> Path:
+    """Return the directory of an existing collection; UsageError as `named`."""
+    return directory / named(directory, collection)[0]
+
+
+def check_name(what: str, name: str) -> None:
+    """Raise UsageError unless a Qdrant server would take `name` for a vector, and a disk for a directory."""
+    if not nameable(name):
+        raise UsageError(f"{what} name {name!r} does not work in Qdrant: use {NAME_RULE}")
+
+
+def check_names(collection: str, vectors: Iterable[str]) -> None:
+    """Raise UsageError unless the collection and all its vectors can be called so."""
+    check_name("collection", collection)
+    for name in vectors:
+        check_name("vector", name)
+
+
+def check(
+    directory: Path,
+    collection: str,
+    dims: Mapping[str, int],
+    manifest: Mapping[str, object],
+    sparse: Collection[str] = (),
+    tokens: Mapping[str, int] = {},
+    *,
+    afresh: bool = False,
+) -> None:
+    """Raise now, and write nothing, what opening this collection for write would raise later; `afresh` where what is
+    there makes way.
+
+    UsageError for names, another meaning, other dimensions or sparse vectors, a foreign or damaged directory, one that
+    is in use, and a place where no directory can be made; InterlockError for a disk without room.
+    """
+    check_names(collection, (*dims, *sparse, *tokens))
+    path = directory / collection
+    there = shard.existing(path)
+    if not there.is_dir():
+        raise UsageError(f"cannot create {path}: {there} is not a directory; {shard.ELSEWHERE}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {path}: {there} is not writable; {shard.ELSEWHERE}")
+    shard.require_room(path, 0)
+    with shard.opening(path, shard.ELSEWHERE), ExitStack() as locks:
+        for locked in (path, path / shard.LOCKED):  # ours first: while it is asked, nobody of us wants the engine's
+            if locked.is_dir():
+                locks.callback(os.close, shard.locked(locked, fcntl.LOCK_SH))
+    made = not afresh and is_ours(path, json.loads(json.dumps(manifest))) and (path / shard.CONFIG).exists()
+    if made and (changed := list(differences(shard.read_dims(path) | shard.read_tokens(path), {**dims, **tokens}))):
+        raise UsageError(
+            f"{path} was written with other dimensions ({few(changed)}): {shard.ELSEWHERE}, or delete that directory"
+        )
+    if made:
+        shard.check_sparse(path, sparse)
+
+
+def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
+    """Tell whether the directory is this collection's already, not a new one; UsageError if it is something else."""
+    if (path / shard.MANIFEST).exists():
+        free = dict.fromkeys(shard.FREE)
+        if changed := _changes({**shard.read_manifest(path), **free}, {**wanted, **free}):
+            raise UsageError(
+                f"{path} was written with other settings ({few(changed)}): {shard.ELSEWHERE}, or delete that directory"
+            )
+        return True
+    if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
+        raise UsageError(f"{path} is not an Interlock collection (no {shard.MANIFEST}): {shard.ELSEWHERE}")
+    return False
+
+
+def _changes(there: Mapping[str, object], wanted: Mapping[str, object]) -> list[str]:
+    """How two manifests differ: of other models their names alone, whose rows would fill a screen."""
+    names = [[str(each.get("model")) for each in _rows(manifest.get("models"))] for manifest in (there, wanted)]
+    if names[0] == names[1]:
+        return list(differences(dict(there), dict(wanted)))
+    before, now = ({**manifest, "models": None, "sparse": None} for manifest in (there, wanted))
+    return [
+        f"models were {', '.join(names[0]) or 'none'}, are now {', '.join(names[1]) or 'none'}",
+        *differences(before, now),
+    ]
+
+
+def _rows(value: object) -> list[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def outgrown(path: Path, run_id: str, began: float, missing: Sequence[MissingModel]) -> bool:
+    """Tell whether the store at `path`, if there is one, was made by this run without other models than those that are
+    `missing` now, so that it has to make way.
+
+    Raises UsageError where it lacks models of another run, or has some that are missing now.
+    """
+    if not (path / shard.MANIFEST).exists():
+        return False
+    there = shard.read_manifest(path)
+    lacks, now, run = there.get("missing"), {each.model for each in missing}, there.get("run")
+    if not lacks:
+        if now:
+            raise UsageError(
+                f"{path} was not written without {', '.join(sorted(now))}, and is not made worse: "
+                f"choose another --qdrant DIR, or --resume once nothing is missing"
+            )
+        return False
+    names = ", ".join(map(str, lacks)) if isinstance(lacks, list) else "models"
+    if not isinstance(run, dict) or (run.get("run_id"), run.get("began")) != (run_id, began):
+        whose = run.get("run_id") if isinstance(run, dict) else "another"
+        raise UsageError(
+            f"{path} lacks {names}, which run {whose} can still add: resume that run, choose another "
+            "--qdrant DIR, or delete that directory"
+        )
+    return not isinstance(lacks, list) or {*lacks} != now
+
+
+def clear(path: Path) -> None:
+    """Remove the shard at `path`, and at last its manifest, so that a removal that is killed is taken up. Raises
+    UsageError while anybody else has it, InterlockError where the disk refuses."""
+    with shard.holding(path, fcntl.LOCK_EX), shard.working(path, "making way for all models"):
+        for child in path.iterdir():
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            elif child.name != shard.MANIFEST:
+                child.unlink()
+        (path / shard.MANIFEST).unlink()
+
+
+def check_store(
+    collection: str,
+    roster: Sequence[RosterEntry],
+    fusion: Fusion,
+    directory: Path,
+    run_id: str,
+    bm25: WordWeights | None = None,
+    chunk_sparse: str = "",
+    form: VectorForm = ALL,
+    emit: Emit = lambda _: None,
+    missing: Sequence[MissingModel] = (),
+    began: float = 0.0,
+) -> None:
+    """Raise UsageError now for whatever the store at `directory` would refuse after all the work; writes nothing.
+
+    `roster` are the models of the run but for those that are `missing`. Warns where BM25 vectors are asked for and the
+    store was made without: it gets none then; and where it keeps other dense vectors than the `form` asks for: it goes
+    on with those.
+    """
+    sparse = [name_of_output(entry.model, "sparse", entry.kind) for entry in roster if "sparse" in entry.gives]
+    path = directory / collection
+    afresh = outgrown(path, run_id, began, missing)
+    there = {} if afresh else manifest_at(path)
+    if bm25 and lacks_bm25(there):
+        bm25 = None
+        emit(
+            Warned(
+                message=f"{path} was made without BM25 vectors and gets none now: --no-bm25 if that is meant, else "
+                f"{shard.ELSEWHERE}, or delete that directory"
+            )
+        )
+    form = form.of(fusion)
+    if (made := form_in(there, form)) != form:
+        emit(
+            Warned(
+                message=f"{path} was made with {made.told} and stays so, not {form.told}: "
+                f"{shard.ELSEWHERE}, or delete that directory"
+            )
+        )
+    reduced = projection_in(there)
+    if reduced and reduced.dim == made.project and shard.read_projection(path, reduced.sha256) is None:
+        _check_refitted(path, run_id)
+    reduced = reduced or Reduced(dim=made.project, sha256="")
+    dims = made.widths(fusion, {entry.model: entry.dim for entry in roster if entry.kind == "dense"})
+    sparse += filter(None, [chunk_sparse, BM25 if bm25 else ""])
+    manifest = manifest_of(collection, fusion, roster, run_id, bm25, chunk_sparse, made, reduced.sha256, missing, began)
+    check(directory, collection, dims, manifest, sparse, token_dims(roster), afresh=afresh)
+
+
+def other_models(path: Path, models: Mapping[str, str]) -> str:
+    """Tell of a collection of a store at `path` that a run would refuse for its dense models, which were others than
+    these (fingerprints by name); empty for none, and where what it was delivered without may be added."""
+    try:
+        there = manifest_at(path)
+        had = {str(row["model"]): str(row["fingerprint"]) for row in cast("list[dict[str, object]]", there["models"])}
+    except UsageError as error:
+        return str(error)
+    except (KeyError, TypeError):
+        return ""  # none, or one that is compared when it is opened
+    if had == models or there.get("missing"):
+        return ""
+    names = [", ".join(each) if had.keys() != models.keys() else _prints(each) for each in (had, models)]
+    return (
+        f"{path} was written with other models (were {names[0]}, are now {names[1]}), and a run would refuse it: "
+        f"{shard.ELSEWHERE}, or delete that directory"
+    )
+
+
+def _prints(models: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {fingerprint[:12]}" for name, fingerprint in models.items())
+
+
+def check_projectable(rows: Rows, form: VectorForm, store: Path | None) -> None:
+    """Raise UsageError where a collection has too few texts for the projection that its form asks for, and its store
+    has none that could be taken."""
+    texts = len(np.unique(rows.texts))
+    kept = store and projection_in(manifest_at(store / rows.collection.qdrant_collection))
+    if texts < form.project and not kept:
+        raise UsageError(
+            f"--project {form.project}: {rows.collection.name} has {several(texts, 'distinct text')}, too few to find "
+            f"that many dimensions: choose at most {texts:,}, or drop it"
+        )
+
+
+def _check_refitted(path: Path, run_id: str) -> None:
+    """Raise UsageError where the projection that a store has lost would not come out of its chunks again."""
+    writer = shard.writer_of(shard.read_manifest(path))
+    if writer != run_id:
+        raise UsageError(
+            f"{path} has lost its {PROJECTION}, without which nothing can be added: restore it from a copy (exports "
+            f"of run {writer} have one), or {shard.ELSEWHERE}"
+        )
+
+
+def manifest_at(path: Path) -> Mapping[str, object]:
+    """The manifest of the store at `path`; empty where there is none."""
+    return shard.read_manifest(path) if (path / shard.MANIFEST).exists() else {}
+
+
+def lacks_bm25(there: Mapping[str, object]) -> bool:
+    return bool(there) and BM25 not in there
+
+
+def form_in(there: Mapping[str, object], wanted: VectorForm) -> VectorForm:
+    """The `wanted` form, but with what a store with this manifest keeps, where there is one."""
+    if not there:
+        return wanted
+    keep = next((each for each in get_args(Keep) if each == there.get("keep", ALL.keep)), wanted.keep)
+    kinds = (each for each in get_args(Quantise) if each == there.get("quantised", ALL.quantise))
+    return replace(wanted, keep=keep, quantise=next(kinds, wanted.quantise))
+
+
+def projection_in(there: Mapping[str, object]) -> Reduced | None:
+    """What reduced the fused vectors of a store with this manifest, if anything did."""
+    try:
+        return msgspec.convert(there.get("projection"), Reduced | None)
+    except msgspec.ValidationError:
+        return None  # a manifest that is damaged is refused when it is compared
