@@ -137,7 +137,7 @@ def _folder(file: str) -> str:
 
 def _in_file(path: Path) -> Iterator[Message]:
     tree, file = ast.parse(path.read_text()), str(path.relative_to(ROOT))
-    known = _assigned(tree.body)
+    known = _imported(tree) | _assigned(tree.body)
     for scope in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
         values = known | _assigned(ast.walk(scope))
         for node in ast.walk(scope):
@@ -147,6 +147,18 @@ def _in_file(path: Path) -> Iterator[Message]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Dict) and all(isinstance(key, ast.Attribute) for key in node.keys):
                 yield from (Message("step", None, file, text) for each in node.values for text in _texts(each, {}))
+
+
+def _imported(tree: ast.Module) -> dict[str, ast.expr]:
+    """What constants of other modules of ours stand for, by the names they are imported by."""
+    found: dict[str, ast.expr] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("interlock."):
+            path = ROOT / f"{str(node.module).removeprefix('interlock.').replace('.', '/')}.py"
+            names = {each.name for each in node.names if each.name.isupper()}
+            if names and path.exists():
+                found |= {name: of for name, of in _assigned(ast.parse(path.read_text()).body).items() if name in names}
+    return found
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:

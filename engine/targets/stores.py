@@ -30,6 +30,7 @@ from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.rundir import JOURNAL, RUN
 from interlock.engine.record.words import differences, few, several
 from interlock.engine.targets import shard
+from interlock.engine.targets.shard import ELSEWHERE
 from interlock.engine.vectors.bm25 import BM25, WordWeights
 from interlock.engine.vectors.form import ALL, Keep, VectorForm
 from interlock.engine.vectors.fusion import Fusion
@@ -109,18 +110,18 @@ def check(
     path = directory / collection
     there = shard.existing(path)
     if not there.is_dir():
-        raise UsageError(f"cannot create {path}: {there} is not a directory; {shard.ELSEWHERE}")
+        raise UsageError(f"cannot create {path}: {there} is not a directory; {ELSEWHERE}")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {path}: {there} is not writable; {shard.ELSEWHERE}")
+        raise UsageError(f"cannot write {path}: {there} is not writable; {ELSEWHERE}")
     shard.require_room(path, 0)
-    with shard.opening(path, shard.ELSEWHERE), ExitStack() as locks:
+    with shard.opening(path, ELSEWHERE), ExitStack() as locks:
         for locked in (path, path / shard.LOCKED):  # ours first: while it is asked, nobody of us wants the engine's
             if locked.is_dir():
                 locks.callback(os.close, shard.locked(locked, fcntl.LOCK_SH))
     made = not afresh and is_ours(path, json.loads(json.dumps(manifest))) and (path / shard.CONFIG).exists()
     if made and (changed := list(differences(shard.read_dims(path) | shard.read_tokens(path), {**dims, **tokens}))):
         raise UsageError(
-            f"{path} was written with other dimensions ({few(changed)}): {shard.ELSEWHERE}, or delete that directory"
+            f"{path} was written with other dimensions ({few(changed)}): {ELSEWHERE}, or delete that directory"
         )
     if made:
         shard.check_sparse(path, sparse)
@@ -132,11 +133,11 @@ def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
         free = dict.fromkeys(shard.FREE)
         if changed := _changes({**shard.read_manifest(path), **free}, {**wanted, **free}):
             raise UsageError(
-                f"{path} was written with other settings ({few(changed)}): {shard.ELSEWHERE}, or delete that directory"
+                f"{path} was written with other settings ({few(changed)}): {ELSEWHERE}, or delete that directory"
             )
         return True
     if path.is_dir() and any(not child.match(PARTIAL) for child in path.iterdir()):
-        raise UsageError(f"{path} is not an Interlock collection (no {shard.MANIFEST}): {shard.ELSEWHERE}")
+        raise UsageError(f"{path} is not an Interlock collection (no {shard.MANIFEST}): {ELSEWHERE}")
     return False
 
 
@@ -223,7 +224,7 @@ def check_store(
         emit(
             Warned(
                 message=f"{path} was made without BM25 vectors and gets none now: --no-bm25 if that is meant, else "
-                f"{shard.ELSEWHERE}, or delete that directory"
+                f"{ELSEWHERE}, or delete that directory"
             )
         )
     form = form.of(fusion)
@@ -231,7 +232,7 @@ def check_store(
         emit(
             Warned(
                 message=f"{path} was made with {made.told} and stays so, not {form.told}: "
-                f"{shard.ELSEWHERE}, or delete that directory"
+                f"{ELSEWHERE}, or delete that directory"
             )
         )
     reduced = projection_in(there)
@@ -259,7 +260,7 @@ def other_models(path: Path, models: Mapping[str, str]) -> str:
     names = [", ".join(each) if had.keys() != models.keys() else _prints(each) for each in (had, models)]
     return (
         f"{path} was written with other models (were {names[0]}, are now {names[1]}), and a run would refuse it: "
-        f"{shard.ELSEWHERE}, or delete that directory"
+        f"{ELSEWHERE}, or delete that directory"
     )
 
 
@@ -285,7 +286,7 @@ def _check_refitted(path: Path, run_id: str) -> None:
     if writer != run_id:
         raise UsageError(
             f"{path} has lost its {PROJECTION}, without which nothing can be added: restore it from a copy (exports "
-            f"of run {writer} have one), or {shard.ELSEWHERE}"
+            f"of run {writer} have one), or {ELSEWHERE}"
         )
 
 
