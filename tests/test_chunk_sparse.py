@@ -255,13 +255,13 @@ def test_a_continued_run_keeps_the_name_and_delivers_the_same_bytes(place):
 def test_a_store_with_other_terms_than_chunks_brought_is_not_called_verified(place, monkeypatch):
     upsert = Store.upsert
 
-    def altered(self, points):
+    def altered(self, points, *size):
         held = list(points)
         for point in held:
             if terms := point.sparse.get(NAME):
                 terms.values[0] *= 2
                 break
-        return upsert(self, held)
+        return upsert(self, held, *size)
 
     monkeypatch.setattr(Store, "upsert", altered)
     done = place.run(qdrant=str(place.store))

@@ -9,8 +9,9 @@ from dataclasses import fields
 
 import pytest
 
-from interlock.console.cli import COMMANDS, GROUPS
+from interlock.console.cli import COMMANDS
 from interlock.engine.errors import ExitCode
+from interlock.engine.knobs import GROUPS
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.settings import knobs

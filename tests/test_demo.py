@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from interlock.console.cli import QUESTION
+from interlock.console.flags import QUESTION
 from interlock.engine.compute.job import encode_texts
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover

@@ -1,6 +1,6 @@
 """How far a run is, in one line: for a log, and for a line that is written over in place."""
 
-from interlock.console.text.event_text import feigned
+from interlock.console.text.machine_text import feigned
 from interlock.engine.record.facts import timed
 from interlock.engine.record.health import batches_of, time_left, time_left_of
 from interlock.engine.record.snapshot import Snapshot

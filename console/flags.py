@@ -1,0 +1,350 @@
+"""What each command takes: a function adds the arguments of its name's command, and its docstring is the help."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from interlock.engine import parsers
+from interlock.engine.knobs import GROUPS, ScreenSettings
+from interlock.engine.settings import flag_of, knobs
+
+QUESTION = "how do I make a date from an ISO 8601 string?"
+"""What the demo searches for; its sample holds the answer on every Python."""
+RERANKING = ("offline", "allow_pickle", "devices", "cpu_fallback", "threads", "ceiling", "host_ceiling", "faults")
+"""The settings that count for the commands that score pairs."""
+ASKED = ("pause", "resume", "stop", "exclusive", "fallback", "status")
+T = TypeVar("T")
+
+
+def run(command: argparse.ArgumentParser) -> None:
+    """Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model
+    of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.
+    """
+    command.add_argument("chunks", type=PATH, metavar="CHUNKS", help="directory of collections of chunk files")
+    _front_end(command)
+    _settings(command)
+
+
+def plan(command: argparse.ArgumentParser) -> None:
+    """Read and tokenise CHUNKS, then show passes, batches, tokens, truncation and predicted memory. Loads no
+    weights and writes nothing. Without CHUNKS: what each model of the registry would need, by its
+    configuration alone.
+    """
+    text = "directory of collections of chunk files"
+    command.add_argument("chunks", type=PATH, nargs="?", metavar="CHUNKS", help=text)
+    _settings(command)
+
+
+def demo(command: argparse.ArgumentParser) -> None:
+    """Embed the docstrings of the installed standard library with the demo roster into an embedded Qdrant
+    store, then search it once. A real run on the GPUs of this machine, else on simulated ones; the demo models must be
+    installed or cached (`make install`).
+    """
+    command.add_argument("--all", action="store_true", help="use every docstring (thousands), not a few hundred")
+    command.add_argument("--query", default=QUESTION, help="search query at the end")
+    text = "rehearse every failure: the real engine on simulated GPUs, models without weights"
+    command.add_argument("--scripted", action="store_true", help=text)
+    command.add_argument(
+        "--speed", type=float, default=1.0, metavar="N", help="with --scripted: N times as fast, above 0 (default 1)"
+    )
+    _front_end(command)
+    _settings(command)
+
+
+def runs(command: argparse.ArgumentParser) -> None:
+    """List every run under --out, the latest first: how it stands, its age, models, rows and progress, what to look at,
+    its size on disk, and the process that has it in use. On a terminal a screen opens in which a run is watched,
+    viewed, resumed, compared or deleted.
+    """
+    command.add_argument("--plain", action="store_true", help="print a table to stdout instead")
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    _settings(command, "out", *(item.name for item in fields(ScreenSettings)))
+
+
+def watch(command: argparse.ArgumentParser) -> None:
+    """Show the console of a run: follow and steer one that is running in another process (--readonly: only follow), or
+    show or replay one that ended. Locks nothing.
+    """
+    command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory")
+    text = "replay at N times the speed, above 0 (without: show its current state)"
+    command.add_argument("--speed", type=float, metavar="N", help=text)
+    _settings(command, *(item.name for item in fields(ScreenSettings)))
+
+
+def ctl(command: argparse.ArgumentParser) -> None:
+    """Ask something of a run that is running in another process of yours, over the control socket in its directory, and
+    wait for its answer: at the next batch, or for `stop` when the run has stopped. `status` says how a run stands,
+    running or not.
+    """
+    command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory")
+    command.add_argument("action", choices=ASKED, help="what to ask for")
+    command.add_argument("value", nargs="?", choices=["on", "off"], help="for exclusive and fallback")
+    command.add_argument("--no-wait", action="store_true", help="do not wait until it is acknowledged")
+    command.add_argument(
+        "--timeout", type=_told(parsers.seconds), default=60.0, metavar="S", help="seconds to wait (default 60)"
+    )
+    command.add_argument("--json", action="store_true", help="machine-readable")
+
+
+def view(command: argparse.ArgumentParser) -> None:
+    """Show the summary of a run as a tree and tables; with two, their differences. Without a terminal, or with
+    --plain, print text to stdout.
+    """
+    command.add_argument("file", type=PATH, metavar="FILE", help="summary.json or run directory")
+    command.add_argument("other", type=PATH, nargs="?", metavar="FILE", help="second summary to compare with")
+    command.add_argument("--plain", action="store_true", help="print text to stdout instead")
+    _settings(command, "theme", "ascii", "slow_link")
+
+
+def upload(command: argparse.ArgumentParser) -> None:
+    """Upload what RUN_DIR exported to a Qdrant server: every chunk as one point with all its vectors, by ids that stay,
+    so that nothing is there twice. Collections are made if they are not there, with an index that is built once at the
+    end; one of another configuration is refused, and nothing on the server is deleted without --prune. Then every id is
+    counted and a sample is read back and compared. The key comes from QDRANT_API_KEY or --api-key-file.
+    """
+    command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory, with its parquet exports")
+    text = "the server: http://HOST:PORT or https://HOST:PORT (port 6333 unless it names one)"
+    command.add_argument("--qdrant", dest="server", metavar="URL", required=True, help=text)
+    command.add_argument("--collection", metavar="NAME", help="only this collection of the run")
+    text = "upload beside what NAME means, into NAME-<generation>, and switch the alias once that is verified"
+    command.add_argument("--alias", metavar="NAME", help=text)
+    text = (
+        "index this key of the payload before points come, as in metadata.lang:keyword (integer, float, bool, "
+        "datetime, uuid, text, geo); may be repeated"
+    )
+    command.add_argument("--index", action="append", metavar="KEY:TYPE", help=text)
+    text = "also keep smaller copies of the dense vectors in memory: none (default), int8 or binary"
+    command.add_argument("--quantisation", metavar="KIND", default="none", help=text)
+    text = "numbers of the dense vectors on disk: float32 (default) or float16"
+    command.add_argument("--vector-type", metavar="TYPE", default="float32", help=text)
+    text = "file with the server's API key, in place of QDRANT_API_KEY"
+    command.add_argument("--api-key-file", type=PATH, metavar="FILE", help=text)
+    text = "seconds to go on asking a server that does not answer (default 300)"
+    command.add_argument("--patience", type=_told(parsers.seconds), default=300.0, metavar="S", help=text)
+    text = "seconds to wait for its indexes at the end (default 3600)"
+    command.add_argument("--settle", type=_told(parsers.seconds), default=3600.0, metavar="S", help=text)
+    text = "where points may go over gRPC; 0: nowhere (default 6334 if the URL's port is 6333; else 0)"
+    command.add_argument("--grpc-port", type=_told(parsers.port), metavar="PORT", help=text)
+    text = "once all is verified, remove points that earlier uploads put there and that are not of this run"
+    command.add_argument("--prune", action="store_true", help=text)
+    text = (
+        "show points, bytes, requests and the collection's configuration, and ask no server; with --prune ask it how "
+        "many points would be removed"
+    )
+    command.add_argument("--dry-run", action="store_true", help=text)
+    command.add_argument("--json", action="store_true", help="print one JSON array: a report of each collection")
+
+
+def search(command: argparse.ArgumentParser) -> None:
+    """Encode QUERY as the store's texts were encoded (models, weights, prompts) and print the best chunks. A store that
+    has sparse vectors (BM25's, without --no-bm25) is searched by words too, and both lists are blended. With --rerank a
+    cross-encoder scores the best chunks anew; if it cannot, the order is that of the search alone, and the exit code
+    says why. Without QUERY, on a terminal, it opens a screen that takes one question after another.
+    """
+    command.add_argument("store", type=PATH, metavar="STORE", help="--qdrant directory of a run")
+    command.add_argument("query", nargs="?", metavar="QUERY", help="search query; without one, the search screen opens")
+    command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
+    text = "number of chunks (default 5, on the screen 20)"
+    command.add_argument("--limit", type=int, metavar="N", help=text)
+    command.add_argument("--json", action="store_true", help="print one JSON object per line")
+    text = "tell each chunk's rank and score by stage, and milliseconds by stage"
+    command.add_argument("--explain", action="store_true", help=text)
+    text = "only chunks whose payload has this value (!=, >=, <=, >, < too), as in metadata.lang=en; may be repeated"
+    command.add_argument("--filter", action="append", metavar="KEY=VALUE", help=text)
+    group = command.add_argument_group("many queries")
+    text = (
+        'answer each line of a file: .jsonl ({"id": ..., "text": ...}), .tsv (id, tab, text) or .txt; 64 or more are '
+        "encoded on the GPUs of --devices"
+    )
+    group.add_argument("--queries", type=PATH, metavar="FILE", help=text)
+    text = "write the answers to this file, whole or not at all: .jsonl, or .trec for trec_eval"
+    group.add_argument("--out", type=PATH, metavar="FILE", dest="answers", help=text)
+    text = "ids of chunks in a .trec: their chunk_id (default) or that of their point"
+    group.add_argument("--ids", choices=("chunk", "point"), default="chunk", help=text)
+    group = command.add_argument_group("stages")
+    text = "weights of the dense models for this search; 0, or no mention, leaves one out (default those of the store)"
+    group.add_argument("--weights", type=_told(parsers.weights), metavar="MODEL=W,...", help=text)
+    group.add_argument("--only", metavar="NAME", help="one model's vectors or terms alone, or bm25")
+    text = (
+        "how dense and sparse lists become one: weighted (default), a sum of scores from 0 to 1; rrf and dbsf as "
+        "Qdrant has them, which lose much on some collections; or off"
+    )
+    group.add_argument("--hybrid", choices=("weighted", "rrf", "dbsf", "off"), help=text)
+    text = "how much the sparse lists count together, from 0 to 1 (default 0.2); more has done harm"
+    group.add_argument("--sparse-share", type=float, metavar="S", help=text)
+    group = command.add_argument_group("reranking")
+    text = (
+        "cross-encoders that score the best chunks anew: the first that can be had, the others in its place; or maxsim "
+        "(or one model of the store), which compares stored token vectors"
+    )
+    group.add_argument("--rerank", type=_told(parsers.names), metavar="MODEL,...", help=text)
+    text = "how much its scores count beside the search's own, from 0 to 1 (default 0.2; of maxsim 0.3)"
+    group.add_argument("--rerank-share", type=float, metavar="S", help=text)
+    group.add_argument("--rerank-depth", type=int, metavar="N", help="number of chunks that it scores (default 50)")
+    _telemetry(group)
+    _settings(command, *RERANKING, "theme", "ascii", "slow_link")
+
+
+def export(command: argparse.ArgumentParser) -> None:
+    """Deliver what a finished run has computed once more, from its own vectors: into files below DIR, into an embedded
+    store, or both. Loads no model and writes nothing into the run. (--resume of `run` goes on with a run that is not
+    finished; it is not for this.) Everything is as the run was set, unless it is set here.
+    """
+    command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory")
+    text = "write files into a directory for each collection there, over none but those of earlier exports"
+    command.add_argument("--to", type=PATH, metavar="DIR", help=text)
+    command.add_argument("--to-store", type=PATH, metavar="DIR", help="write into the embedded Qdrant store there")
+    text = (
+        "numbers of the fused and the models' own vectors in files (default float32); what narrower ones lose is told"
+    )
+    command.add_argument("--vectors", choices=("float32", "float16", "int8"), default="float32", help=text)
+    command.add_argument("--collection", default="", metavar="NAME", help="only this collection (default: all)")
+    text = "where the run's chunks are now (default: where they were)"
+    command.add_argument("--chunks", type=PATH, metavar="DIR", help=text)
+    _settings(command, "keep", "project", "quantise", "export", "prune", "bm25", "bm25_language")
+
+
+def prune(command: argparse.ArgumentParser) -> None:
+    """Remove the points of STORE that the last whole delivery found to be of chunks no longer in the corpus, and tell
+    how many they are. A run with --prune does so at its end.
+    """
+    command.add_argument("store", type=PATH, metavar="STORE", help="--qdrant directory of a run")
+    command.add_argument("--collection", metavar="NAME", help="only this collection (default: all)")
+    command.add_argument("--dry-run", action="store_true", help="tell how many there are, and remove nothing")
+
+
+def rerank(command: argparse.ArgumentParser) -> None:
+    """Score each line of PAIRS ({"query": ..., "text": ...} or {"query": ..., "texts": [...]}) with a cross-encoder, on
+    a GPU if it fits there, else on the CPU; print a JSON object for each line, in their order: {"score": ...} or
+    {"scores": [...]}.
+    """
+    command.add_argument("pairs", type=PATH, metavar="PAIRS.jsonl", help="file of pairs")
+    text = "cross-encoders: the first that can be had, the others in its place"
+    command.add_argument("--model", type=_told(parsers.names), metavar="MODEL,...", required=True, help=text)
+    text = "write the scores to this file, whole or not at all"
+    command.add_argument("--out", type=PATH, metavar="SCORES.jsonl", dest="scores", help=text)
+    text = "show pairs, tokens, truncation and predicted memory, and score nothing"
+    command.add_argument("--plan", action="store_true", help=text)
+    _telemetry(command)
+    _settings(command, *RERANKING)
+
+
+def eval(command: argparse.ArgumentParser) -> None:
+    """Judge the models of --roster and --sparse by the collection in DATA (corpus.jsonl, queries.jsonl, qrels/test.tsv,
+    as BEIR has them; qrels/train.tsv chooses weights where it is there): each alone, every fusion, smaller forms of
+    storage, hybrid search with sparse models and BM25, and a reranker. Texts are encoded on the GPUs of --devices, else
+    on the CPU, and kept, so that a second evaluation takes seconds. Of a run the vectors that it delivered are
+    judged, and its models and weights.
+    """
+    text = "directory of a judged collection, or of a run"
+    command.add_argument("data", type=PATH, metavar="DATA", help=text)
+    text = 'of a run: queries, {"_id": ..., "text": ...} a line; without them its models are compared'
+    command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
+    text = "of a run: which chunks answer them, query-id, chunk_id and score a line, with tabs between"
+    command.add_argument("--qrels", type=PATH, metavar="FILE", help=text)
+    command.add_argument("--collection", metavar="NAME", help="collection of the run; required if it has several")
+    text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
+    command.add_argument("--rerank", type=_told(parsers.names), metavar="MODEL,...", help=text)
+    text = "judge by N queries of each split, drawn by the seed (default: all)"
+    command.add_argument("--limit", type=int, metavar="N", help=text)
+    text = "what queries, halves and resamples are drawn by (default 0)"
+    command.add_argument("--seed", type=int, default=0, metavar="N", help=text)
+    text = "show how many texts and tokens are to be encoded and how long that takes, and judge nothing"
+    command.add_argument("--plan", action="store_true", help=text)
+    command.add_argument("--json", type=PATH, metavar="FILE", help="write every figure to this file")
+    text = (
+        "write the proposed weights into this file, which --config takes; of a run also into its store, where searches "
+        "find them"
+    )
+    command.add_argument("--calibrate", type=PATH, metavar="FILE.toml", help=text)
+    _settings(command, "roster", "sparse", "fusion", "bm25", "bm25_language", *RERANKING)
+
+
+def _telemetry(command: argparse._ActionsContainer) -> None:
+    text = "append what happens to this file as JSON lines; stderr then has only what went wrong"
+    command.add_argument("--telemetry", type=PATH, metavar="FILE", help=text)
+
+
+def models(command: argparse.ArgumentParser) -> None:
+    """List every model of the registry with its sources and whether its files are on this machine. `models fetch`
+    downloads the named models into the Hugging Face cache. `models bundle DIR` copies those that are named, or those of
+    the roster, into a directory with a manifest of every file, which --models takes on a machine without a network.
+    """
+    actions, text = ["list", "fetch", "bundle"], "list (default), fetch or bundle"
+    command.add_argument("action", nargs="?", choices=actions, default="list", help=text)
+    text = "only these models; for bundle the directory first"
+    command.add_argument("names", nargs="*", metavar="MODEL", help=text)
+    command.add_argument("--plan", action="store_true", help="for bundle: show what it takes, and write nothing")
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    _settings(command, "roster", "sparse", "token_vectors", "offline", "refresh_models", "allow_pickle")
+
+
+def config(command: argparse.ArgumentParser) -> None:
+    """Print every setting and its origin."""
+    command.add_argument("action", choices=["show"], help="print the settings")
+    _settings(command)
+
+
+def doctor(command: argparse.ArgumentParser) -> None:
+    """Check versions, devices, memory, disk, caches and the demo models. Exits with 5 if any check fails. With --gpu:
+    try each GPU out with small models made in place, in every precision and with every kernel that a run may come to;
+    downloads nothing. Exits with 1 if any check fails, with 5 without a GPU.
+    """
+    command.add_argument("--gpu", action="store_true", help="try each GPU out, and print what a bug report needs")
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    _settings(command)
+
+
+def schema(command: argparse.ArgumentParser) -> None:
+    """Print the JSON Schema of summary.json."""
+
+
+def _front_end(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("output")
+    group.add_argument("--no-ui", action="store_true", help="no console, plain log output on stderr")
+    group.add_argument("--events", choices=["-"], help="stream events to stdout as JSON lines")
+    group.add_argument("--summary", metavar="PATH|-", help="also write summary.json to PATH, or to stdout")
+    group.add_argument("--quiet", action="store_true", help="print errors only")
+    text = "serve the run's numbers to Prometheus on this port of this machine, or keep them in a .prom file"
+    group.add_argument("--metrics", metavar="PORT|FILE", help=text)
+    text = "at the end call this command with the path of summary.json; it changes no exit code"
+    group.add_argument("--notify", metavar="COMMAND", help=text)
+
+
+def _told(parse: Callable[[object], T]) -> Callable[[str], T]:
+    """Return `parse` with what it expects said in place of its name."""
+
+    def told(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{error}, got {text!r}") from None
+
+    return told
+
+
+PATH = _told(parsers.path)
+
+
+def _settings(command: argparse.ArgumentParser, *names: str) -> None:
+    """Add the configuration file and the flags of these settings by what they are about; without names, of all."""
+    text = "TOML file with settings and [models.*] tables"
+    command.add_argument("--config", type=PATH, metavar="FILE.toml", help=text)
+    metadata = {item.name: item.metadata for item in knobs()}
+    wanted = names or tuple(metadata)
+    for members in GROUPS:
+        if mine := [item.name for item in fields(members) if item.name in wanted]:
+            group = command.add_argument_group(members.__doc__)
+            for name in mine:
+                _setting(group, name, metadata[name])
+
+
+def _setting(command: argparse._ArgumentGroup, name: str, about: Mapping[str, Any]) -> None:
+    text = about["help"] + (f" (default {about['default']})" if about["default"] else "")
+    if about["metavar"]:
+        command.add_argument(flag_of(name), dest=name, metavar=about["metavar"], help=text)
+        return
+    command.add_argument(flag_of(name), dest=name, action=argparse.BooleanOptionalAction, help=text)
+    if name == "exclusive":
+        command.add_argument("--shared", dest=name, action="store_const", const=False, help="same as --no-exclusive")

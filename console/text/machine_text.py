@@ -1,0 +1,269 @@
+"""What is said of devices, nodes and leases, and of what is computed on them: two parts of the table of events."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from interlock.engine.record import events as ev
+from interlock.engine.record.facts import DeviceFacts, Receipt, node_of
+from interlock.engine.record.snapshot import side_by_side
+from interlock.engine.record.words import batch_of, distinct_sizes, duration, human_bytes, pass_of, several
+from interlock.widgets.formats import placed
+
+if TYPE_CHECKING:  # plain output loads no terminal library
+    from interlock.widgets.events import Severity
+
+
+class Description(NamedTuple):
+    """What is said of an event; those with the same `more` in a row may be told as a count."""
+
+    severity: "Severity | None"
+    """None: there are too many of them for the events pane."""
+    word: str
+    text: str
+    more: str = ""
+    printed: bool = True
+    """Whether plain output prints it, too."""
+    line: str = ""
+    """What plain output prints in place of the text."""
+
+
+MachineEvent = (
+    ev.DevicesFound
+    | ev.DeviceSampled
+    | ev.DeviceLost
+    | ev.NodeJoined
+    | ev.NodeLost
+    | ev.NodeRefused
+    | ev.BatchesDoubled
+    | ev.LeaseGranted
+    | ev.ModelAttached
+    | ev.ModelMoved
+    | ev.ModelUnloaded
+    | ev.LeaseReleased
+    | ev.ResidueFound
+)
+WorkEvent = (
+    ev.PairsPlanned
+    | ev.PairsScored
+    | ev.RerankerPassedOver
+    | ev.CanaryChecked
+    | ev.MemoryCalibrated
+    | ev.BatchCommitted
+    | ev.Mitigated
+    | ev.PressurePassed
+    | ev.RowParked
+    | ev.EnsemblePassCompleted
+    | ev.PassFailed
+)
+
+
+def machines(event: MachineEvent, real: bool) -> Description:
+    """Look up what is said of devices, nodes and leases."""
+    match event:
+        case ev.DevicesFound():
+            return Description("note", "device", _devices(event))
+        case ev.DeviceSampled():
+            held, ours = human_bytes(event.memory.occupied), human_bytes(event.memory.allocated)
+            return Description(None, "device", f"{event.device}: {held} occupied, {ours} in tensors", printed=False)
+        case ev.DeviceLost():
+            return Description("error", "device", f"{event.device} lost: {event.reason}")
+        case ev.NodeJoined():
+            return Description("notice", "node", _joined(event, real), "nodes joined")
+        case ev.NodeLost():
+            held = f"; {_held(event.batches, event.rows)} computed again elsewhere" * bool(event.batches)
+            return Description("error", "node", f"{event.node} lost: {event.reason}{held}")
+        case ev.NodeRefused():
+            return Description("warning", "node", f"{event.node} takes no part: {event.reason}")
+        case ev.BatchesDoubled():
+            held = f"{_held(len(event.batches), event.rows)} of {pass_of(event.model_pass)} also given to {event.other}"
+            return Description("note", "node", f"{event.node} is slow: {held}, and the first result counts")
+        case ev.LeaseGranted():
+            return Description("notice", "lease", _granted(event), _more(event.lease, f"of {event.model} on nodes"))
+        case ev.ModelAttached():
+            how = "layers streamed from the host" if event.streamed else human_bytes(event.bytes)
+            warm = ", weights already in host memory" if event.warm else ""
+            where = f" to {event.device}" if event.device else ""
+            text = f"lease {event.lease}: {event.model} attached{where}{_took(event.seconds, real)}, {how}{warm}"
+            return Description("note", "lease", text, _more(event.lease, f"of {event.model} on nodes"), printed=False)
+        case ev.ModelMoved():
+            how = f"from {event.source} to {event.device}{_took(event.seconds, real)}, {human_bytes(event.bytes)}"
+            return Description("note", "rerank", f"lease {event.lease}: {event.model} moved {how}: {event.cause}")
+        case ev.ModelUnloaded():
+            how = f"unloaded from {event.device}{_took(event.seconds, real)}, {human_bytes(event.bytes)}"
+            return Description("note", "rerank", f"lease {event.lease}: {event.model} {how}: {event.cause}")
+        case ev.LeaseReleased():
+            lost = any(receipt.lost for receipt in event.receipts)
+            held = f" after {duration(event.held_seconds)}" if real else ""
+            receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
+            text = f"lease {event.lease}: released {event.model}{held}{receipts}"
+            more = _more(event.lease, f"leases of {event.model} released")
+            return Description("warning" if lost else "notice", "lease", text, more)
+        case ev.ResidueFound():
+            size, left = distinct_sizes(event.bytes, event.left_bytes)
+            text = f"{size} not freed on {event.device} ({event.action}); {left} remain after a second gc"
+            return Description("warning", "lease", f"lease {event.lease}: {text}")
+    assert_never(event)
+
+
+def computing(event: WorkEvent, real: bool) -> Description:
+    """Look up what is said of batches, of their vectors and of pairs."""
+    match event:
+        case ev.PairsPlanned():
+            work = f"{several(event.pairs, 'pair')} in {several(event.batches, 'batch', 'batches')}"
+            cut = f", {event.truncated:,} truncated" if event.truncated else ""
+            text = f"{event.model} is to score {work}, {several(event.tokens, 'token')}{cut}"
+            return Description("note", "rerank", text)
+        case ev.PairsScored():
+            text = f"{event.model} scored {several(event.pairs, 'pair')} on {event.device} in {event.dtype}"
+            return Description("notice", "rerank", f"{text}{_took(event.seconds, real)}")
+        case ev.RerankerPassedOver():
+            instead = f"trying {event.next}" if event.next else "keeping the order of the first stage"
+            return Description("warning", "rerank", f"reranker {event.model}: {event.reason}; {instead}")
+        case ev.CanaryChecked():
+            weight: Severity = "note" if event.outcome == "passed" else "warning"
+            return Description(
+                weight, "canary", _canary(event, real), printed=not event.remembered, line=_passed(event, real)
+            )
+        case ev.MemoryCalibrated():
+            ratio = f"measured/predicted {event.scale:.2f} over {several(event.batches, 'batch', 'batches')}"
+            text = f"memory law calibrated: {ratio} (margin {event.margin:.1%}, worst batch {event.worst:.2f})"
+            text = f"{pass_of(event.model_pass)} on {event.device}: {text}"
+            return Description("note", "memory", text, printed=False)
+        case ev.BatchCommitted():
+            text = f"{several(event.rows, 'text')}, {several(event.tokens, 'token')}{_took(event.seconds, real)}"
+            place = f"{pass_of(event.model_pass)} {batch_of(event.batch_index)} on {event.device}"
+            return Description(None, "batch", f"{place}: {text}", printed=False)
+        case ev.Mitigated():
+            return Description("warning", "mitigation", _mitigated(event, real))
+        case ev.PressurePassed():
+            text = f"{pass_of(event.model_pass)} on {event.device}: memory pressure is over, whole batches fit again"
+            return Description("notice", "mitigation", text)
+        case ev.RowParked():
+            place = f"text {event.row + 1:,} of the run ({event.collection})"
+            text = f"{place} has no {event.model} vector: {event.reason}"
+            return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")
+        case ev.EnsemblePassCompleted():
+            return Description("notice", "pass", _completed(event, real))
+        case ev.PassFailed():
+            text = f"{pass_of(event.model_pass)} {event.model} failed: {event.reason}"
+            return Description("error", "pass", text)
+    assert_never(event)
+
+
+def _more(lease: str, text: str) -> str:
+    """What many like it are told as, where every node has its lease."""
+    return text if node_of(lease) else ""
+
+
+def _took(seconds: float, timed: bool) -> str:
+    return f" in {seconds:.1f} s" if timed else ""
+
+
+def work(event: ev.LeaseGranted | ev.PassPlanned) -> str:
+    """What a lease is opened for, or a pass planned."""
+    return f"{several(event.rows, 'text')} in {several(event.batches, 'batch', 'batches')}"
+
+
+def feigned(device_kind: str) -> str:
+    """Name a device that is not there for what it is, wherever it is spoken of."""
+    return {"sim": "SIMULATED ", "scripted": "SCRIPTED "}.get(device_kind, "")
+
+
+def _devices(event: ev.DevicesFound) -> str:
+    if not event.devices:
+        return "no device found"
+    told = "; ".join(f"{each.name} {_make(each)}" for each in event.devices)
+    if nodes := {node for each in event.devices if (node := node_of(each.name))}:
+        told = f"{_alike(event.devices)}; on {several(len(nodes), 'node')}"
+    return f"{_feigned(event.devices)}device{'s' * (len(event.devices) > 1)}: {told}"
+
+
+def _make(device: DeviceFacts) -> str:
+    return f"{device.label}, {human_bytes(device.total_bytes)}, ceiling {human_bytes(device.ceiling_bytes)}"
+
+
+def _alike(devices: Sequence[DeviceFacts]) -> str:
+    """Devices of nodes, those of a kind counted."""
+    return "; ".join(f"{count} x {make}" for make, count in Counter(map(_make, devices)).items())
+
+
+def _feigned(devices: Sequence[DeviceFacts]) -> str:
+    return next((word for each in devices if (word := feigned(each.kind))), "")
+
+
+def _joined(event: ev.NodeJoined, timed: bool) -> str:
+    sent = f"; {human_bytes(event.sent_bytes)} of models sent" * bool(event.sent_bytes)
+    where = f" ({event.label})" * bool(event.label)
+    devices = f"{_feigned(event.devices)}{_alike(event.devices) or 'no device'}"
+    return f"{event.node}{where} joined{_took(event.seconds, timed)}: {devices}{sent}"
+
+
+def _held(batches: int, rows: int) -> str:
+    """What a node had in its hands."""
+    return f"{several(batches, 'batch', 'batches')} ({several(rows, 'text')})"
+
+
+def _granted(event: ev.LeaseGranted) -> str:
+    predicted, budget = distinct_sizes(event.predicted_bytes, event.budget_bytes)
+    streamed = ", layers streamed" if event.streamed else ""
+    where = f"{feigned(event.device_kind)}{placed(event.devices)}{streamed}, {event.schedule}"
+    place = f"lease {event.lease}: {pass_of(event.model_pass)} {event.model} on {where}"
+    return f"{place}, {work(event)}, {predicted} predicted of {budget}"
+
+
+def _canary(event: ev.CanaryChecked, timed: bool) -> str:
+    """The figures and what is done about them first: what is cut off at the end of a narrow line is how they came."""
+    begin = f"{pass_of(event.model_pass)} {event.model} on {event.device}"
+    how = f"{event.dtype}, {event.attention}{', streamed' * event.streamed}"
+    if event.outcome == "skipped":
+        return f"{begin}: vectors not checked before use: {event.detail} ({how})"
+    after = f"; {event.action}" if event.action else ""
+    texts = several(event.rows, "text")
+    if event.cosine is None:
+        return f"{begin}: {texts} could not be computed: {event.detail}{after} ({how})"
+    when = "found by an earlier run" if event.remembered else f"{texts} compared{_took(event.seconds or 0.0, timed)}"
+    compared = f"cosine {event.cosine:.5f} to {event.reference}, at least {event.least:g} wanted"
+    return f"{begin}: {compared}{after} ({how}, {when})"
+
+
+def _passed(event: ev.CanaryChecked, timed: bool) -> str:
+    """A canary that passed, in short; empty for any other."""
+    if event.outcome != "passed" or event.cosine is None:
+        return ""
+    took = f" ({event.seconds or 0.0:.1f} s)" if timed else ""
+    return f"canary {event.model} on {event.label}: passed, cosine {event.cosine:.7f}{took}"
+
+
+def _mitigated(event: ev.Mitigated, timed: bool) -> str:
+    """The step and its place first: what is cut off at the end of a narrow line is the evidence."""
+    place = "" if event.batch_index is None else f" {batch_of(event.batch_index)}"
+    where = f" on {event.device}" if event.device else ""
+    texts = several(event.rows, "pair" if event.model else "text")
+    evidence = [texts] * (texts not in event.cause)
+    if event.predicted_bytes is not None and event.free is not None:
+        sizes = "needs {}, {} free".format(*distinct_sizes(event.predicted_bytes, event.free))
+        evidence += [sizes] * (sizes not in event.cause)
+    if timed:
+        evidence.append(f"cost {event.cost_seconds:.2f} s")
+    begin = f"{event.rung or 'step'} in {event.model or pass_of(event.model_pass)}{place}{where}"
+    return f"{begin}: {event.cause}; {event.action}" + (f" ({', '.join(evidence)})" if evidence else "")
+
+
+def _receipt(receipt: Receipt) -> str:
+    """Before, peak and after as the driver says, and what stayed behind."""
+    if receipt.lost:
+        return f"{receipt.device} lost"
+    before, peak, after = (human_bytes(each.occupied) for each in (receipt.before, receipt.peak, receipt.after))
+    retries = f", {several(receipt.retries, 'retry', 'retries')}" if receipt.retries else ""
+    residue = human_bytes(receipt.residue_bytes)
+    return f"{receipt.device} {before} before, {peak} peak, {after} after, residue {residue}{retries}"
+
+
+def _completed(event: ev.EnsemblePassCompleted, timed: bool) -> str:
+    """How long the texts of a pass took, in all sessions; several devices worked at the same time."""
+    begin = f"{pass_of(event.model_pass)} {event.model} completed: {several(event.rows, 'text')}"
+    if timed and event.seconds:
+        seconds = event.seconds / side_by_side(event.device.split(","))
+        begin += f" in {seconds:.1f} s ({event.rows / seconds:.1f} texts/s)"
+    return begin + (f", {event.dtype} on {placed(event.device.split(','))}" if event.device else "")
