@@ -19,7 +19,7 @@ from interlock.engine.targets.connection import TransientError
 from interlock.engine.targets.server import GrpcPort, QdrantServer, RestInstead
 from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids
 from interlock.engine.vectors.bm25 import BM25
-from interlock.engine.vectors.points import Point, for_client, of_client, storable
+from interlock.engine.vectors.points import Point, for_client, of_client
 from interlock.engine.vectors.precision import Quantise
 
 if TYPE_CHECKING:
@@ -245,14 +245,15 @@ class ServerCollection:
         """Write points, and wait until they are. What no message of gRPC holds goes by REST, and so does all that
         follows where gRPC stops answering while REST does."""
         late = points
-        if self._grpc and (first := [each for each in points if _fits_grpc(storable(each.payload))]):
+        fits = [bool(self._grpc) and _fits_grpc(each.payload) for each in points]
+        if self._grpc and (first := [each for each, fit in zip(points, fits, strict=True) if fit]):
             try:
                 self.bytes += self._grpc.upsert(self.name, for_client(first))
             except RestInstead as error:
                 self._say(f"{self.name}: gRPC does not do it ({error}): the rest goes by REST")
                 self._grpc = None
             else:
-                late = [each for each in points if not _fits_grpc(storable(each.payload))]
+                late = [each for each, fit in zip(points, fits, strict=True) if not fit]
                 self._ways.add("grpc")
                 self.requests += 1
         if late:
@@ -326,4 +327,4 @@ def _fits_grpc(value: object, depth: int = 0) -> bool:
     if isinstance(value, Mapping | list):
         inner = value.values() if isinstance(value, Mapping) else value
         return depth <= MOST_DEPTH and all(_fits_grpc(each, depth + 1) for each in inner)
-    return not isinstance(value, int) or value < 2**63
+    return not isinstance(value, int) or not 2**63 <= value < 2**64  # a larger one is sent as its decimal text
