@@ -13,9 +13,9 @@ from interlock.engine.compute import context as deadline
 from interlock.engine.compute.context import Deadline, seconds_until
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
-from interlock.engine.flows import ending
-from interlock.engine.flows.continuing import Continuation
+from interlock.engine.flows import sessions
 from interlock.engine.flows.run import Run
+from interlock.engine.flows.sessions import Continuation
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.fold import fold_all
@@ -104,7 +104,7 @@ def test_two_workers_stop_for_one_deadline(go, whole):
 
 
 def test_what_every_model_has_seen_is_exported_before_the_session_ends(go, whole, monkeypatch):
-    monkeypatch.setattr(ending, "delivery_seconds", lambda *_: 2000.0)
+    monkeypatch.setattr(sessions, "delivery_seconds", lambda *_: 2000.0)
     reserve = deadline.CLOSING_SECONDS + 2000
     run, code = go("partial", partial="yes", deadline=f"{in_the_midst(whole) + reserve:.0f}s")
     assert code == ExitCode.STOPPED
@@ -135,7 +135,7 @@ def test_a_deadline_before_the_first_batch_leaves_all_to_the_next_session(go):
 
 
 def test_a_delivery_that_would_not_be_done_in_time_is_left_to_the_next_session(go, whole, monkeypatch):
-    monkeypatch.setattr(ending, "delivery_seconds", lambda rows, *_: 1e6 * (rows.collection.name == "Late"))
+    monkeypatch.setattr(sessions, "delivery_seconds", lambda rows, *_: 1e6 * (rows.collection.name == "Late"))
     run, code = go("delivering", deadline="500000s")
     assert code == ExitCode.STOPPED
     assert {path.split("/")[1] for path in exports(run)} == {"Early"}
@@ -173,8 +173,8 @@ def test_what_earlier_sessions_took_says_what_the_first_batch_of_the_next_one_ta
 
 
 def test_a_collection_that_cannot_be_exported_in_time_is_told_of(go, monkeypatch):
-    monkeypatch.setattr(ending, "delivery_seconds", lambda rows, *_: 1e6 * (rows.collection.name == "Late"))
-    monkeypatch.setattr(ending.Ending, "reserve", lambda *_: 0.0)
+    monkeypatch.setattr(sessions, "delivery_seconds", lambda rows, *_: 1e6 * (rows.collection.name == "Late"))
+    monkeypatch.setattr(sessions.SessionEnd, "reserve", lambda *_: 0.0)
     run, code = go("late", partial="yes", deadline="500000s")
     assert code == ExitCode.STOPPED
     assert "exported Early; not exported Late (too little time)" in summary_of(run)["reason"]
@@ -194,8 +194,8 @@ def test_a_collection_is_ready_with_its_last_batch_and_foreseen_before_it(whole)
     (plan,) = [each for each in events_of(whole, ev.PassPlanned) if (each.model_pass, each.collection) == (1, "Early")]
     second = [each.seq for each in batches(whole) if each.body.model_pass == 1]
     seen = [fold_all(RunState(), entries(whole)[: second[plan.batches - 1] + last]) for last in (0, 1)]
-    assert [ending.ready(state) for state in seen] == [[], ["Early"]]
-    assert [ending.ready(state, 1) for state in seen] == [["Early"], ["Early"]]
+    assert [sessions.ready(state) for state in seen] == [[], ["Early"]]
+    assert [sessions.ready(state, 1) for state in seen] == [["Early"], ["Early"]]
 
 
 def cells_of(number: int, *costs: float) -> SimpleNamespace:

@@ -14,7 +14,7 @@ from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.corpus.chunks import ChunkReader
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
-from interlock.engine.flows import ending
+from interlock.engine.flows import sessions
 from interlock.engine.flows.run import Run
 from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten, RunClosed, StoreVerified
@@ -160,7 +160,7 @@ def test_a_run_that_fails_and_cannot_record_it_says_why_it_failed(tmp_path, tiny
 
 
 def test_a_stop_is_refused_once_the_last_collection_is_being_written(tmp_path, tiny_a, monkeypatch):
-    refusals, deliver = [], ending.deliver
+    refusals, deliver = [], sessions.deliver
     root = corpus(tmp_path / "in", {name: {"a_chunks.json": [name]} for name in ("Docs", "Wiki")})
     run = Run(root, load({"out": str(tmp_path / "runs"), "roster": str(tiny_a)}, {}, None), Controls())
 
@@ -168,7 +168,7 @@ def test_a_stop_is_refused_once_the_last_collection_is_being_written(tmp_path, t
         refusals.append(run.controls.refusal(STOP))
         deliver(*given)
 
-    monkeypatch.setattr(ending, "deliver", asked)
+    monkeypatch.setattr(sessions, "deliver", asked)
     assert run.go() == ExitCode.COMPLETED
     assert refusals == ["", "the last collection is being written, so the run ends by itself"]
 

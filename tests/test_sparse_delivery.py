@@ -23,8 +23,8 @@ from interlock.engine.compute.parts.terms import SparseFile, SparseRows
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
-from interlock.engine.flows import ending
 from interlock.engine.flows import run as running
+from interlock.engine.flows import sessions
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
@@ -491,7 +491,7 @@ def test_a_store_with_sparse_vectors_is_searched_by_its_dense_ones(tmp_path, tin
             return [(hit.id, hit.score) for hit in searcher.search([TEXTS[5]], Ask(4, hybrid=Hybrid.OFF))[0].hits]
 
     dense = hits(tmp_path / "dense")
-    monkeypatch.setattr(ending, "deliver", with_terms)
+    monkeypatch.setattr(sessions, "deliver", with_terms)
     assert hits(tmp_path / "both") == dense
     with Store.open_for_read(tmp_path / "both", "docs") as store:
         assert store.sparse == {"splade", "bm25"}

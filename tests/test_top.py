@@ -19,8 +19,8 @@ from interlock.console.main import main, signals_put_back
 from interlock.console.sources.session import Session
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, Stopped, UsageError, limit
-from interlock.engine.flows.ending import Ending
 from interlock.engine.flows.run import Run
+from interlock.engine.flows.sessions import SessionEnd
 from interlock.engine.record import atomic, crash, journal, rundir, summary, words
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
@@ -119,7 +119,7 @@ def test_a_file_system_that_refuses_locks_or_fsync_is_told_with_where_to_go(code
 def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summary(
     bug, chunks, tiny_a, capfd, monkeypatch
 ):
-    monkeypatch.setattr("interlock.engine.flows.ending.deliver", raising(bug))
+    monkeypatch.setattr("interlock.engine.flows.sessions.deliver", raising(bug))
     code = main(
         ["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet", "--summary", "s.json"]
     )
@@ -132,7 +132,9 @@ def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summ
 
 
 def test_a_limit_that_ends_a_run_at_work_is_the_reason_in_its_summary(chunks, tiny_a, capfd, monkeypatch):
-    monkeypatch.setattr("interlock.engine.flows.ending.deliver", raising(OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr(
+        "interlock.engine.flows.sessions.deliver", raising(OSError(errno.EMFILE, "Too many open files"))
+    )
     code = main(["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet"])
     err = capfd.readouterr().err
     assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1) and "ulimit -n" in err
@@ -253,7 +255,7 @@ def test_a_journal_that_nobody_can_find_any_more_cannot_be_synced(tmp_path, happ
 @pytest.mark.parametrize("happens", [gone, replaced])
 def test_a_run_whose_directory_went_away_fails_and_writes_nothing_into_another(chunks, tiny_a, monkeypatch, happens):
     run = Run(chunks, load({"roster": str(tiny_a), "out": "runs", "run_id": "r", "export": "npy"}, {}), Controls())
-    monkeypatch.setattr(Ending, "close", lambda *_: happens(run.directory.path))
+    monkeypatch.setattr(SessionEnd, "close", lambda *_: happens(run.directory.path))
     assert run.go() == ExitCode.FAILED
     status, reason = run.recorder.look(lambda state: (state.status, state.reason))
     assert status == "failed" and "removed or replaced" in reason

@@ -16,8 +16,7 @@ from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
-from interlock.engine.flows.gaps import Models
-from interlock.engine.flows.plan import RunRequest
+from interlock.engine.flows.plan import Models, RunRequest
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor, imports_left_alone
 from interlock.engine.gpu.sampler import Sampler

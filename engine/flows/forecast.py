@@ -14,8 +14,7 @@ from interlock.engine.compute.memory_needs import MemoryPlanner, rooms, too_smal
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, next_placement
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.errors import UsageError
-from interlock.engine.flows import gaps
-from interlock.engine.flows.plan import Plan, PlannedPass, read, requested
+from interlock.engine.flows.plan import Plan, PlannedPass, read, requested, resolve
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose as choose_devices
@@ -109,7 +108,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     request, settings = requested(chunks, configuration), configuration.settings
     devices = choose_devices(settings.devices, settings.faults)
     policy = Policy(offline=True, pickles=settings.allow_pickle, forbids="a plan downloads nothing")
-    models = gaps.resolved(REAL, request.specs, policy, devices, lambda _: None, allowed=settings.allow_missing)
+    models = resolve(REAL, request.specs, policy, devices, lambda _: None, allowed=settings.allow_missing)
     roster, source = request.roster(models), reuse.check(settings.reuse) if settings.reuse else None
 
     def reusable(number: int, card: ModelCard, corpus: Corpus) -> reuse.Mask:

@@ -15,9 +15,7 @@ import torch
 from interlock.engine.compute.context import REAL, Backend, Deadline, seconds_until
 from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, limit
-from interlock.engine.flows import computing, gaps
-from interlock.engine.flows.continuing import Continuation
-from interlock.engine.flows.ending import Ending
+from interlock.engine.flows import computing
 from interlock.engine.flows.opening import (
     announce,
     check,
@@ -26,7 +24,8 @@ from interlock.engine.flows.opening import (
     schedule_of,
     tell_roster,
 )
-from interlock.engine.flows.plan import Plan, read, requested
+from interlock.engine.flows.plan import Plan, check_placed, check_unfinished, lacking, read, requested, resolve
+from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
 from interlock.engine.record import atomic, health, rundir, summary
 from interlock.engine.record import events as ev
@@ -163,7 +162,7 @@ class Run:
             left = max(0.0, self.deadline.left)
             ends = round(time.time() + left, 3)
             self._emit(ev.DeadlineSet(asked=asked, seconds=round(left, 3), ends=ends, partial=settings.partial))
-        models = gaps.resolved(
+        models = resolve(
             self._backend, request.specs, request.policy, self._devices, self._emit, allowed=settings.allow_missing
         )
         roster = request.roster(models)
@@ -175,7 +174,7 @@ class Run:
             self._emit(ev.Warned(message=missed))
         self._journal.sync()  # what the run is tied to is never there without what began it
         self._earlier.bind(plan.inputs(request.chunks, threads), plan.corpus)
-        recorder.look(lambda state: gaps.check_unfinished(state, models.missing))
+        recorder.look(lambda state: check_unfinished(state, models.missing))
         plan = plan.laid_out(self._earlier.reused)
         grid = [self._earlier.begin(each) for each in plan.passes]
         done = [self._earlier.survived(cells) for cells in grid]
@@ -186,36 +185,36 @@ class Run:
         shared = settings, self._devices, self.controls, self._emit, granted
         context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)
         executor = computing.executor_of(request, models, grid, done, context, self._members, granted)
-        gaps.check_placed(executor.unplaceable(), request.specs, models, allowed=settings.allow_missing)
+        check_placed(executor.unplaceable(), request.specs, models, allowed=settings.allow_missing)
         check_room(self.directory.path, settings.qdrant, grid, settings.export)
         self._check_deliveries(plan)
         self._working = True
         summary.write(self.recorder.look(summary.summarise), self.directory.summary)
-        ending = Ending(recorder, self.directory, plan, grid, self._earlier)
+        end = SessionEnd(recorder, self.directory, plan, grid, self._earlier)
         if settings.partial:
-            self.deadline.reserve = lambda: ending.reserve(2 * len(self._devices))
+            self.deadline.reserve = lambda: end.reserve(2 * len(self._devices))
         try:
             with computing.at_work(self._devices, self._emit):
                 executor.run()
-            ending.close_passes(request.weights)
+            end.close_passes(request.weights)
             for rows in plan.corpus.rows:
                 if rows is plan.corpus.rows[-1] and not self.controls.stop_requested:
                     self.controls.refuse(STOP, "the last collection is being written, so the run ends by itself")
-                self.deadline.allows(ending.seconds_of(rows), reserve=False)
+                self.deadline.allows(end.seconds_of(rows), reserve=False)
                 if self.controls.stop_requested:
                     raise Stopped("stopped by the operator before delivery ended: --resume continues")
-                ending.close(rows)
+                end.close(rows)
         except Stopped:
             if not self.deadline.near:
                 raise
-            return "stopped", ending.early(self.deadline)
+            return "stopped", end.early(self.deadline)
         return self.recorder.look(health.run_status)
 
     def _check_deliveries(self, plan: Plan) -> None:
         """Refuse now what would be refused after all the work; of models that fail later nothing is known yet."""
         began, allowed = self.recorder.look(lambda state: state.began_at), self.settings.allow_missing
         for rows in plan.corpus.rows:
-            without = self.recorder.look(partial(gaps.lacking, name=rows.collection.name, allowed=allowed))
+            without = self.recorder.look(partial(lacking, name=rows.collection.name, allowed=allowed))
             plan.check_delivery(rows, self.settings.qdrant, self.directory.id, self._emit, without, began)
 
     def _stops_reading(self) -> bool:
