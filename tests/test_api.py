@@ -27,7 +27,9 @@ from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import ON_SCREEN, knobs
+from interlock.given import GivenSettings
 from interlock.progress import follow
+from interlock.wording import in_python
 from tests.builders import ROOT, corpus, environment, scratch, sentences
 from tests.builders import interlock as command
 
@@ -533,3 +535,23 @@ def test_a_journal_repaired_in_place_is_continued_though_the_first_error_is_kept
         handle.write(whole)
     assert interlock.embed(tmp_path / "in", settings, progress="none").summary.status == "completed"
     assert "journal" in str(kept.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("add it to --token-vectors, or drop --no-cpu-fallback", "add it to token_vectors, or drop cpu_fallback=False"),
+        ("--resume continues, --run-id r1 too", "resume=True continues, run_id r1 too"),
+        ("use --devices cpu or --qdrant DIR", "use devices='cpu' or qdrant"),
+        ("--project 64: drop it, or --shared", "project=64: drop it, or exclusive=False"),
+        ("--filter: choose --index", "where: choose indexes"),
+        ("`interlock run --resume` (ray start --head), or `interlock upload`", "(ray start --head)"),
+    ],
+)
+def test_errors_name_what_python_passes_and_leave_commands_as_they_are(flags, words):
+    assert words in in_python(flags)
+
+
+def test_every_setting_of_a_run_has_a_word_in_python():
+    for name in GivenSettings.__annotations__:
+        assert "--" not in in_python(f"give --{name.replace('_', '-')}, or not")

@@ -90,8 +90,8 @@ def given() -> str:
     functions = (interlock.search, interlock.rerank, interlock.evaluate, interlock.upload)
     taken = {item.name for item in knobs()} | SearchOptions.__annotations__.keys()
     taken |= {name for each in functions for name in inspect.signature(each).parameters}
-    names = {_RENAMED.get(flag, flag.replace("-", "_")): flag for flag in _flags()}
-    rows = sorted((flag, name) for name, flag in names.items() if name in taken and name not in ON_SCREEN)
+    named = [(flag, _RENAMED.get(flag, flag.replace("-", "_"))) for flag in _flags()]
+    rows = [(flag, name) for flag, name in named if name in taken and name not in ON_SCREEN]
     lines += ["", "", "ARGUMENTS = {", *(f'    "{flag}": "{name}",' for flag, name in rows), "}"]
     return "\n".join([*lines, '"""What a flag of the command line is called in Python."""']) + "\n"
 

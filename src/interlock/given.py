@@ -67,6 +67,7 @@ ARGUMENTS = {
     "deadline": "deadline",
     "devices": "devices",
     "dim": "dim",
+    "exclusive": "exclusive",
     "export": "export",
     "faults": "faults",
     "filter": "where",
