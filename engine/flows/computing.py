@@ -25,6 +25,7 @@ from interlock.engine.record.events import BatchCommitted, DeviceSampled, Emit
 from interlock.engine.record.facts import Memory, Readings
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings
 
+Executor = PassExecutor | ClusterExecutor
 Clusters = Callable[[str, str], Cluster]
 """Connects to the cluster at an address, whose nodes are to compute on these devices."""
 
@@ -126,7 +127,7 @@ def executor_of(
     context: RunContext,
     members: ClusterMembers | None,
     granted: int,
-) -> PassExecutor | ClusterExecutor:
+) -> Executor:
     """Make what computes the batches of a grid that are not done: over this process's devices, or over the nodes."""
     source = BatchSource(grid, done, request.weights, context.emit)
     if members is None:

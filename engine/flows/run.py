@@ -5,6 +5,7 @@ or prints. A run that never came to work leaves nothing behind; one that did is 
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 
 from interlock.engine.compute.context import REAL, Backend, Deadline, seconds_until
 from interlock.engine.compute.controls import STOP, Controls
+from interlock.engine.compute.grid import Cells
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, limit
 from interlock.engine.flows import computing
 from interlock.engine.flows.opening import (
@@ -24,7 +26,7 @@ from interlock.engine.flows.opening import (
     schedule_of,
     tell_roster,
 )
-from interlock.engine.flows.plan import Plan, check_placed, check_unfinished, lacking, read, requested, resolve
+from interlock.engine.flows.plan import Models, Plan, check_placed, check_unfinished, lacking, read, requested, resolve
 from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
 from interlock.engine.record import atomic, health, rundir, summary
@@ -153,43 +155,32 @@ class Run:
             return "stopped" if stopped else "failed", str(error)
 
     def _work(self, scratch: Path) -> tuple[Status, str]:
+        """Go the way of a chunk: read, plan, compute, deliver; nothing is kept of what is refused before the work."""
         settings, request, recorder = self.settings, self._request, self.recorder
         threads = self._threads()
-        torch.set_num_threads(threads)
-        elsewhere = self._members.environment if self._members else {}
-        announce(recorder, self.directory, request.configuration, request.chunks, self._devices, self._notes, elsewhere)
-        if asked := settings.deadline:
-            left = max(0.0, self.deadline.left)
-            ends = round(time.time() + left, 3)
-            self._emit(ev.DeadlineSet(asked=asked, seconds=round(left, 3), ends=ends, partial=settings.partial))
+        torch.set_num_threads(threads)  # sums of floats depend on it, so it is one of the run's inputs
+        self._begin()
         models = resolve(
             self._backend, request.specs, request.policy, self._devices, self._emit, allowed=settings.allow_missing
         )
-        roster = request.roster(models)
-        kind = self._devices[0].kind
-        self.deadline.paces = tell_roster(recorder, roster, models.missing, settings, kind)
-        language = settings.bm25_language if settings.qdrant and settings.bm25 else ""
-        plan = read(request, models, roster, scratch, self._emit, self._stops_reading, language)
-        if missed := plan.builder.missed:
-            self._emit(ev.Warned(message=missed))
+        plan = self._read(models, scratch)
         self._journal.sync()  # what the run is tied to is never there without what began it
         self._earlier.bind(plan.inputs(request.chunks, threads), plan.corpus)
         recorder.look(lambda state: check_unfinished(state, models.missing))
+
+        # The grid is laid out without the rows that are reused, then without the batches that earlier sessions left.
         plan = plan.laid_out(self._earlier.reused)
         grid = [self._earlier.begin(each) for each in plan.passes]
-        done = [self._earlier.survived(cells) for cells in grid]
-        for cells, batches in zip(grid, done, strict=True):
-            for batch in batches:
-                self.deadline.learn(cells, batch.batch_index, batch.seconds)
-        granted = recorder.look(lambda state: len(state.leases))
-        shared = settings, self._devices, self.controls, self._emit, granted
-        context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)
-        executor = computing.executor_of(request, models, grid, done, context, self._members, granted)
+        executor = self._executor(grid, models)
+
+        # Room on devices, on the disk and in the store is asked for before any work: what is refused costs nothing.
         check_placed(executor.unplaceable(), request.specs, models, allowed=settings.allow_missing)
         check_room(self.directory.path, settings.qdrant, grid, settings.export)
         self._check_deliveries(plan)
+
+        # From here on the run exists, whatever becomes of it: it ends with a summary.
         self._working = True
-        summary.write(self.recorder.look(summary.summarise), self.directory.summary)
+        summary.write(recorder.look(summary.summarise), self.directory.summary)
         end = SessionEnd(recorder, self.directory, plan, grid, self._earlier)
         if settings.partial:
             self.deadline.reserve = lambda: end.reserve(2 * len(self._devices))
@@ -207,8 +198,42 @@ class Run:
         except Stopped:
             if not self.deadline.near:
                 raise
-            return "stopped", end.early(self.deadline)
-        return self.recorder.look(health.run_status)
+            return "stopped", end.early(self.deadline)  # there is time left for what is complete
+        return recorder.look(health.run_status)
+
+    def _begin(self) -> None:
+        """Tell what the session is begun with, and until when it may go on."""
+        request, settings = self._request, self.settings
+        elsewhere = self._members.environment if self._members else {}
+        machine = self._devices, self._notes, elsewhere
+        announce(self.recorder, self.directory, request.configuration, request.chunks, *machine)
+        if asked := settings.deadline:
+            left = max(0.0, self.deadline.left)
+            ends = round(time.time() + left, 3)
+            self._emit(ev.DeadlineSet(asked=asked, seconds=round(left, 3), ends=ends, partial=settings.partial))
+
+    def _read(self, models: Models, scratch: Path) -> Plan:
+        """Tell what the models are, and read the chunks for them."""
+        request, settings = self._request, self.settings
+        roster = request.roster(models)
+        kind = self._devices[0].kind
+        self.deadline.paces = tell_roster(self.recorder, roster, models.missing, settings, kind)
+        language = settings.bm25_language if settings.qdrant and settings.bm25 else ""
+        plan = read(request, models, roster, scratch, self._emit, self._stops_reading, language)
+        if missed := plan.builder.missed:
+            self._emit(ev.Warned(message=missed))
+        return plan
+
+    def _executor(self, grid: Sequence[Cells], models: Models) -> computing.Executor:
+        """Make what computes the batches that are left; the deadline learns from those that are not."""
+        done = [self._earlier.survived(cells) for cells in grid]
+        for cells, batches in zip(grid, done, strict=True):
+            for batch in batches:
+                self.deadline.learn(cells, batch.batch_index, batch.seconds)
+        granted = self.recorder.look(lambda state: len(state.leases))
+        shared = self.settings, self._devices, self.controls, self._emit, granted
+        context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)
+        return computing.executor_of(self._request, models, grid, done, context, self._members, granted)
 
     def _check_deliveries(self, plan: Plan) -> None:
         """Refuse now what would be refused after all the work; of models that fail later nothing is known yet."""
