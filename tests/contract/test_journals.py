@@ -208,7 +208,7 @@ def test_an_old_store_answers_by_each_of_its_vectors(stored, only):
 
 
 def test_an_old_runs_vectors_make_a_store_that_answers_the_same(stored):
-    words = ("--to-store", "again", "--config", "interlock.toml")
+    words = ("--to-store", "again", "--chunks", "chunks", "--config", "interlock.toml")
     interlock("export", "runs/finished", *words, cwd=stored)
     wanted = [json.loads(line) for line in (stored / "answers.jsonl").read_text().splitlines()]
     found = hits(stored, stored / "again")
@@ -233,7 +233,7 @@ def test_an_old_store_takes_a_new_run_and_prunes_what_left(tmp_path):
 
 
 def test_an_old_run_is_delivered_again_to_the_same_bytes(home):
-    interlock("export", "runs/finished", "--to", "again", "--config", "interlock.toml", cwd=home)
+    interlock("export", "runs/finished", "--to", "again", "--chunks", "chunks", "--config", "interlock.toml", cwd=home)
     wanted = {name.removeprefix("exports/"): each for name, each in promised(home / "runs" / "finished").items()}
     for name, digest in wanted.items():
         assert hashlib.sha256((home / "again" / name).read_bytes()).hexdigest() == digest, name
