@@ -19,7 +19,7 @@ from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.embedded import Point, Store
-from interlock.engine.targets.stores import check_name, check_store, collections
+from interlock.engine.targets.stores import check_names, check_store, collections
 from interlock.engine.targets.target import deliver
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import manifest_of
@@ -84,7 +84,7 @@ def test_a_missing_collection_is_refused_with_those_there_are(tmp_path):
 @pytest.mark.parametrize("name", ["", "../up", ".hidden", "a/b", "a:b", "a|b", "x" * 201, "tab\t"])
 def test_a_name_that_a_server_refuses_is_refused_here(name, tmp_path):
     with pytest.raises(UsageError, match="name"):
-        check_name("vector", name)
+        check_names("docs", [name])
     with pytest.raises(UsageError, match="collection name"):
         open_store(tmp_path, name=name)
     assert not any(tmp_path.iterdir())

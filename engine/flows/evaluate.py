@@ -45,8 +45,9 @@ from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.words import duration, several
 from interlock.engine.search.ask import MAXSIM
 from interlock.engine.settings import Configuration
-from interlock.engine.targets.embedded import calibrate, is_store
+from interlock.engine.targets.embedded import calibrate
 from interlock.engine.targets.shard import MANIFEST
+from interlock.engine.targets.stores import is_store
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import CalibratedWeights
 

@@ -130,17 +130,18 @@ def _kept(vectors: Any, sparse: Any) -> dict[str, object]:
                 "distance": _word(each.distance),
                 "datatype": _word(each.datatype) or "float32",
                 "multivector": _word(each.multivector_config.comparator) if each.multivector_config else None,
-                "quantisation": {"scalar": "int8", "none": "none"}.get(
-                    kind := next(iter(type(each.quantization_config).model_fields), "none")
-                    if each.quantization_config
-                    else "none",
-                    kind,
-                ),
+                "quantisation": _quantised_by(each.quantization_config),
             }
             for name, each in named.items()
         },
         "sparse_vectors": {name: {"modifier": _word(each.modifier) or "none"} for name, each in (sparse or {}).items()},
     }
+
+
+def _quantised_by(config: Any) -> str:
+    """How a collection keeps quantised copies: `none`, `int8`, `binary`, or another kind by the client's word."""
+    kind = next(iter(type(config).model_fields)) if config else "none"
+    return {"scalar": "int8"}.get(kind, kind)
 
 
 def _word(value: Any) -> Any:

@@ -110,7 +110,7 @@ class Store:
 
     @classmethod
     def _opened(cls, directory: Path, collection: str, how: int) -> Self:
-        path = stores.find(directory, collection)
+        path = directory / stores.named(directory, collection)[0]
         with ExitStack() as held:
             held.enter_context(shard.holding(path, how))
             engine, manifest = shard.load(path, None), shard.read_manifest(path)
@@ -292,11 +292,6 @@ class Store:
 
 def _few(points: Sequence[str]) -> Iterator[Sequence[str]]:
     return (points[start : start + MOST_POINTS] for start in range(0, len(points), MOST_POINTS))
-
-
-def is_store(path: Path) -> bool:
-    """Whether the directory is a collection of a store."""
-    return (path / shard.MANIFEST).is_file()
 
 
 def calibrate(path: Path, run_id: str, weights: Mapping[str, float], queries: int) -> CalibratedWeights:

@@ -1,8 +1,6 @@
-"""The directory of a collection: Qdrant's shard, and the manifest that says what its vectors mean.
+"""The directory of a collection: Qdrant's shard, its locks and its disk, and the files beside it.
 
-A directory is claimed by its manifest before the shard is made, so that a creation killed in between is
-taken up; one that is foreign, damaged, in use or of another meaning is refused and left as it is. Whoever
-opens it holds a lock (flock) on the directory itself: the engine's own holds only once its files are made. The
+Whoever opens it holds a lock (flock) on the directory itself: the engine's own holds only once its files are made. The
 engine's errors leave here as ours: UsageError for what cannot be opened, InterlockError for what failed.
 """
 

@@ -51,6 +51,11 @@ def collections(directory: Path) -> list[str]:
         raise UsageError(f"cannot read the store {directory}: {error.strerror}; {remedy(error)}") from None
 
 
+def is_store(path: Path) -> bool:
+    """Tell whether the directory is a collection of a store."""
+    return (path / shard.MANIFEST).is_file()
+
+
 def named(directory: Path, collection: str | None = None) -> list[str]:
     """List the collections that are meant, as the store calls them: all, or the one of this name, which may be that of
     its chunks. UsageError, naming those there are, where there is none."""
@@ -72,22 +77,12 @@ def named(directory: Path, collection: str | None = None) -> list[str]:
     raise UsageError(f"no collection {collection!r} in {directory}{hint}: choose one of {', '.join(held)}")
 
 
-def find(directory: Path, collection: str) -> Path:
-    """Return the directory of an existing collection; UsageError as `named`."""
-    return directory / named(directory, collection)[0]
-
-
-def check_name(what: str, name: str) -> None:
-    """Raise UsageError unless a Qdrant server would take `name` for a vector, and a disk for a directory."""
-    if not nameable(name):
-        raise UsageError(f"{what} name {name!r} does not work in Qdrant: use {NAME_RULE}")
-
-
 def check_names(collection: str, vectors: Iterable[str]) -> None:
-    """Raise UsageError unless the collection and all its vectors can be called so."""
-    check_name("collection", collection)
-    for name in vectors:
-        check_name("vector", name)
+    """Raise UsageError unless a Qdrant server would take these names of a collection and its vectors, and a disk the
+    collection's for a directory."""
+    for what, name in (("collection", collection), *(("vector", each) for each in vectors)):
+        if not nameable(name):
+            raise UsageError(f"{what} name {name!r} does not work in Qdrant: use {NAME_RULE}")
 
 
 def check(
@@ -257,15 +252,14 @@ def other_models(path: Path, models: Mapping[str, str]) -> str:
         return ""  # none, or one that is compared when it is opened
     if had == models or there.get("missing"):
         return ""
-    names = [", ".join(each) if had.keys() != models.keys() else _prints(each) for each in (had, models)]
+    alike = had.keys() == models.keys()
+    names = [
+        ", ".join(f"{name} {digest[:12]}" if alike else name for name, digest in each.items()) for each in (had, models)
+    ]
     return (
         f"{path} was written with other models (were {names[0]}, are now {names[1]}), and a run would refuse it: "
         f"{ELSEWHERE}, or delete that directory"
     )
-
-
-def _prints(models: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {fingerprint[:12]}" for name, fingerprint in models.items())
 
 
 def check_projectable(rows: Rows, form: VectorForm, store: Path | None) -> None:
@@ -291,16 +285,17 @@ def _check_refitted(path: Path, run_id: str) -> None:
 
 
 def manifest_at(path: Path) -> Mapping[str, object]:
-    """The manifest of the store at `path`; empty where there is none."""
+    """Return the manifest of the store at `path`; empty where there is none."""
     return shard.read_manifest(path) if (path / shard.MANIFEST).exists() else {}
 
 
 def lacks_bm25(there: Mapping[str, object]) -> bool:
+    """Tell whether there is a store with this manifest, and it was made without BM25 vectors."""
     return bool(there) and BM25 not in there
 
 
 def form_in(there: Mapping[str, object], wanted: VectorForm) -> VectorForm:
-    """The `wanted` form, but with what a store with this manifest keeps, where there is one."""
+    """Return the `wanted` form, but with what a store with this manifest keeps, where there is one."""
     if not there:
         return wanted
     keep = next((each for each in get_args(Keep) if each == there.get("keep", ALL.keep)), wanted.keep)
@@ -309,7 +304,7 @@ def form_in(there: Mapping[str, object], wanted: VectorForm) -> VectorForm:
 
 
 def projection_in(there: Mapping[str, object]) -> Reduced | None:
-    """What reduced the fused vectors of a store with this manifest, if anything did."""
+    """Return what reduced the fused vectors of a store with this manifest, if anything did."""
     try:
         return msgspec.convert(there.get("projection"), Reduced | None)
     except msgspec.ValidationError:
