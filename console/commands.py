@@ -201,7 +201,7 @@ def view(options: argparse.Namespace) -> int:
     if options.plain or not (sys.stdout and sys.stdout.isatty()) or why_headless():
         print(plain(document, other), end="")
         return ExitCode.COMPLETED
-    from interlock.console.apps.viewer import Viewer
+    from interlock.console.apps.single import Viewer
     from interlock.console.look import look_of
 
     app = Viewer(document, other, look_of(settings))

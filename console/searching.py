@@ -82,7 +82,7 @@ def _has_screen(options: argparse.Namespace) -> bool:
 
 def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask", rerank: "Rerank | None") -> int:
     """Answer what is typed on a screen until it is left; what speaks against it is told before it opens."""
-    from interlock.console.apps.search import SearchApp
+    from interlock.console.apps.single import SearchApp
     from interlock.console.look import look_of
     from interlock.console.terminal.tty import quiet_descriptors
     from interlock.console.text.answer_rows import shown_of

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 
 from interlock.console.actions import MAIN
 from interlock.console.apps.run import Console
-from interlock.console.apps.setup import Form
+from interlock.console.apps.single import Form
 from interlock.console.form import Machine
 from interlock.console.look import Leave, Look
 from interlock.console.screens import main

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 from textual import events
 
-from interlock.console.apps.setup import Form
+from interlock.console.apps.single import Form
 from interlock.console.cli import configuration, parse
 from interlock.console.form import (
     Filled,

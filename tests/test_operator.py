@@ -158,29 +158,16 @@ def test_a_mistake_on_a_terminal_is_told_in_plain_lines_with_its_exit_code(place
         assert b"\x1b" not in terminal.output.rpartition(b"\x1b[?1049l")[2].partition(b"interlock: ")[2]
 
 
-def past_devices(terminal: OnTerminal, key: str) -> None:
-    """Leave the field of the devices, which says what is here while the cursor is in it."""
-    terminal.wait_for("here: ", PATIENCE)
-    terminal.press(key)
-    terminal.wait_for(lambda screen: "here: " not in screen.text, PATIENCE)
-
-
-def retype(terminal: OnTerminal, text: str, empty: str) -> None:
-    """Clear the field with the cursor, which then says this, and fill it anew."""
-    terminal.press("\x15")
-    terminal.wait_for(empty, PATIENCE)
-    terminal.press(text)
-    terminal.wait_for(f" {text} ", PATIENCE)
-
-
-def untick_both(terminal: OnTerminal) -> None:
-    """From the chunks, untick the models that are ticked at first, and go to the field below."""
-    for keys, seen in (
-        ("\t", "▸[1]"), (" ", "▸[ ]"), ("\x1b[B", "▸[1]"), (" ", "X models"), ("\t", "X models"),
-    ):  # fmt: skip
+def press_until(terminal: OnTerminal, *steps: tuple[str, str]) -> None:
+    """Press keys, and after each wait for what the screen then says."""
+    for keys, seen in steps:
         terminal.press(keys)
         terminal.wait_for(seen, PATIENCE)
-    terminal.wait_for(lambda screen: "▸" not in screen.text, PATIENCE)
+
+
+CLEAR, DOWN, BACK = "\x15", "\x1b[B", "\x1b[Z"
+TO_DEVICES = (("\t", "space ticks"), ("\t", "here: "))
+"""From the models through their list, each of which says what it is while the cursor is in it."""
 
 
 def test_the_form_takes_its_mistakes_back_shows_the_plan_and_runs_what_its_command_says(place, tiny_a):
@@ -191,25 +178,16 @@ def test_the_form_takes_its_mistakes_back_shows_the_plan_and_runs_what_its_comma
         terminal.wait_for("in/", PATIENCE)  # what tab completes
         terminal.press("\t")
         terminal.wait_for("1 collection", PATIENCE)
-        untick_both(terminal)
-        for keys, seen in (
-            ("nobody", "unknown model 'nobody'"),
-            ("\t", "here: "),
-            ("\x1b[B\x1b[B", "devices   sim:2xT4"),
-        ):
-            terminal.press(keys)
-            terminal.wait_for(seen, PATIENCE)
-        past_devices(terminal, "\t")
-        retype(terminal, "twelve", "memory of each device")
-        terminal.wait_for("X fix: others, ceiling", PATIENCE)
+        press_until(terminal, ("\t", "ticked below"), (CLEAR, "X models"), ("nobody", "unknown model 'nobody'"))
+        press_until(terminal, *TO_DEVICES, ("\r", "sim:2xT4"), (DOWN * 2 + "\r", "devices   sim:2xT4"))
+        press_until(terminal, ("\t", "memory limit"), (CLEAR, "X ceiling"), ("twelve", "X fix: models, ceiling"))
         assert "interlock run" not in "\n".join(terminal.screen().lines[-4:])
-        terminal.press("\x1b[Z")
-        past_devices(terminal, "\x1b[Z")
-        retype(terminal, "./one", "hf:org/name, pkg:dist or a directory, each")
-        terminal.wait_for("X fix: ceiling", PATIENCE)
-        terminal.press("\t")
-        past_devices(terminal, "\t")
-        retype(terminal, "2GiB", "memory of each device")
+        press_until(terminal, (BACK, "here: "), (BACK, "space ticks"), (BACK, "nobody"))
+        terminal.wait_for(lambda screen: "space ticks" not in screen.text, PATIENCE)
+        press_until(terminal, (CLEAR, "at least one"), ("./one", "X fix: ceiling"))
+        press_until(terminal, *TO_DEVICES, ("\t", "X ceiling"))
+        terminal.wait_for(lambda screen: "here: " not in screen.text, PATIENCE)
+        press_until(terminal, (CLEAR, "expected a size"), ("2GiB", "--ceiling 2GiB"))
         terminal.wait_for("1 pass, ", PATIENCE)
         terminal.wait_for("--devices sim:2xT4 --ceiling 2GiB", PATIENCE)
         terminal.press("\x12")
@@ -229,9 +207,7 @@ def test_an_error_at_the_start_of_a_run_comes_back_into_the_form_with_what_was_t
         terminal.wait_for("A NEW RUN", PATIENCE)
         terminal.press("in/")
         terminal.wait_for("1 collection", PATIENCE)
-        untick_both(terminal)
-        terminal.press("./one")
-        terminal.wait_for("--roster ./one", PATIENCE)
+        press_until(terminal, ("\t", "ticked below"), (CLEAR, "X models"), ("./one", "--roster ./one"))
         terminal.press("\x12")
         terminal.wait_for("the run did not begin", PATIENCE)
         terminal.wait_for(lambda screen: "tokenizer" in screen.text and "in/" in screen.lines[1], PATIENCE)

@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from interlock.console.apps.run import Console
-from interlock.console.apps.runs import Runs
+from interlock.console.apps.single import Runs
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.runs import RunsScreen

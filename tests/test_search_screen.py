@@ -8,10 +8,10 @@ import pytest
 from rich.cells import cell_len
 from textual import events
 
-from interlock.console.apps.search import SearchApp
+from interlock.console.apps.single import SearchApp
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
-from interlock.console.screens.hit import HitScreen
+from interlock.console.screens.hits import HitScreen
 from interlock.console.screens.search import read_conditions
 from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import LINES, StoreShown

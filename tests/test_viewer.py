@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from textual.app import App
 
-from interlock.console.apps.viewer import Viewer
+from interlock.console.apps.single import Viewer
 from interlock.console.look import Look
 from interlock.console.screens import summary
 from interlock.console.screens.summary import SummaryScreen

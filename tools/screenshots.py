@@ -73,7 +73,7 @@ def from_journal(kind: str) -> Make:
 
 def comparison(run: Recorded, look: "Look") -> "App[Any]":
     """The viewer on this run and one of eight devices."""
-    from interlock.console.apps.viewer import Viewer
+    from interlock.console.apps.single import Viewer
     from interlock.console.summary import document
 
     other = Recorded(RunDirectory(run.directory.path.with_name(EARLIER)), name="eight-devices")
@@ -83,7 +83,7 @@ def comparison(run: Recorded, look: "Look") -> "App[Any]":
 
 def setup(run: Recorded, look: "Look") -> "App[Any]":
     """The form of a new run."""
-    from interlock.console.apps.setup import Form
+    from interlock.console.apps.single import Form
     from interlock.console.form import Machine
 
     for name, count in (("Handbook", 480), ("Tickets", 1250)):
@@ -95,7 +95,7 @@ def setup(run: Recorded, look: "Look") -> "App[Any]":
 
 def search(run: Recorded, look: "Look") -> "App[Any]":
     """The search screen on the demo's store."""
-    from interlock.console.apps.search import SearchApp
+    from interlock.console.apps.single import SearchApp
     from interlock.engine.search.ask import Ask
     from tools.recorded_answer import SHOWN, RecordedDesk
 
@@ -104,7 +104,7 @@ def search(run: Recorded, look: "Look") -> "App[Any]":
 
 def runs(run: Recorded, look: "Look") -> "App[Any]":
     """The list of runs: this one, which goes on, one that is over, one that was stopped and one whose process died."""
-    from interlock.console.apps.runs import Runs
+    from interlock.console.apps.single import Runs
     from interlock.console.screens.runs import RunsScreen
     from interlock.console.sources.runs import RunList
     from interlock.engine.record.locks import Occupant

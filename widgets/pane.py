@@ -16,7 +16,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from interlock.engine.record.words import safe
-from interlock.widgets.text import LONGEST, STYLES, Row, Span, fitted, width_of
+from interlock.widgets.text import LONGEST, STYLES, Row, Span, ascii_only, fitted, row, width_of, wrapped
 
 GAP = "  "
 
@@ -90,10 +90,10 @@ class Pane(ScrollView, can_focus=True):
         self._border_title = Content.assemble(self._above, hint)
         self.refresh(Region(0, -1, self.inner_width, 1))
 
-    def _styled(self, row: Row) -> Content:
+    def _styled(self, spans: Row) -> Content:
         """A row for the border, in the colours that the theme has now."""
         return Content.assemble(
-            *((text, self.get_visual_style(f"pane--{name}")) if name else text for text, name in row)
+            *((text, self.get_visual_style(f"pane--{name}")) if name else text for text, name in spans)
         )
 
     def show(self, rows: Sequence[Row]) -> None:
@@ -188,6 +188,21 @@ class Bar(Pane, can_focus=False):
                 event.stop()
                 await self.screen.run_action(action)
                 return
+
+
+class Note(Bar):
+    """A few lines for the operator; it takes no room while there is nothing to say."""
+
+    DEFAULT_CSS = "Note { display: none; }"
+
+    def tell(self, text: str, most: int, *, ascii: bool) -> None:
+        """Say so many lines of it at most."""
+        width = self.screen.size.width
+        lines = [line for each in text.splitlines() for line in wrapped(safe(each, 1000), width - 1)][:most]
+        self.styles.display = "block" if lines else "none"
+        self.styles.height = max(1, len(lines))
+        shown = [row((f" {line}", "warn")) for line in lines]
+        self.show(ascii_only(shown) if ascii else shown)
 
 
 def keys(shown: Sequence[Key], width: int) -> Row:

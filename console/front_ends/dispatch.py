@@ -192,7 +192,7 @@ def watch_journal(run: Path, speed: float | None, configuration: Configuration) 
 
 def list_runs(out: Path, configuration: Configuration) -> Sequence[str]:
     """Show the runs in `out` until the list is left; return the arguments of the command that it was left for."""
-    from interlock.console.apps.runs import Runs
+    from interlock.console.apps.single import Runs
     from interlock.console.look import look_of
 
     app = Runs(out, look_of(configuration))
@@ -208,7 +208,7 @@ def _instead(summary: Path) -> str:
 def set_up(configuration: Configuration, filled: "Filled | None" = None, failed: str = "") -> "Filled | None":
     """Show the set-up form, as it was `filled` where a run of that `failed` to begin; return what was filled in, None
     when it was left."""
-    from interlock.console.apps.setup import Form
+    from interlock.console.apps.single import Form
     from interlock.console.form import Machine
     from interlock.console.look import look_of
 

@@ -105,6 +105,10 @@ class Keyed(Screen[None]):
     def action_runs(self) -> None:
         cast(Themed, self.app).show_runs()
 
+    def action_quit(self) -> None:
+        """Leave as the application does, which asks while a run is live."""
+        self.app.call_later(self.app.action_quit)
+
     def action_palette(self) -> None:
         self.app.action_command_palette()
 

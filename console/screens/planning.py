@@ -58,7 +58,8 @@ class PlanPane(Pane):
             self._plan = await aside(lambda: self._machine.plan(words, stop.is_set))
             self._planned, self._why = words, ""
         except InterlockError as error:
-            self._plan, self._planned, self._why = None, (), str(error)
+            if not stop.is_set():
+                self._plan, self._planned, self._why = None, (), str(error)
         finally:
             self.entitle(above="plan")
         self.screen.set_class(self.known, "-known")

@@ -228,9 +228,6 @@ class RunsScreen(Keyed):
         else:
             self.say(f"{self.shown_key('quit')} quits")
 
-    async def action_quit(self) -> None:
-        await self.app.action_quit()
-
     def _view(self, *paths: Path) -> None:
         try:
             one, *other = [load(path) for path in paths]

@@ -1,38 +1,43 @@
 """The search screen: a line to ask in, the chunks that were found, and how each stage found them.
 
 A question is answered in a thread; one that is asked meanwhile takes its place, and the answer to the older one is
-dropped. The store and its models are the desk's, and nothing here computes.
+dropped. The store and its models are the retriever's, and nothing here computes.
 """
 
-import shlex
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
 
 from textual import events, on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal
 from textual.widgets import Input, Label
 
 from interlock.console.actions import SEARCH, actions_of, bindings_of, first_key, line_key, named
 from interlock.console.look import Look
-from interlock.console.screens.ask import Find
 from interlock.console.screens.base import Keyed, aside, copied
-from interlock.console.screens.hit import HitScreen
+from interlock.console.screens.hits import (
+    Filters,
+    Hits,
+    HitScreen,
+    QuestionLine,
+    Reply,
+    Retriever,
+    Wanted,
+    read_conditions,
+)
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import StoreShown
 from interlock.console.text.answer_text import cut_text
-from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.errors import InterlockError
 from interlock.engine.record.words import safe, several
 from interlock.engine.search.ask import Ask
-from interlock.engine.search.combine import Hybrid
-from interlock.engine.search.conditions import Condition, read_condition
+from interlock.engine.search.conditions import Condition
 from interlock.engine.search.hits import Answer, Hit
 from interlock.widgets.choices import Choices
-from interlock.widgets.pane import Bar, Key, Pane
+from interlock.widgets.pane import Bar, Key, Note, Pane
 from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, plain, row, width_of, wrapped
 
 TICK = 0.25
@@ -40,105 +45,6 @@ TICK = 0.25
 SLOW = 0.3
 """Seconds after which it is said that a question is being answered."""
 NOTE_LINES = 5
-LOSING = (Hybrid.RRF, Hybrid.DBSF)
-"""Ways to combine lists that lose much on some collections."""
-
-
-class Reply(Protocol):
-    """The answer to each question, and why it was not reranked, where that failed."""
-
-    answers: list[Answer]
-    failure: BaseException | None
-
-
-class Desk(Protocol):
-    """What answers, from any thread: one question after another. Everything raises InterlockError."""
-
-    @property
-    def resident(self) -> Sequence[str]:
-        """The models in memory."""
-
-    def load(self, ask: Ask) -> object:
-        """Bring into memory what such questions go through."""
-
-    def check(self, ask: Ask) -> object:
-        """Refuse what the store cannot be asked."""
-
-    def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool) -> Reply:
-        """Answer questions."""
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """What is to be answered; without a text, models are loaded and nothing is answered."""
-
-    text: str
-    ask: Ask
-    reranked: bool
-
-
-class QuestionLine(Input):
-    """The line that questions are typed in."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "screen.quit", show=False)]
-
-    def __init__(self) -> None:
-        super().__init__(placeholder="type a question, enter asks", compact=True, id="question", select_on_focus=False)
-
-    def take(self, character: str) -> None:
-        """Take a key that another widget was given."""
-        self.replace(character, *sorted(self.selection))
-
-
-class Hits(Choices):
-    """The chunks; keys move the choice in it, on a screen where others begin a question."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key, f"screen.move('{where}')", show=False)
-        for key, where in (("up", "up"), ("down", "down"), ("pageup", "page_up"), ("pagedown", "page_down"),
-                           ("home", "first"), ("end", "last"))
-    ]  # fmt: skip
-
-
-class Filters(Find):
-    """The conditions on payloads; one that cannot be is told while it stands, and may be mended."""
-
-    def __init__(
-        self, value: str, check: Callable[[Sequence[Condition]], object], problem: Callable[[str], object]
-    ) -> None:
-        """`check` is called in a thread, `problem` hears why a condition cannot be; nothing once that is mended."""
-        super().__init__("only KEY=VALUE ...", value)
-        self._check, self._problem = check, problem
-
-    @on(Input.Changed)
-    def _mended(self) -> None:
-        self._problem("")
-
-    @on(Input.Submitted)
-    def done(self, event: Input.Submitted) -> None:
-        """Close only with what the store can be asked."""
-        event.prevent_default().stop()  # a line of another kind closes with anything
-        self._try(event.value)
-
-    @work(exclusive=True, group="check", exit_on_error=False)
-    async def _try(self, text: str) -> None:
-        try:
-            conditions = read_conditions(text)
-            await aside(lambda: self._check(conditions))
-        except InterlockError as error:
-            self._problem(str(error))
-        else:
-            self.dismiss(text)
-
-
-def read_conditions(text: str) -> tuple[Condition, ...]:
-    """Read conditions as they are typed, parted by blanks, in quotes where they have any. Raises UsageError for what is
-    none."""
-    try:
-        parts = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"filters {text!r:.100}: {error}: set quotes in pairs") from error
-    return tuple(map(read_condition, parts))
 
 
 class SearchScreen(Keyed):
@@ -159,26 +65,26 @@ class SearchScreen(Keyed):
         & #detail { display: none; width: 2fr; height: 100%; overflow-x: hidden; }
         &.-wide #detail { display: block; }
         &.-thin > #parts, &.-low > #parts { display: none; }
-        & > #note { display: none; }
         & > #status { height: 2; }
     }
     """
 
-    def __init__(self, desk: Desk, shown: StoreShown, ask: Ask, look: Look) -> None:
+    def __init__(self, retriever: Retriever, shown: StoreShown, ask: Ask, look: Look) -> None:
         super().__init__()
-        self._desk, self._shown, self._ask, self._look = desk, shown, ask, look
+        self._retriever, self._shown, self._ask, self._look = retriever, shown, ask, look
         self._own = ask
         """How it was asked on the command line."""
         self._reranked = bool(shown.rerank)
-        self._wanted: _Wanted | None = None
-        self._under_way: _Wanted | None = None
+        self._wanted: Wanted | None = None
+        self._under_way: Wanted | None = None
         self._began = 0.0
         self._answer: Answer | None = None
         self._failure = self._notice = ""
         self._resident: Sequence[str] = ()
         self._question = QuestionLine()
         self._list, self._detail = Hits("Chunks", ascii=look.ascii, id="hits"), Pane("Chunk", id="detail")
-        self._head, self._note, self._status, self._keys = (Bar(id=name) for name in ("head", "note", "status", "keys"))
+        self._head, self._status, self._keys = (Bar(id=name) for name in ("head", "status", "keys"))
+        self._note = Note(id="note")
 
     def compose(self) -> ComposeResult:
         yield self._head
@@ -191,8 +97,8 @@ class SearchScreen(Keyed):
 
     def on_mount(self) -> None:
         self._question.focus()
-        self.set_interval(TICK, self._tick)
-        self._want(_Wanted("", self._ask, reranked=False))
+        self.set_interval(TICK, self._draw_status)
+        self._want(Wanted("", self._ask, reranked=False))
 
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self._draw)
@@ -214,13 +120,13 @@ class SearchScreen(Keyed):
 
     def _ask_anew(self, text: str = "") -> None:
         """Ask this, or what was asked last, as things are set now."""
-        last = (self._wanted or self._under_way or _Wanted("", self._ask, reranked=False)).text
+        last = (self._wanted or self._under_way or Wanted("", self._ask, reranked=False)).text
         text = text or last or (self._answer.text if self._answer else "")
         if text:
-            self._want(_Wanted(text, self._ask, self._reranked))
+            self._want(Wanted(text, self._ask, self._reranked))
         self._draw_status()
 
-    def _want(self, wanted: _Wanted) -> None:
+    def _want(self, wanted: Wanted) -> None:
         """Have it answered; what waits for an answer, and what is being answered, is not wanted any more."""
         self._wanted = wanted
         if self._under_way is None:
@@ -232,26 +138,17 @@ class SearchScreen(Keyed):
         while wanted := self._wanted:
             self._wanted, self._under_way, self._began = None, wanted, time.monotonic()
             try:
-                reply = await aside(lambda wanted=wanted: self._done(wanted))  # type: ignore[misc]
+                reply, failure = await aside(lambda wanted=wanted: wanted.answer(self._retriever)), ""  # type: ignore[misc]
             except InterlockError as error:
-                self._under_way = None
-                if not self._wanted:
-                    self._failure = str(error)
-            else:
-                self._under_way = None
-                if not self._wanted:
-                    self._failure = ""
-                    self._take(wanted, reply)
-            self._resident = tuple(self._desk.resident)
+                reply, failure = None, str(error)
+            self._under_way = None
+            if not self._wanted:
+                self._failure = failure
+                self._take(wanted, reply)
+            self._resident = tuple(self._retriever.resident)
         self._draw()
 
-    def _done(self, wanted: _Wanted) -> Reply | None:
-        if wanted.text:
-            return self._desk.answer([wanted.text], wanted.ask, reranked=wanted.reranked)
-        self._desk.load(wanted.ask)
-        return None
-
-    def _take(self, wanted: _Wanted, reply: Reply | None) -> None:
+    def _take(self, wanted: Wanted, reply: Reply | None) -> None:
         """Show an answer; who has typed no further goes on among the chunks."""
         if reply is None:
             return
@@ -263,10 +160,6 @@ class SearchScreen(Keyed):
             self._failure = f"not reranked: {reply.failure}"
         if self._answer.hits and self._question.has_focus and self._question.value == wanted.text:
             self._list.focus()
-
-    def _tick(self) -> None:
-        if self._under_way:
-            self._draw_status()
 
     # What is shown
 
@@ -330,11 +223,8 @@ class SearchScreen(Keyed):
         width, answer = self._list.inner_width, self._answer
         if width < 1:
             return
-        none = ["No chunk was found."] if answer else answer_rows.unasked(self._shown)
-        if answer and answer.why_none:
-            none = [f"{answer.why_none[0].upper()}{answer.why_none[1:]}."]
-        if answer and self._ask.where:
-            none.append(f"{self.shown_key('filters')} changes the filters.")
+        filtered = f"{self.shown_key('filters')} changes the filters." if answer and self._ask.where else ""
+        none = answer_rows.nothing(answer, self._shown, filtered)
         lines = [row(line) for text in none for line in wrapped(text, width - 2)]
         blocks = answer_rows.blocks(answer, width, ascii=self._look.ascii) if answer else []
         self._list.show(enumerate(blocks), none=["", *plain(self._plain(lines))])
@@ -353,11 +243,7 @@ class SearchScreen(Keyed):
         self._detail.scroll_to(0, 0, animate=False)
 
     def _draw_note(self) -> None:
-        told, width = f"{self._failure}\n{self._notice}".splitlines(), self.size.width
-        lines = [line for each in filter(None, told) for line in wrapped(safe(each, 1000), width - 1)][:NOTE_LINES]
-        self._note.styles.display = "block" if lines else "none"
-        self._note.styles.height = max(1, len(lines))
-        self._note.show(self._plain([row((f" {line}", "warn")) for line in lines]))
+        self._note.tell(f"{self._failure}\n{self._notice}".strip(), NOTE_LINES, ascii=self._look.ascii)
 
     def _draw_status(self) -> None:
         under_way, width = self._under_way, self.size.width
@@ -378,16 +264,17 @@ class SearchScreen(Keyed):
         width, typing = self.size.width, self._question.has_focus
         if typing:
             moves = [Key("up down", "Chunks")] if self._hit else []
-            shown = [Key("enter", "Search"), *moves, Key(self._line_key("help"), "Help", action="help")]
+            shown = [
+                Key("enter", "Search"),
+                *moves,
+                Key(line_key(named("help"), self._look.keys), "Help", action="help"),
+            ]
             shown.append(Key(self.shown_key("back"), "Chunks" if self._hit else "Quit", action="back"))
         else:
             offered = [each for each in actions_of(SEARCH) if each.stands(width)]
             offered = [each for each in offered if each.name != "rerank" or self._shown.rerank]
             shown = [Key(first_key(each, self._look.keys), each.label, action=each.name) for each in offered]
         self._keys.offer([] if too_small(*self.size) else shown, width)
-
-    def _line_key(self, name: str) -> str:
-        return line_key(named(name), self._look.keys)
 
     # What an operator asks
 
@@ -422,7 +309,7 @@ class SearchScreen(Keyed):
         self.app.push_screen(Filters(value, self._check, self.say), self._filter)
 
     def _check(self, conditions: Sequence[Condition]) -> None:
-        self._desk.check(replace(self._ask, where=conditions))
+        self._retriever.check(replace(self._ask, where=conditions))
 
     def _filter(self, text: str | None) -> None:
         if text is not None:
@@ -431,27 +318,18 @@ class SearchScreen(Keyed):
 
     def action_hybrid(self) -> None:
         """Combine the lists in the next way."""
-        if len(self._shown.lists) < 2:
-            self.say(f"the store has one list alone ({', '.join(self._shown.lists)}): nothing to combine")
-            return
-        if self._ask.only:
-            self.say(f"{self._ask.only} is asked alone: {self.shown_key('only')} asks all")
-            return
-        ways = [*Hybrid]
-        way = ways[(ways.index(self._ask.hybrid) + 1) % len(ways)]
-        self._ask = replace(self._ask, hybrid=way)
-        loses = "; it loses much on some collections, where weighted does not" if way in LOSING else ""
-        self.say(f"hybrid: {way}{loses}")
-        self._ask_anew()
+        self._ask_by(*answer_rows.combined_next(self._ask, self._shown, self.shown_key("only")))
 
     def action_only(self) -> None:
         """Ask the next model alone, and after the last one all."""
-        names = ["", *self._shown.alone]
-        only = names[(names.index(self._ask.only) + 1) % len(names)] if self._ask.only in names else ""
-        weights = None if only else self._own.weights
-        self._ask = replace(self._ask, only=only, weights=weights)
-        self.say(f"{only} alone" if only else "all models")
-        self._ask_anew()
+        self._ask_by(*answer_rows.alone_next(self._ask, self._own, self._shown))
+
+    def _ask_by(self, ask: Ask, said: str) -> None:
+        """Ask by these rules, where they are others."""
+        self.say(said)
+        if ask != self._ask:
+            self._ask = ask
+            self._ask_anew()
 
     def action_rerank(self) -> None:
         if not self._shown.rerank:
@@ -470,6 +348,3 @@ class SearchScreen(Keyed):
             self._list.focus()
         else:
             self.app.exit()
-
-    async def action_quit(self) -> None:
-        await self.app.action_quit()

@@ -24,8 +24,8 @@ from interlock.console.summary.document import Document, header, load, told, top
 from interlock.engine.errors import UsageError
 from interlock.engine.record.words import human_bytes, safe
 from interlock.widgets.nodes import Node, Steps, children, differences, inside, sought
-from interlock.widgets.pane import Bar, Key, Pane
-from interlock.widgets.text import CUT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, kept, row, width_of, wrapped
+from interlock.widgets.pane import Bar, Key, Note, Pane
+from interlock.widgets.text import CUT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, kept, width_of
 from interlock.widgets.tree import DocumentTree
 
 NOTE_LINES = 4
@@ -55,7 +55,6 @@ class SummaryScreen(Keyed):
         &.-wide #tree { width: 2fr; height: 100%; }
         &.-wide #detail { width: 3fr; height: 100%; }
         &.-thin > #parts, &.-low > #parts { display: none; }
-        & > #note { display: none; }
     }
     """
 
@@ -76,7 +75,7 @@ class SummaryScreen(Keyed):
         with Container(id="parts"):
             yield self._tree
             yield self._detail
-        yield Bar(id="note")
+        yield Note(id="note")
         yield Bar(id="keys")
 
     def on_mount(self) -> None:
@@ -91,16 +90,10 @@ class SummaryScreen(Keyed):
 
     def say(self, text: str) -> None:
         """Write a few lines for the operator, until the next key."""
-        width = self.size.width
-        lines = [line for each in text.splitlines() for line in wrapped(safe(each, 1000), width - 1)][:NOTE_LINES]
-        note = self.query_one("#note", Bar)
-        note.styles.display = "block" if lines else "none"
-        note.styles.height = max(1, len(lines))
-        shown = [row((f" {line}", "warn")) for line in lines]
-        note.show(ascii_only(shown) if self._look.ascii else shown)
+        self.query_one(Note).tell(text, NOTE_LINES, ascii=self._look.ascii)
 
     def on_key(self, event: events.Key) -> None:
-        if self.query_one("#note", Bar).display:
+        if self.query_one(Note).display:
             self.say("")
 
     # What is shown
@@ -280,10 +273,6 @@ class SummaryScreen(Keyed):
             self.dismiss()
         else:
             self.say(f"{self.shown_key('quit')} leaves")
-
-    async def action_quit(self) -> None:
-        """Leave as the app does, which asks while a run is live."""
-        await self.app.action_quit()
 
 
 class Search:

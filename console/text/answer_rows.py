@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from interlock.engine.record.words import safe, several
@@ -30,6 +30,8 @@ COMMON = frozenset(_COMMON.split())
 ENDINGS = frozenset(("", "s", "es", "e", "d", "ed", "ing", "er", "ers", "or", "ors", "ion", "ions", "y", "ies", "ly"))
 """What may differ at the end of two words that are taken for the same one."""
 _WORD = re.compile(r"\w+")
+LOSING = (Hybrid.RRF, Hybrid.DBSF)
+"""Ways to combine lists that lose much on some collections."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,26 @@ def rules(ask: Ask, shown: StoreShown, *, reranked: bool) -> list[str]:
     return told
 
 
+def combined_next(ask: Ask, shown: StoreShown, all_key: str) -> tuple[Ask, str]:
+    """Combine the lists in the next way: how it is asked then, and what to say of it. `all_key` asks all lists."""
+    if len(shown.lists) < 2:
+        return ask, f"the store has one list alone ({', '.join(shown.lists)}): nothing to combine"
+    if ask.only:
+        return ask, f"{ask.only} is asked alone: {all_key} asks all"
+    ways = [*Hybrid]
+    way = ways[(ways.index(ask.hybrid) + 1) % len(ways)]
+    loses = "; it loses much on some collections, where weighted does not" if way in LOSING else ""
+    return replace(ask, hybrid=way), f"hybrid: {way}{loses}"
+
+
+def alone_next(ask: Ask, own: Ask, shown: StoreShown) -> tuple[Ask, str]:
+    """Ask the next model alone, and after the last one all, by the weights of one's `own`: how it is asked then, and
+    what to say of it."""
+    names = ["", *shown.alone]
+    only = names[(names.index(ask.only) + 1) % len(names)] if ask.only in names else ""
+    return replace(ask, only=only, weights=None if only else own.weights), f"{only} alone" if only else "all models"
+
+
 def loaded_for(ask: Ask, shown: StoreShown) -> list[str]:
     """Name the dense models that a question goes through."""
     weights = shown.dense if ask.weights is None else ask.weights
@@ -197,12 +219,14 @@ def head(shown: StoreShown, *, wide: bool) -> str:
     return f"{several(shown.chunks, 'chunk')}, {without}exact  {', '.join([*models, *shown.sparse])}"
 
 
-def unasked(shown: StoreShown) -> list[str]:
-    """Say what to do where nothing was asked yet."""
-    return [
-        f"Type a question and press enter: it is compared with every chunk of {shown.collection}.",
-        f"Lists: {', '.join(_listed(shown))}.",
-    ]
+def nothing(answer: Answer | None, shown: StoreShown, filtered: str) -> list[str]:
+    """Say why there is no chunk, and `filtered` where conditions leave some out; or what to do where nothing was asked
+    yet."""
+    if answer is None:
+        asked = f"Type a question and press enter: it is compared with every chunk of {shown.collection}."
+        return [asked, f"Lists: {', '.join(_listed(shown))}."]
+    why = f"{answer.why_none[0].upper()}{answer.why_none[1:]}." if answer.why_none else "No chunk was found."
+    return [why, *filter(None, [filtered])]
 
 
 def _listed(shown: StoreShown) -> Iterator[str]:

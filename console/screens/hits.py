@@ -1,0 +1,169 @@
+"""The parts of the search screen: the line that questions are typed in, the list of chunks, one chunk in full, and the
+conditions on payloads."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from rich.text import Text
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+from textual.widgets import Input
+
+from interlock.console.actions import HIT, actions_of, bindings_of, first_key
+from interlock.console.look import Look
+from interlock.console.screens.ask import Find
+from interlock.console.screens.base import aside, copied
+from interlock.console.text import answer_rows
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record.words import safe
+from interlock.engine.search.ask import Ask
+from interlock.engine.search.conditions import Condition, read_condition
+from interlock.engine.search.hits import Answer, Hit
+from interlock.widgets.choices import Choices
+from interlock.widgets.pane import Pane
+
+
+class Reply(Protocol):
+    """The answer to each question, and why it was not reranked, where that failed."""
+
+    answers: list[Answer]
+    failure: BaseException | None
+
+
+class Retriever(Protocol):
+    """What answers, from any thread: one question after another. Everything raises InterlockError."""
+
+    @property
+    def resident(self) -> Sequence[str]:
+        """The models in memory."""
+
+    def load(self, ask: Ask) -> object:
+        """Bring into memory what such questions go through."""
+
+    def check(self, ask: Ask) -> object:
+        """Refuse what the store cannot be asked."""
+
+    def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool) -> Reply:
+        """Answer questions."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be answered; without a text, models are loaded and nothing is answered."""
+
+    text: str
+    ask: Ask
+    reranked: bool
+
+    def answer(self, retriever: Retriever) -> Reply | None:
+        """Have it answered. Raises InterlockError."""
+        if self.text:
+            return retriever.answer([self.text], self.ask, reranked=self.reranked)
+        retriever.load(self.ask)
+        return None
+
+
+class QuestionLine(Input):
+    """The line that questions are typed in."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "screen.quit", show=False)]
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="type a question, enter asks", compact=True, id="question", select_on_focus=False)
+
+    def take(self, character: str) -> None:
+        """Take a key that another widget was given."""
+        self.replace(character, *sorted(self.selection))
+
+
+class Hits(Choices):
+    """The chunks; keys move the choice in it, on a screen where others begin a question."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key, f"screen.move('{where}')", show=False)
+        for key, where in (("up", "up"), ("down", "down"), ("pageup", "page_up"), ("pagedown", "page_down"),
+                           ("home", "first"), ("end", "last"))
+    ]  # fmt: skip
+
+
+class Filters(Find):
+    """The conditions on payloads; one that cannot be is told while it stands, and may be mended."""
+
+    def __init__(
+        self, value: str, check: Callable[[Sequence[Condition]], object], problem: Callable[[str], object]
+    ) -> None:
+        """`check` is called in a thread, `problem` hears why a condition cannot be; nothing once that is mended."""
+        super().__init__("only KEY=VALUE ...", value)
+        self._check, self._problem = check, problem
+
+    @on(Input.Changed)
+    def _mended(self) -> None:
+        self._problem("")
+
+    @on(Input.Submitted)
+    def done(self, event: Input.Submitted) -> None:
+        """Close only with what the store can be asked."""
+        event.prevent_default().stop()  # a line of another kind closes with anything
+        self._try(event.value)
+
+    @work(exclusive=True, group="check", exit_on_error=False)
+    async def _try(self, text: str) -> None:
+        try:
+            conditions = read_conditions(text)
+            await aside(lambda: self._check(conditions))
+        except InterlockError as error:
+            self._problem(str(error))
+        else:
+            self.dismiss(text)
+
+
+def read_conditions(text: str) -> tuple[Condition, ...]:
+    """Read conditions as they are typed, parted by blanks, in quotes where they have any. Raises UsageError for what is
+    none."""
+    try:
+        parts = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"filters {text!r:.100}: {error}: set quotes in pairs") from error
+    return tuple(map(read_condition, parts))
+
+
+class HitScreen(ModalScreen[None]):
+    """Everything about one chunk."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(HIT), Binding("enter,space", "close", show=False)]
+    DEFAULT_CSS = """
+    HitScreen { align: center middle; background: $background 60%; }
+    HitScreen > Pane > .pane--hit { color: $warning; text-style: bold; }
+    HitScreen > Pane { width: 110; max-width: 100%; height: 90%; min-height: 10; background: $surface; }
+    """
+
+    def __init__(self, hit: Hit, question: str, look: Look) -> None:
+        super().__init__()
+        self._hit, self._question, self._look = hit, question, look
+        self._pane = Pane(safe(hit.payload.get("chunk_id"), 80))
+
+    def compose(self) -> ComposeResult:
+        yield self._pane
+
+    def on_mount(self) -> None:
+        keys = [f"{first_key(action, self._look.keys)} {action.label}" for action in actions_of(HIT)]
+        self._pane.border_subtitle = Text("  ".join(keys))
+        self._pane.focus()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        width = self._pane.inner_width
+        self._pane.show(answer_rows.whole(self._hit, self._question, width, ascii=self._look.ascii))
+
+    def action_close(self) -> None:
+        self.dismiss()
+
+    def action_copy_hit(self) -> None:
+        """Copy id and text through the terminal (OSC 52)."""
+        self.notify(copied(self.app, answer_rows.copied(self._hit), "id and text"), markup=False)
