@@ -114,8 +114,7 @@ class Store:
         with ExitStack() as held:
             held.enter_context(shard.holding(path, how))
             engine, manifest = shard.load(path, None), shard.read_manifest(path)
-            widths = shard.read_dims(path), shard.read_sparse(path), shard.read_tokens(path)
-            return cls(path, engine, manifest, *widths, held)
+            return cls(path, engine, manifest, *shard.read_kinds(path), held)
 
     def __enter__(self) -> Self:
         return self
@@ -164,15 +163,20 @@ class Store:
 
     def ids(self) -> Iterator[list[str | int]]:
         """Yield the ids of all points, some thousands at a time."""
+        for records in self._scrolled(False):
+            yield [each.id if isinstance(each.id, int) else str(each.id) for each in records]
+
+    def _scrolled(self, payload: "bool | edge.PayloadSelector") -> "Iterator[list[edge.Record]]":
+        """All points without their vectors, with this of their payloads, a page at a time."""
         from qdrant_edge import ScrollRequest
 
         offset, more = None, True
         while more:
             with working(self.path, "reading"):
-                asked = ScrollRequest(offset=offset, limit=PAGE, with_payload=False, with_vector=False)
+                asked = ScrollRequest(offset=offset, limit=PAGE, with_payload=payload, with_vector=False)
                 records, offset = self._shard.scroll(asked)
             more = offset is not None
-            yield [each.id if isinstance(each.id, int) else str(each.id) for each in records]
+            yield records
 
     def mark(self, points: Sequence[str], run: str) -> None:
         """Say in the payloads of these points that `run` found their chunks gone; who is marked stays as it is."""
@@ -277,17 +281,10 @@ class Store:
 
     def parts(self, key: str) -> Iterator[tuple[str, object]]:
         """Yield the id of every point whose payload has this key at its top, with what is there."""
-        from qdrant_edge import PayloadSelector, ScrollRequest
+        from qdrant_edge import PayloadSelector
 
-        offset = None
-        while True:
-            with working(self.path, "reading"):
-                wanted = PayloadSelector.Include([key])
-                asked = ScrollRequest(offset=offset, limit=PAGE, with_payload=wanted, with_vector=False)
-                records, offset = self._shard.scroll(asked)
+        for records in self._scrolled(PayloadSelector.Include([key])):
             yield from ((str(each.id), (each.payload or {})[key]) for each in records if key in (each.payload or {}))
-            if offset is None:
-                return
 
 
 def _few(points: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -302,14 +299,14 @@ def calibrate(path: Path, run_id: str, weights: Mapping[str, float], queries: in
     other weights can be asked of it, and for weights that are not those of its models.
     """
     with shard.holding(path, fcntl.LOCK_EX):
-        plain, dims = shard.read_manifest(path), shard.read_dims(path)
-        manifest = read_manifest(plain, dims, shard.read_sparse(path), shard.read_tokens(path))
+        plain, kinds = shard.read_manifest(path), shard.read_kinds(path)
+        manifest = read_manifest(plain, *kinds)
         if manifest.run.run_id != run_id:
             raise UsageError(
                 f"{path} keeps its weights: run {manifest.run.run_id} wrote it after {run_id}, which was judged: name "
                 "that one"
             )
-        if manifest.fusion is Fusion.MEAN and not {member.model for member in manifest.models} <= dims.keys():
+        if manifest.fusion is Fusion.MEAN and not {member.model for member in manifest.models} <= kinds.dims.keys():
             raise UsageError(
                 f"{path} keeps its weights: --fusion {Fusion.MEAN} mixed its models for good: use --fusion "
                 f"{Fusion.CONCAT} or --keep both in another run"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record.atomic import opened, sync_directory, write_bytes
@@ -102,7 +102,7 @@ def load(
     elif not any((path / made).exists() for made in (CONFIG, LOCKED)):
         raise _unfinished(path)  # before the engine, which would clear away what it takes for remains
     if (path / CONFIG).exists():
-        read_dims(path)  # the engine would wait for a pipe in its place
+        read_kinds(path)  # the engine would wait for a pipe in its place
         if dims is not None:
             check_sparse(path, sparse)  # the engine itself takes fewer than there are
     with opening(path, ELSEWHERE if dims is not None else ""), _without_panics():
@@ -141,20 +141,23 @@ def _without_panics() -> Iterator[None]:
                 os.write(STDERR, re.sub(panic, b"", said.read()))
 
 
-def read_dims(path: Path) -> dict[str, int]:
-    """Read the dimensions of a shard's dense vectors, by name; UsageError if its configuration is damaged."""
-    return _widths(path, multiple=False)
+class Kinds(NamedTuple):
+    """The vectors of a shard: the dimensions of dense ones by name, the names of sparse ones, and the dimensions of
+    token vectors by name."""
+
+    dims: dict[str, int]
+    sparse: list[str]
+    tokens: dict[str, int]
 
 
-def read_tokens(path: Path) -> dict[str, int]:
-    """Read the dimensions of a shard's token vectors, by name; UsageError if its configuration is damaged."""
-    return _widths(path, multiple=True)
-
-
-def read_sparse(path: Path) -> list[str]:
-    """Read the names of a shard's sparse vectors; UsageError if its configuration is damaged."""
+def read_kinds(path: Path) -> Kinds:
+    """Read what vectors a shard has; UsageError if its configuration is damaged."""
     with opening(path):
-        return sorted(dict(json.loads(opened(path / CONFIG).read()).get("sparse_vectors") or {}))
+        config = json.loads(opened(path / CONFIG).read())
+        dims, tokens = dict[str, int](), dict[str, int]()
+        for name, each in config["vectors"].items():
+            (tokens if each.get("multivector_config") else dims)[name] = int(each["size"])
+        return Kinds(dims, sorted(dict(config.get("sparse_vectors") or {})), tokens)
 
 
 def read_manifest(path: Path) -> dict[str, object]:
@@ -221,16 +224,9 @@ def working(path: Path, doing: str) -> AbstractContextManager[None]:
     return _translated(partial(_failed, path, doing))
 
 
-def _widths(path: Path, *, multiple: bool) -> dict[str, int]:
-    """The dimensions by name of what has one vector a point, or `multiple` ones."""
-    with opening(path):
-        vectors = json.loads(opened(path / CONFIG).read())["vectors"]
-        alike = {name: each for name, each in vectors.items() if bool(each.get("multivector_config")) is multiple}
-        return {name: int(params["size"]) for name, params in alike.items()}
-
-
 def check_sparse(path: Path, wanted: Collection[str]) -> None:
-    there = read_sparse(path)
+    """Raise UsageError where a shard has other sparse vectors than these."""
+    there = read_kinds(path).sparse
     if there != sorted(wanted):
         raise UsageError(
             f"{path} was written with other sparse vectors ({', '.join(there) or 'none'}, now "
@@ -239,7 +235,7 @@ def check_sparse(path: Path, wanted: Collection[str]) -> None:
 
 
 def existing(path: Path) -> Path:
-    """What exists of a path, or of those above it."""
+    """Return what exists of a path, or of those above it."""
     return next(above for above in (path, *path.absolute().parents) if os.path.lexists(above))
 
 

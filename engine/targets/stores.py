@@ -114,7 +114,8 @@ def check(
             if locked.is_dir():
                 locks.callback(os.close, shard.locked(locked, fcntl.LOCK_SH))
     made = not afresh and is_ours(path, json.loads(json.dumps(manifest))) and (path / shard.CONFIG).exists()
-    if made and (changed := list(differences(shard.read_dims(path) | shard.read_tokens(path), {**dims, **tokens}))):
+    kinds = shard.read_kinds(path) if made else None
+    if kinds and (changed := list(differences(kinds.dims | kinds.tokens, {**dims, **tokens}))):
         raise UsageError(
             f"{path} was written with other dimensions ({few(changed)}): {ELSEWHERE}, or delete that directory"
         )
