@@ -21,8 +21,8 @@ from interlock.console.form import (
 )  # fmt: skip
 from interlock.console.look import Look
 from interlock.console.screens.ask import Dialog
-from interlock.console.screens.entry import completed
-from interlock.console.screens.pick import Begin, Browse
+from interlock.console.screens.entry import Browse, completed
+from interlock.console.screens.lists import EarlierRuns
 from interlock.console.screens.planning import plan_rows
 from interlock.console.screens.setup import Setup
 from interlock.console.text import form_text
@@ -299,7 +299,7 @@ async def test_the_form_begins_from_an_earlier_run(place):
     async with shown((100, 40)) as (app, pilot):
         await pilot.press("ctrl+g")
         await until(pilot, "DONE")
-        assert isinstance(app.screen, Begin)
+        assert isinstance(app.screen, EarlierRuns)
         await pilot.press("enter")
         lines = await until(pilot, "--ceiling 3GiB")
         assert isinstance(app.screen, Setup)

@@ -1,6 +1,8 @@
-"""Lists laid over the main screen: the kinds of events to show or hide, and the mitigations by their causes."""
+"""Lists laid over a screen: the kinds of events to show or hide, the mitigations by their causes, and earlier runs."""
 
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from textual import events
@@ -8,7 +10,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, ScreenResultType
 
+from interlock.console.text import runs_text
 from interlock.console.text.event_lists import Steps, tabled
+from interlock.engine.record.runs import Overview
 from interlock.engine.record.words import several
 from interlock.widgets.choices import Choices
 from interlock.widgets.events import Kind
@@ -125,6 +129,29 @@ class Mitigations(Listing[Steps]):
 
     def action_choose(self) -> None:
         self.dismiss(next((each for each in self._groups() if _key(each) == self._list.chosen), None))
+
+
+class EarlierRuns(Listing[Path]):
+    """The runs in a directory, to begin as one of them was begun."""
+
+    TITLE, SUBTITLE = "Earlier runs", "enter fills the form as that run was begun  esc cancels"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "choose", "Choose")]
+
+    def __init__(self, runs: Sequence[Overview], out: str, *, ascii: bool) -> None:
+        super().__init__(ascii=ascii)
+        self._runs = {run.path: run for run in runs}
+        self.NONE = f"no runs in {out} yet: a run you start there is listed here"
+
+    def content(self, width: int) -> tuple[list[Row], Mapping[Hashable, Row]]:
+        lines: dict[Hashable, Row] = {}
+        for path, run in self._runs.items():
+            age = f"{runs_text.age(time.time() - run.began_at)} ago" if run.began_at else ""
+            told = f"  {run.health.word}  {age}  {run.chunks}: {', '.join(run.models)}"
+            lines[path] = fitted([Span(run.id, "bold"), Span(told)], width)
+        return [], lines
+
+    def action_choose(self) -> None:
+        self.dismiss(self._runs[self._list.chosen].path if isinstance(self._list.chosen, Path) else None)
 
 
 def _key(steps: Steps) -> Hashable:

@@ -22,9 +22,9 @@ from interlock.console.form import FIELDS, ChunksSeen, Filled, Machine, command_
 from interlock.console.look import Look
 from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Keyed, aside
-from interlock.console.screens.entry import FormField, Models, Paths, TypedLine
+from interlock.console.screens.entry import Browse, FormField, Models, Paths, TypedLine
 from interlock.console.screens.layout import WIDE
-from interlock.console.screens.pick import Begin, Browse
+from interlock.console.screens.lists import EarlierRuns
 from interlock.console.screens.planning import PlanPane
 from interlock.console.text import form_text
 from interlock.engine.errors import InterlockError
@@ -325,7 +325,7 @@ class Setup(Keyed):
         listed = await aside(lambda: self._machine.earlier(out))
         self._note = ""
         self._draw()
-        if chosen := await self.app.push_screen_wait(Begin(listed, out)):
+        if chosen := await self.app.push_screen_wait(EarlierRuns(listed, out, ascii=self._look.ascii)):
             self._fill(await aside(lambda: self._machine.begun(chosen)))
 
     def _fill(self, filled: Filled) -> None:
