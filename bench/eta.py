@@ -26,7 +26,7 @@ from interlock.engine.record.health import Outlook, time_left
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 
-SOURCES = ("engine/record/health.py", "engine/record/runs.py", "engine/record/snapshot.py", "engine/models/cost.py")
+SOURCES = ("engine/record/health.py", "engine/record/runs.py", "engine/record/snapshot.py", "engine/models/layout.py")
 MOST = 0.25
 FIRST = 0.1
 """Share of a run's time after which its end has to be known."""

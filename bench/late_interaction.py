@@ -31,7 +31,7 @@ from interlock.engine.corpus.tokens import load_tokenizer, specials_of
 from interlock.engine.gpu.devices import choose
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
-from interlock.engine.models.packing import pack
+from interlock.engine.models.networks.kernels import pack
 from interlock.engine.models.registry import REGISTRY, find
 from interlock.engine.models.weights import attach_to_host
 from interlock.engine.search.maxsim import maxsim

@@ -28,9 +28,8 @@ import torch
 
 from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.models.memory import Law, law_of
-from interlock.engine.models.precision import T4, precision_for
+from interlock.engine.models.networks.kernels import T4, Kernel, precision_for
 from interlock.engine.models.registry import Kind
-from interlock.engine.models.sdpa import Kernel
 from tests.architectures import ARCHITECTURES, LIMITS, SPARSE
 from tests.oracle import Oracle
 

@@ -26,11 +26,11 @@ from bench import evidence, machine, tables
 from interlock.engine.compute.batches import plan as batches_of
 from interlock.engine.compute.ladder import slices
 from interlock.engine.gpu.device import RESERVE
-from interlock.engine.models.cost import cost_of, sizes_of
+from interlock.engine.models.layout import cost_of, sizes_of
 from interlock.engine.models.memory import Calibration, Law, law_of
-from interlock.engine.models.sdpa import Kernel
+from interlock.engine.models.networks.kernels import Kernel
 
-SOURCES = ("engine/models/memory.py", "engine/models/cost.py")
+SOURCES = ("engine/models/memory.py", "engine/models/layout.py")
 TRACED = evidence.RESULTS / "traced-laws.json"
 MIB, GIB = 1 << 20, 1 << 30
 CARDS = {  # bytes, operations a second in halves, capability

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from interlock.engine.compute.batches import BatchPlan
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.packing import filling
+from interlock.engine.models.networks.kernels import filling
 
 
 def gemm(card: ModelCard, dtype: torch.dtype) -> Callable[[], dict[str, float]]:

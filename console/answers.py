@@ -39,7 +39,7 @@ def plan(options: argparse.Namespace) -> int:
 def _survey(settings: Configuration) -> int:
     """What each model of the registry would take."""
     from interlock.engine.flows.models import survey
-    from interlock.engine.models.configurations import UNREACHED
+    from interlock.engine.models.roster import UNREACHED
 
     models, ceiling, kind = survey(settings)
     rows = []

@@ -316,7 +316,7 @@ def shelf(text: str, left: Callable[[], bool]) -> ChunksSeen:
 def _looked_at(spec: ModelSpec, row: ModelRow) -> ModelRow:
     """A row with what the files say: their size, and what the registry leaves to them."""
     from interlock.engine.models import assets
-    from interlock.engine.models.configurations import configurations
+    from interlock.engine.models.roster import configurations
 
     held = assets.cached(spec)
     config = configurations([spec], assets.Policy(offline=True))[0].config or {}

@@ -14,10 +14,10 @@ from torch import nn
 
 from interlock.engine.compute.encoder import Hidden, PackedRows, PaddedRows
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.models.attention import ROTARY
-from interlock.engine.models.checkpoint import PACKED_TYPES
-from interlock.engine.models.network import PackedEncoder
-from interlock.engine.models.sdpa import kernel_for
+from interlock.engine.models.networks.attention import ROTARY
+from interlock.engine.models.networks.checkpoint import PACKED_TYPES
+from interlock.engine.models.networks.kernels import kernel_for
+from interlock.engine.models.networks.network import PackedEncoder
 from interlock.engine.models.weights import Master, Replica
 from tests.fake_cuda import FakeCuda
 from tests.oracle import blank

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.gpu.meter import Counter, Meter
-from interlock.engine.models.attention import attending, register
-from interlock.engine.models.checkpoint import packable
-from interlock.engine.models.fused import fuse
-from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
-from interlock.engine.models.packing import pack
+from interlock.engine.models.networks.attention import attending, register
+from interlock.engine.models.networks.checkpoint import packable
+from interlock.engine.models.networks.fused import fuse
+from interlock.engine.models.networks.kernels import Kernel, pack
+from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
+from interlock.engine.models.networks.term_pooling import TermPooling
 from interlock.engine.models.registry import Kind
-from interlock.engine.models.sdpa import Kernel
-from interlock.engine.models.term_pooling import TermPooling
 
 CAUSAL = ("qwen2", "qwen3")
 

@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from interlock.engine.models.attention import NAME, ROTARY, attend, attending, register, why_padded
-from interlock.engine.models.fused import fuse, pack_for_cpu
-from interlock.engine.models.packing import TILE, pack
-from interlock.engine.models.precision import precision_for
-from interlock.engine.models.sdpa import Kernel, kernel_for
+from interlock.engine.models.networks.attention import NAME, ROTARY, attend, attending, register, why_padded
+from interlock.engine.models.networks.fused import fuse, pack_for_cpu
+from interlock.engine.models.networks.kernels import TILE, Kernel, kernel_for, pack, precision_for
 
 HOST = torch.device("cpu")
 MIXES = ([70, 70, 33, 9, 9, 1], [64], [5] * 8, [1, 2, 3, 40])

@@ -11,8 +11,8 @@ import pytest
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import Policy, cached, resolve
 from interlock.engine.models.bundles import BundledModel, bundled, read_bundle, write_bundle
-from interlock.engine.models.configurations import configurations
 from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.roster import configurations
 from interlock.engine.models.sources import Copy
 from interlock.engine.record import events as ev
 from tests.builders import corpus, events_of, hub_snapshot, interlock, pins_of, sentences, summary_of, tiny_m3, toml

@@ -22,8 +22,8 @@ from interlock.engine.errors import ExitCode
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.device_errors import Trouble
 from interlock.engine.models import weights
-from interlock.engine.models.sdpa import Kernel
-from interlock.engine.models.streaming import Streaming
+from interlock.engine.models.networks.kernels import Kernel
+from interlock.engine.models.networks.streaming import Streaming
 from interlock.engine.models.weights import Replica
 from interlock.engine.record import events as ev
 from interlock.engine.settings import load

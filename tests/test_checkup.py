@@ -13,8 +13,8 @@ from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device import Pinning
 from interlock.engine.gpu.devices import choose
 from interlock.engine.models import attention, specimen
-from interlock.engine.models.network import PackedEncoder
-from interlock.engine.models.streaming import Streaming
+from interlock.engine.models.networks.network import PackedEncoder
+from interlock.engine.models.networks.streaming import Streaming
 from interlock.engine.models.weights import DTYPES, Master
 from tests.fake_cuda import fake_cuda
 from tests.fake_models import A100, T4, Gpu

@@ -8,8 +8,8 @@ import pytest
 
 from interlock.engine.models import digests
 from interlock.engine.models.assets import Policy, resolve
-from interlock.engine.models.digests import remembered_sha256
 from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.sources import remembered_sha256
 from interlock.engine.record import atomic
 from tests.builders import tiny_m3, tiny_model
 

@@ -24,11 +24,11 @@ from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.source import Queue
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models import packing
-from interlock.engine.models.attention import ROTARY
-from interlock.engine.models.checkpoint import PACKED_TYPES
 from interlock.engine.models.memory import Calibration, Law
-from interlock.engine.models.packing import lay, pack
-from interlock.engine.models.stages import walk
+from interlock.engine.models.networks.attention import ROTARY
+from interlock.engine.models.networks.checkpoint import PACKED_TYPES
+from interlock.engine.models.networks.kernels import lay, pack
+from interlock.engine.models.networks.streaming import walk
 from interlock.engine.record import events as ev
 from tests.fake_cuda import FakeCuda, fake_cuda
 from tests.fake_models import A100, KINDS, PADDED, ROWS, T4, Attached, attached

@@ -17,13 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.assets import ModelSnapshot, Policy, resolve
+from interlock.engine.models.heads import TokenMap, TokenScale
 from interlock.engine.models.memory import law_of, token_law
-from interlock.engine.models.network import PackedEncoder
-from interlock.engine.models.packing import filling, pack
+from interlock.engine.models.networks.kernels import Kernel, filling, pack
+from interlock.engine.models.networks.network import PackedEncoder
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.models.sdpa import Kernel
 from interlock.engine.models.sources import model_cache
-from interlock.engine.models.token_heads import TokenMap, TokenScale
 from tests.architectures import XLM_R_LARGE
 from tests.builders import environment, pins_of, tiny_m3
 from tests.hub import Hub
@@ -117,8 +116,8 @@ FETCH = """
 import sys
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.assets import Policy, resolve
-from interlock.engine.models.network import PackedEncoder
-from interlock.engine.models.packing import filling, pack
+from interlock.engine.models.networks.network import PackedEncoder
+from interlock.engine.models.networks.kernels import filling, pack
 from interlock.engine.models.registry import ModelSpec
 outputs, pins = sys.argv[1].split(), dict(pin.split("=") for pin in sys.argv[2:])
 spec = ModelSpec("m", ("hf:stations/m",), head_sha256=pins, outputs=tuple(outputs))

@@ -14,11 +14,10 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.layout import values_in
 from interlock.engine.models.memory import Calibration, Law, law_for, law_of, law_of_config_only
-from interlock.engine.models.network import PackedEncoder
-from interlock.engine.models.packing import filling
+from interlock.engine.models.networks.kernels import Kernel, filling
+from interlock.engine.models.networks.network import PackedEncoder
+from interlock.engine.models.networks.streaming import slot_bytes
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.models.sdpa import Kernel
-from interlock.engine.models.stages import slot_bytes
 from tests.architectures import ARCHITECTURES, LIMITS, MINILM, QWEN3_06B
 from tests.builders import tiny_model
 from tests.oracle import Oracle, lengths_of

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from interlock.engine.models.checkpoint import PACKED_TYPES
-from interlock.engine.models.network import PackedEncoder
-from interlock.engine.models.packing import PackedBatch, pack
+from interlock.engine.models.networks.checkpoint import PACKED_TYPES
+from interlock.engine.models.networks.kernels import PackedBatch, pack
+from interlock.engine.models.networks.network import PackedEncoder
 
 LENGTHS = [40, 7, 7, 7, 1, 200, 2, 2, 33]
 OFFSET = {"bert": 0, "distilbert": 0, "roberta": 2, "xlm-roberta": 2, "mpnet": 2}

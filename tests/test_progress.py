@@ -13,7 +13,7 @@ from interlock.console.text.progress_text import progress
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows.run import Run
-from interlock.engine.models.cost import cost_of
+from interlock.engine.models.layout import cost_of
 from interlock.engine.record import events as ev
 from interlock.engine.record.fold import fold
 from interlock.engine.record.health import health, time_left

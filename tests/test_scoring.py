@@ -25,11 +25,10 @@ from interlock.engine.gpu.sim import simulated
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.memory import law_of
-from interlock.engine.models.network import PackedPairEncoder
-from interlock.engine.models.packing import filling, pack
+from interlock.engine.models.networks.kernels import Kernel, filling, pack
+from interlock.engine.models.networks.network import PackedPairEncoder
 from interlock.engine.models.registry import REGISTRY, ModelSpec, members, rerankers
 from interlock.engine.models.scoring import activation_of, read_scorer
-from interlock.engine.models.sdpa import Kernel
 from interlock.engine.record import events as ev
 from tests.architectures import BERT_BASE, MINILM, MPNET_BASE, XLM_R_LARGE
 from tests.builders import sentences, tiny_answerer, tiny_model, tiny_scorer

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from interlock.engine.models.sdpa import Sdpa, sdpa_for
+from interlock.engine.models.networks.kernels import Sdpa, sdpa_for
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 F, E, M = Sdpa.FLASH, Sdpa.EFFICIENT, Sdpa.MATH

@@ -17,11 +17,10 @@ from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.memory import law_for
-from interlock.engine.models.network import PackedTermEncoder
-from interlock.engine.models.packing import filling, pack
+from interlock.engine.models.networks.kernels import Kernel, filling, pack
+from interlock.engine.models.networks.network import PackedTermEncoder
+from interlock.engine.models.networks.term_pooling import Activation, Strategy, TermPooling
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.models.sdpa import Kernel
-from interlock.engine.models.term_pooling import Activation, Strategy, TermPooling
 from tests.architectures import SPARSE
 from tests.builders import routed_sparse, sentences, tiny_sparse
 from tests.oracle import as_on_a_gpu

@@ -18,7 +18,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.gpu.sim import CARDS, SimDevice
 from interlock.engine.models.memory import Calibration, Law, law_of
-from interlock.engine.models.stages import layers_of, walk
+from interlock.engine.models.networks.streaming import layers_of, walk
 from interlock.engine.models.weights import Master, Replica
 from tests.architectures import ARCHITECTURES, QWEN3_06B, XLM_R_LARGE
 from tests.oracle import blank, forward

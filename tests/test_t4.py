@@ -12,7 +12,7 @@ import torch
 
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.models.memory import law_of
-from interlock.engine.models.sdpa import Kernel
+from interlock.engine.models.networks.kernels import Kernel
 from interlock.engine.models.weightless import CONTENTLESS
 from interlock.engine.models.weights import Master, Replica
 from interlock.engine.record import events as ev

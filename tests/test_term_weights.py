@@ -11,10 +11,10 @@ from safetensors.numpy import load_file, save_file
 
 import interlock
 from interlock.engine.compute.job import weigh_queries
+from interlock.engine.compute.parts.term_table import table_of
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.models.term_table import table_of
 from tests.builders import corpus, routed_sparse, sentences, tiny_sparse
 from tests.test_sparse import card_of
 from tests.test_sparse_layouts import edit, reference

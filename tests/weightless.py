@@ -24,7 +24,7 @@ from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.memory import Law, law_of
-from interlock.engine.models.sdpa import Kernel
+from interlock.engine.models.networks.kernels import Kernel
 from interlock.engine.models.weightless import (
     CONTENTLESS,
     WeightlessGpu,

@@ -12,7 +12,7 @@ from acceptance.workbench import Bench, seated
 
 from interlock.engine.compute.encoder import Ids
 from interlock.engine.compute.instance import ModelInstance
-from interlock.engine.models.stages import layers_of, size_of
+from interlock.engine.models.networks.streaming import layers_of, size_of
 
 
 def streaming(bench: Bench) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.stages import layers_of, size_of
+from interlock.engine.models.networks.streaming import layers_of, size_of
 from interlock.engine.models.weights import DTYPES
 
 MODELS = ("XLM-R-large", "Qwen3-0.6B", "ModernBERT-base")

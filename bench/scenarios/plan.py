@@ -14,7 +14,7 @@ from interlock.engine.compute.schedule import Schedule
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.faults import MENU
 from interlock.engine.models.memory import Calibration, Law
-from interlock.engine.models.packing import TILE
+from interlock.engine.models.networks.kernels import TILE
 
 KIB, MIB = 1 << 10, 1 << 20
 LONGEST = 600

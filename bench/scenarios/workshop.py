@@ -22,7 +22,7 @@ from interlock.engine.models import weights
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.memory import Law, law_for
-from interlock.engine.models.network import PackedEncoder
+from interlock.engine.models.networks.network import PackedEncoder
 from interlock.engine.models.registry import ModelSpec, Output
 from interlock.engine.models.weights import Master, attach_to_host
 from tests.builders import pins_of, tiny_m3, tiny_model, tiny_sparse

@@ -20,7 +20,7 @@ from interlock.engine.compute.parts.files import Rows as Indices
 from interlock.engine.compute.parts.outputs import NOTHING, Outputs
 from interlock.engine.compute.source import Queue
 from interlock.engine.gpu.device_errors import Trouble, may_recur
-from interlock.engine.models.packing import lay
+from interlock.engine.models.networks.kernels import lay
 from interlock.engine.record.events import Emit, Mitigated, PressurePassed, RowParked
 from interlock.engine.record.facts import Computed
 from interlock.engine.record.words import distinct_sizes, several

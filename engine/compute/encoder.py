@@ -20,14 +20,13 @@ from interlock.engine.compute.parts.terms import NO_TERMS, SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows, pool_tokens
 from interlock.engine.corpus.ragged import Ints, owners_of, places_of, starts_of
 from interlock.engine.gpu.device import Device
-from interlock.engine.models.attention import attending
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.heads import KeepVectors, unit_states
 from interlock.engine.models.layout import POSITIONS
-from interlock.engine.models.network import PackedEncoder, PackedTermEncoder
-from interlock.engine.models.packing import PackedBatch, filling, pack, padded_tokens
-from interlock.engine.models.sdpa import Kernel
-from interlock.engine.models.term_pooling import TermPooling
-from interlock.engine.models.token_heads import KeepVectors, unit_states
+from interlock.engine.models.networks.attention import attending
+from interlock.engine.models.networks.kernels import Kernel, PackedBatch, filling, pack, padded_tokens
+from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
+from interlock.engine.models.networks.term_pooling import TermPooling
 from interlock.engine.record.facts import TokenForm
 
 Ids = npt.NDArray[np.int64]

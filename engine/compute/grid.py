@@ -16,9 +16,9 @@ from interlock.engine.corpus.corpus import Rows
 from interlock.engine.corpus.tokens import Tokenised
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.cost import cost_of
+from interlock.engine.models.layout import cost_of
 from interlock.engine.models.memory import Calibration, Law
-from interlock.engine.models.packing import filling, padded_tokens
+from interlock.engine.models.networks.kernels import filling, padded_tokens
 from interlock.engine.models.registry import Output, name_of_output
 from interlock.engine.record.events import PassPlanned
 

@@ -17,7 +17,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.models.memory import HEAP_FACTOR, Calibration, Law
-from interlock.engine.models.packing import TILE
+from interlock.engine.models.networks.kernels import TILE
 from interlock.engine.models.weights import Attached, Replica
 
 

@@ -25,6 +25,7 @@ from interlock.engine.compute.encoder import Ids, computed_tokens, encoder_for
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.grid import Cells, lay_out
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
+from interlock.engine.compute.parts.term_table import TermTable, table_of
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.compute.source import BatchSource
@@ -39,7 +40,6 @@ from interlock.engine.gpu.locks import holding
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters, hydrated_for
 from interlock.engine.models.memory import Law, law_for
-from interlock.engine.models.term_table import TermTable, table_of
 from interlock.engine.models.weights import Attached, attach_to_host
 from interlock.engine.record.events import AnyEvent, BatchCommitted, Emit, PassFailed
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from interlock.engine.models.packing import padded_tokens
+from interlock.engine.models.networks.kernels import padded_tokens
 from interlock.engine.record.words import distinct_sizes, several
 
 MOST_REPLANS = 2

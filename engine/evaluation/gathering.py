@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from interlock.engine.compute.job import Encoded, GpuJobs, weigh_queries
 from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.parts.term_table import table_of
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.judged import Judged
 from interlock.engine.corpus.ragged import starts_of
@@ -27,7 +28,6 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import card_for
-from interlock.engine.models.term_table import table_of
 from interlock.engine.search.maxsim import maxsim
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words
 from interlock.engine.vectors.fusion import truncate

@@ -14,16 +14,14 @@ from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import CONTEXT
 from interlock.engine.models import assets
-from interlock.engine.models.attention import why_padded
 from interlock.engine.models.bundles import Bundle, bundle_directory, files_of, write_bundle
 from interlock.engine.models.card import read_card
-from interlock.engine.models.checkpoint import packable
-from interlock.engine.models.configurations import Found, configurations
 from interlock.engine.models.memory import HEAP_FACTOR, Calibration, Law, law_of_config_only
-from interlock.engine.models.precision import T4, Capability, precision_for
+from interlock.engine.models.networks.attention import why_padded
+from interlock.engine.models.networks.checkpoint import packable
+from interlock.engine.models.networks.kernels import T4, Capability, Kernel, kernel_for, precision_for
 from interlock.engine.models.registry import ModelSpec, extended, find, members, vouched
-from interlock.engine.models.roster import fewest_processors, lowest_capability
-from interlock.engine.models.sdpa import Kernel, kernel_for
+from interlock.engine.models.roster import Found, configurations, fewest_processors, lowest_capability
 from interlock.engine.models.sources import Copy
 from interlock.engine.models.weights import DTYPES
 from interlock.engine.record.events import Emit

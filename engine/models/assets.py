@@ -21,11 +21,10 @@ from typing import NamedTuple, get_args
 from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.bundles import bundle_directory, bundled
-from interlock.engine.models.digests import remembered_sha256, stamp_of
 from interlock.engine.models.layout import ROUTER, PickleOnly, weights_of
 from interlock.engine.models.pickles import PICKLES, heads_for, may_read_pickles
 from interlock.engine.models.registry import OWN_CODE, Head, ModelSpec, name_of, vouched
-from interlock.engine.models.sources import PATTERNS, Copy, Missing, complete, local, seen
+from interlock.engine.models.sources import PATTERNS, Copy, Missing, complete, local, remembered_sha256, seen, stamp_of
 from interlock.engine.record import atomic
 from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved
 from interlock.engine.record.facts import Outcome

@@ -17,9 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from interlock.engine.errors import UnavailableError, UsageError
-from interlock.engine.models.digests import remembered_sha256
 from interlock.engine.models.registry import Head, ModelSpec
-from interlock.engine.models.sources import COMMIT, PATTERNS, Copy, complete
+from interlock.engine.models.sources import COMMIT, PATTERNS, Copy, complete, remembered_sha256
 from interlock.engine.record import atomic
 from interlock.engine.record.words import human_bytes
 

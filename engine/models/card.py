@@ -12,18 +12,14 @@ from typing import Any, Literal
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.attention import why_padded
-from interlock.engine.models.checkpoint import packable, usual
-from interlock.engine.models.checks import check_settings
+from interlock.engine.models.heads import TokenOutputs, check_kind, is_lexical, pooling_of, token_outputs
 from interlock.engine.models.layout import POSITIONS, Module, document_modules, home_of, read_object
-from interlock.engine.models.precision import OLDEST, Capability, precision_for
+from interlock.engine.models.networks.attention import why_padded
+from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
+from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
+from interlock.engine.models.networks.term_pooling import TermPooling
 from interlock.engine.models.registry import Kind, ModelSpec, Output
-from interlock.engine.models.sdpa import Kernel, kernel_for
-from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_whole, limits_of
-from interlock.engine.models.sparsity import check_kind, pooling_of
-from interlock.engine.models.term_pooling import TermPooling
-from interlock.engine.models.token_outputs import TokenOutputs, is_lexical, token_outputs
-from interlock.engine.models.tokenizer import check_tokenizer
+from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_tokenizer, check_whole, limits_of
 
 POOLINGS = {
     "pooling_mode_cls_token": "cls",

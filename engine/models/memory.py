@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from interlock.engine.models.attention import why_padded
-from interlock.engine.models.checkpoint import packable, usual
-from interlock.engine.models.cost import Sizes, sizes_of
-from interlock.engine.models.layout import values_in
-from interlock.engine.models.network import HEAD_ROWS, HEAD_TOKENS
+from interlock.engine.models.heads import VECTORS
+from interlock.engine.models.layout import Sizes, sizes_of, values_in
+from interlock.engine.models.networks.attention import why_padded
+from interlock.engine.models.networks.checkpoint import packable, usual
+from interlock.engine.models.networks.kernels import ALIGNED, Kernel
+from interlock.engine.models.networks.network import HEAD_ROWS, HEAD_TOKENS
 from interlock.engine.models.registry import Kind
-from interlock.engine.models.sdpa import ALIGNED, Kernel
-from interlock.engine.models.token_heads import VECTORS
 
 if TYPE_CHECKING:
     from interlock.engine.models.card import ModelCard

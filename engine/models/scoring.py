@@ -11,15 +11,12 @@ from typing import Literal
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.card import ModelCard, attention_of, max_tokens_of, positions_of
-from interlock.engine.models.checkpoint import NAMES, packable, usual
-from interlock.engine.models.checks import check_settings
 from interlock.engine.models.layout import Module, modules_of, read_object
-from interlock.engine.models.precision import OLDEST, Capability, precision_for
+from interlock.engine.models.networks.checkpoint import NAMES, check_settings, packable, usual
+from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
+from interlock.engine.models.pickles import TensorFiles
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.models.sdpa import Kernel, kernel_for
-from interlock.engine.models.sentence import PLAIN, check_sentence
-from interlock.engine.models.tensors import TensorFiles
-from interlock.engine.models.tokenizer import check_tokenizer
+from interlock.engine.models.sentence import PLAIN, check_sentence, check_tokenizer
 
 Activation = Literal["sigmoid", "identity"]
 Config = Mapping[str, object]

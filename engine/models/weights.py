@@ -18,14 +18,23 @@ from torch import Tensor, nn
 
 from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.device import Device
-from interlock.engine.models.attention import register, spread_heads
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.fused import fuse, pack_for_cpu
-from interlock.engine.models.network import PackedEncoder, PackedPairEncoder, PackedTermEncoder
-from interlock.engine.models.stages import TensorSlice, by_parts, feed_forwards, layers_of, size_of, stages_of, walk
-from interlock.engine.models.streaming import Stage, Streaming
-from interlock.engine.models.tensors import TensorFiles, unmap
-from interlock.engine.models.token_heads import load_heads
+from interlock.engine.models.heads import load_heads
+from interlock.engine.models.networks.attention import register, spread_heads
+from interlock.engine.models.networks.fused import fuse, pack_for_cpu
+from interlock.engine.models.networks.network import PackedEncoder, PackedPairEncoder, PackedTermEncoder
+from interlock.engine.models.networks.streaming import (
+    Stage,
+    Streaming,
+    TensorSlice,
+    by_parts,
+    feed_forwards,
+    layers_of,
+    size_of,
+    stages_of,
+    walk,
+)
+from interlock.engine.models.pickles import TensorFiles, unmap
 from interlock.engine.record.words import several
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -16,7 +16,7 @@ from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
-from interlock.engine.models.precision import OLDEST
+from interlock.engine.models.networks.kernels import OLDEST
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import fewest_processors, lowest_capability
 from interlock.engine.models.scoring import activation_of, read_scorer

@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from interlock.engine.compute.parts.term_table import TermTable, table_of
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.assets import ModelSnapshot, Policy, cached, resolve
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import Head, Kind, ModelSpec, Output, Precision, name_of_output
 from interlock.engine.models.roster import card_for
-from interlock.engine.models.term_table import TermTable, table_of
 from interlock.engine.vectors.manifest import KnownModel, Manifest
 
 BESIDE: tuple[Output, ...] = ("sparse", "tokens")

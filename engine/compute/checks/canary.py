@@ -29,10 +29,8 @@ from interlock.engine.errors import InterlockError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.cost import cost_of
-from interlock.engine.models.packing import TILE
-from interlock.engine.models.precision import wider
-from interlock.engine.models.sdpa import Kernel
+from interlock.engine.models.layout import cost_of
+from interlock.engine.models.networks.kernels import TILE, Kernel, wider
 from interlock.engine.record.events import CanaryChecked
 from interlock.engine.record.words import distinct_sizes
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from interlock.engine.compute.checks import specimen
 from interlock.engine.compute.checks.canary import (
     IN_TURN,
     least_cosine,
@@ -37,13 +38,10 @@ from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.devices import choose, why_no_gpu
 from interlock.engine.gpu.locks import holder
 from interlock.engine.gpu.nvml import open_nvml
-from interlock.engine.models import specimen
-from interlock.engine.models.attention import ROTARY
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.checkpoint import PACKED_TYPES
-from interlock.engine.models.packing import lay
-from interlock.engine.models.precision import OLDEST, precision_for
-from interlock.engine.models.sdpa import Kernel, kernel_for
+from interlock.engine.models.networks.attention import ROTARY
+from interlock.engine.models.networks.checkpoint import PACKED_TYPES
+from interlock.engine.models.networks.kernels import OLDEST, Kernel, kernel_for, lay, precision_for
 from interlock.engine.models.weights import Master, Replica, load
 from interlock.engine.record.words import human_bytes
 

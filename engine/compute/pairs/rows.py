@@ -18,10 +18,9 @@ from interlock.engine.corpus.tokens import encoded, load_tokenizer, naming, tran
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import read_object
-from interlock.engine.models.network import PackedPairEncoder
-from interlock.engine.models.packing import filling, pack, padded_tokens
+from interlock.engine.models.networks.kernels import Kernel, filling, pack, padded_tokens
+from interlock.engine.models.networks.network import PackedPairEncoder
 from interlock.engine.models.scoring import Activation
-from interlock.engine.models.sdpa import Kernel
 
 Ids = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]

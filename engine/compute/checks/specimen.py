@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
-from interlock.engine.models.precision import OLDEST, Capability
+from interlock.engine.models.networks.kernels import OLDEST, Capability
 from interlock.engine.models.registry import ModelSpec
 
 WORDS = 512

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from interlock.engine.models.attention import attend
-from interlock.engine.models.checkpoint import Blank, Shape, Weights, frozen
-from interlock.engine.models.packing import PackedBatch
-from interlock.engine.models.term_pooling import TermPooling
+from interlock.engine.models.networks.attention import attend
+from interlock.engine.models.networks.checkpoint import Blank, Shape, Weights, frozen
+from interlock.engine.models.networks.kernels import PackedBatch
+from interlock.engine.models.networks.term_pooling import TermPooling
 
 HEAD_TOKENS, HEAD_ROWS = 256, 16
 """A head computes so many tokens at a time, and gives the terms of so many of their sequences at a time: the logits of

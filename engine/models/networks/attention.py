@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from interlock.engine.models.packing import PackedBatch
-from interlock.engine.models.sdpa import ALIGNED, FILLED, Kernel
+from interlock.engine.models.networks.kernels import ALIGNED, FILLED, Kernel, PackedBatch
 
 NAME = "interlock-packed"
 """What transformers calls this attention."""

@@ -16,8 +16,8 @@ from interlock.engine.corpus.tokens import encoded, load_tokenizer, naming
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import ROUTER, document_modules, read_object, routes_of
-from interlock.engine.models.tensors import TensorFiles
-from interlock.engine.models.tokenizer import check_tokenizer
+from interlock.engine.models.pickles import TensorFiles
+from interlock.engine.models.sentence import check_tokenizer
 
 KNOWN = ("frozen", "path")
 """What the settings of a table may say; whether it was trained changes no weights."""

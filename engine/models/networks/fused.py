@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from interlock.engine.models.attention import attend_here, seen
+from interlock.engine.models.networks.attention import attend_here, seen
 
 _LIBRARY = torch.library.Library("interlock", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("rms_norm(Tensor rows, Tensor? weight, float epsilon) -> (Tensor, Tensor)")  # type: ignore[no-untyped-call]
