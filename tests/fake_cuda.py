@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from interlock.engine.gpu.meter import MemoryEffect, _effect_of
-from interlock.engine.models import streaming
+from interlock.engine.models.networks import streaming
 
 SOURCE = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>

@@ -20,7 +20,7 @@ from interlock.engine.models.networks.checkpoint import packable
 from interlock.engine.models.networks.fused import fuse
 from interlock.engine.models.networks.kernels import Kernel, pack
 from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
-from interlock.engine.models.networks.term_pooling import TermPooling
+from interlock.engine.models.networks.pooling import TermPooling
 from interlock.engine.models.registry import Kind
 
 CAUSAL = ("qwen2", "qwen3")

@@ -219,7 +219,7 @@ def test_a_model_that_overflows_in_float16_is_computed_in_float32_from_the_first
 
 
 def test_an_error_of_a_kernel_counts_as_a_failure_and_is_told(desk, monkeypatch):
-    from interlock.engine.models import attention
+    from interlock.engine.models.networks import attention
 
     runs = attention._runs
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from interlock.engine.compute.checks import checkup
+from interlock.engine.compute.checks import checkup, specimen
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device import Pinning
 from interlock.engine.gpu.devices import choose
-from interlock.engine.models import attention, specimen
+from interlock.engine.models.networks import attention
 from interlock.engine.models.networks.network import PackedEncoder
 from interlock.engine.models.networks.streaming import Streaming
 from interlock.engine.models.weights import DTYPES, Master

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from interlock.engine.models import digests
+from interlock.engine.models import sources as digests
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sources import remembered_sha256

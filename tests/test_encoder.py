@@ -22,6 +22,7 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, cached, resolve
 from interlock.engine.models.card import read_card
+from interlock.engine.models.networks.pooling import POOLINGS
 from interlock.engine.models.registry import extended, find
 from interlock.engine.models.roster import token_key
 from interlock.engine.models.weights import load as load_network
@@ -78,7 +79,7 @@ def qwen(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "mpnet"])
 def test_bert_like_models_run_packed_and_equal_sentence_transformers(tmp_path, kind, pooling):
     model = tiny_model(tmp_path / "m", seed=4, kind=kind, pooling=pooling)

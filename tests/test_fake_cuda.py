@@ -23,8 +23,8 @@ from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.source import Queue
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.models import packing
 from interlock.engine.models.memory import Calibration, Law
+from interlock.engine.models.networks import kernels as packing
 from interlock.engine.models.networks.attention import ROTARY
 from interlock.engine.models.networks.checkpoint import PACKED_TYPES
 from interlock.engine.models.networks.kernels import lay, pack

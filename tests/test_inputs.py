@@ -21,7 +21,7 @@ def told(was: dict[str, object], now: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize(
     ("was", "now", "wanted"),
     [
-        (SPLIT, {}, ['long texts of a was "split", is now "cut"']),
+        (SPLIT, {}, ["long texts of a were split into spans, which this version does not do"]),
         ({}, {"dim": 128}, ["--dim of a was 384, is now 128"]),
         ({}, {"max_tokens": 512, "dtype": "float16"}, [
             'dtype of a was "float32", is now "float16"', "max_tokens of a was 256, is now 512",

@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.console.text.event_text import line_of
 from interlock.engine.compute.pairs.scorer import Scorer
-from interlock.engine.compute.pairs.seat import Seat
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.faults import parse
@@ -57,7 +56,7 @@ def card_of(directory: Path) -> ModelCard:
 def scores_of(directory: Path, pairs=PAIRS, emit=lambda _: None) -> np.ndarray:
     card, host = card_of(directory), CpuDevice()
     activation = activation_of(spec_of(directory), directory, card.config)
-    with Scorer(Seat(card, activation, [host], host, Lessor([host], 8 * GIB), emit), emit) as scorer:
+    with Scorer(card, activation, [host], host, Lessor([host], 8 * GIB), emit) as scorer:
         return scorer.score(pairs)
 
 
@@ -208,8 +207,7 @@ class Sim:
         self.told: list[ev.AnyEvent] = []
         host, gpus = CpuDevice(), simulated("sim:2xT4", parse(faults))
         lessor, card = Lessor([*gpus, host], ceiling, 8 * GIB), card_of(model)
-        seat = Seat(card, "sigmoid", gpus, host, lessor, self.told.append, **more)
-        with Scorer(seat, self.told.append) as scorer:
+        with Scorer(card, "sigmoid", gpus, host, lessor, self.told.append, **more) as scorer:
             self.scores = scorer.score(PAIRS)
 
     def of(self, kind: type[ev.AnyEvent]) -> list[Any]:
@@ -301,7 +299,7 @@ def test_an_interrupted_reranker_leaves_nothing_on_its_gpu_while_the_interrupt_i
         raise KeyboardInterrupt
 
     lessor = Lessor([*gpus, host], 12 * GIB, 8 * GIB)
-    running = Scorer(Seat(card_of(scorer), "sigmoid", gpus, host, lessor, told.append), told.append)
+    running = Scorer(card_of(scorer), "sigmoid", gpus, host, lessor, told.append)
     try:
         running.score(PAIRS, cut)
     except KeyboardInterrupt:
@@ -323,7 +321,7 @@ def test_a_failing_forward_leaves_nothing_on_its_gpu_while_its_error_is_handled(
     told: list[Any] = []
     host, gpus = CpuDevice(), simulated("sim:1xT4")
     lessor = Lessor([*gpus, host], 12 * GIB, 8 * GIB)
-    running = Scorer(Seat(card_of(scorer), "sigmoid", gpus, host, lessor, told.append), told.append)
+    running = Scorer(card_of(scorer), "sigmoid", gpus, host, lessor, told.append)
     try:
         running.score(PAIRS)
     except RuntimeError:

@@ -28,8 +28,8 @@ from interlock.engine.models.memory import law_of
 from interlock.engine.models.networks.checkpoint import PACKED_TYPES
 from interlock.engine.models.networks.kernels import Kernel, filling, pack
 from interlock.engine.models.networks.network import HEAD_ROWS, HEAD_TOKENS, PackedTermEncoder
+from interlock.engine.models.networks.pooling import TermPooling
 from interlock.engine.models.networks.streaming import walk
-from interlock.engine.models.networks.term_pooling import TermPooling
 from interlock.engine.models.registry import REGISTRY, ModelSpec, members
 from interlock.engine.models.weights import Master, Replica, attach_to_host
 from interlock.engine.models.weights import load as load_network

@@ -19,7 +19,7 @@ from interlock.engine.models.card import read_card
 from interlock.engine.models.memory import law_for
 from interlock.engine.models.networks.kernels import Kernel, filling, pack
 from interlock.engine.models.networks.network import PackedTermEncoder
-from interlock.engine.models.networks.term_pooling import Activation, Strategy, TermPooling
+from interlock.engine.models.networks.pooling import Activation, Strategy, TermPooling
 from interlock.engine.models.registry import ModelSpec
 from tests.architectures import SPARSE
 from tests.builders import routed_sparse, sentences, tiny_sparse

@@ -20,7 +20,8 @@ from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.models import tokenizer, weights
+from interlock.engine.models import sentence as tokenizer
+from interlock.engine.models import weights
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import find
 from interlock.engine.models.roster import cards_of

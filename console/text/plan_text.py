@@ -11,7 +11,7 @@ from interlock.engine.record.words import duration, human_bytes, safe, several
 from interlock.widgets.formats import render
 
 if TYPE_CHECKING:
-    from interlock.engine.compute.pairs.scorer import PairPlan
+    from interlock.engine.compute.pairs.rows import PairPlan
     from interlock.engine.flows.forecast import Forecast, PassForecast
 
 PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {

@@ -26,7 +26,7 @@ from interlock.engine.models.layout import POSITIONS
 from interlock.engine.models.networks.attention import attending
 from interlock.engine.models.networks.kernels import Kernel, PackedBatch, filling, pack, padded_tokens
 from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
-from interlock.engine.models.networks.term_pooling import TermPooling
+from interlock.engine.models.networks.pooling import POOLINGS, TermPooling
 from interlock.engine.record.facts import TokenForm
 
 Ids = npt.NDArray[np.int64]
@@ -175,7 +175,7 @@ class PackedRows:
         )
 
     def _dense(self, hidden: torch.Tensor, batch: PackedBatch, pooling: str) -> Vectors:
-        vectors = pool_hidden(hidden, batch, pooling)
+        vectors = POOLINGS[pooling](hidden, batch)
         for module in self._after:
             weight = next(module.parameters(), vectors)
             vectors = module({"sentence_embedding": vectors.to(weight.dtype)})["sentence_embedding"]
@@ -254,16 +254,6 @@ class Hidden:
         with attending(batch):
             hidden: torch.Tensor = self._network(input_ids=batch.ids[None], position_ids=batch.positions[None])[0]
         return hidden[0, : batch.tokens]
-
-
-def pool_hidden(hidden: torch.Tensor, batch: PackedBatch, pooling: str) -> torch.Tensor:
-    """One vector in float32 [rows, width] for each row of a batch, of its tokens' [T, width]."""
-    if pooling == "cls":
-        return hidden[batch.starts[:-1]].float()
-    if pooling == "lasttoken":
-        return hidden[batch.starts[1:] - 1].float()
-    # unsafe: it would look at the offsets from the host, and wait for the device to tell them
-    return torch.segment_reduce(hidden.float(), "mean", offsets=batch.starts, axis=0, unsafe=True)
 
 
 class PaddedRows:

@@ -14,7 +14,7 @@ from interlock.engine.compute.encoder import Encoder, Ids, computed_tokens
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.device_errors import Trouble, classify
+from interlock.engine.gpu.device_errors import Trouble, classify, summed_up
 from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.models.memory import HEAP_FACTOR, Calibration, Law
 from interlock.engine.models.networks.kernels import TILE
@@ -204,7 +204,7 @@ class ModelInstance:
             trouble = classify(error)
             if trouble is None:
                 raise
-            return trouble, str(error).partition("\n")[0]
+            return trouble, summed_up(error)
         if measure.retries:
             self.calibration = self.calibration.strained()
         elif measure.activations is not None and not (self._cold or self.streamed or self.mlp_sliced):

@@ -17,11 +17,11 @@ from interlock.engine.models.layout import POSITIONS, Module, document_modules, 
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
-from interlock.engine.models.networks.term_pooling import TermPooling
+from interlock.engine.models.networks.pooling import POOLINGS, TermPooling
 from interlock.engine.models.registry import Kind, ModelSpec, Output
 from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_tokenizer, check_whole, limits_of
 
-POOLINGS = {
+POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -138,7 +138,7 @@ def read_card(
     poolings = () if sparse else _poolings(spec, path, modules)
     pooling = poolings[0] if len(poolings) == 1 else None
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
-    ours = sparse or (plain and pooling in ("cls", "mean") and packable(config))
+    ours = sparse or (plain and pooling in POOLINGS and packable(config))
     attention = spec.attention if ours else attention_of(spec, path, config)
     padded_because = "" if ours else _why_padded(config, attention, kinds, pooling)
     decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
@@ -179,7 +179,7 @@ def read_card(
 
 def _why_padded(config: Config, attention: str, kinds: Sequence[str], pooling: str | None) -> str:
     """Why transformers cannot compute rows of it without padding; what follows the pooling sees one vector a row."""
-    if pooling not in ("cls", "mean", "lasttoken"):
+    if pooling not in POOLINGS:
         return f"its pooling is {pooling or 'a mixture'}"
     usual = not kinds or (kinds[:2] == ["Transformer", "Pooling"] and set(kinds[2:]) <= {"Dense", "Normalize"})
     return why_padded(config, attention) if usual else f"its modules are {', '.join(kinds)}"
@@ -212,13 +212,13 @@ def _poolings(spec: ModelSpec, path: Path, modules: Sequence[Module]) -> tuple[s
     """The ways of pooling whose results stand side by side in a vector; a model without modules takes the mean."""
     file = _pooling_file(path, modules)
     config = read_object(file) if modules else {}
-    others = [flag for flag in config if flag.startswith("pooling_mode_") and flag not in POOLINGS]
-    flags = [flag for flag in (*POOLINGS, *others) if config.get(flag)]
-    given = config.get("pooling_mode", [POOLINGS.get(flag, flag) for flag in flags])
+    others = [flag for flag in config if flag.startswith("pooling_mode_") and flag not in POOLING_MODES]
+    flags = [flag for flag in (*POOLING_MODES, *others) if config.get(flag)]
+    given = config.get("pooling_mode", [POOLING_MODES.get(flag, flag) for flag in flags])
     modes = [given] if isinstance(given, str) else given
-    if not isinstance(modes, list) or any(mode not in POOLINGS.values() for mode in modes):
+    if not isinstance(modes, list) or any(mode not in POOLING_MODES.values() for mode in modes):
         raise UnavailableError(
-            f"model {spec.key}: {file}: pooling_mode: expected any of {', '.join(POOLINGS.values())}, got "
+            f"model {spec.key}: {file}: pooling_mode: expected any of {', '.join(POOLING_MODES.values())}, got "
             f"{given!r:.100}"
         )
     return tuple(modes) or ("mean",)

@@ -15,7 +15,7 @@ from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.layout import ROUTER, SPLADE, Module, read_object, routes_of, shapes_in
 from interlock.engine.models.networks.checkpoint import NAMES, PACKED_TYPES, Weights, packable
-from interlock.engine.models.networks.term_pooling import TermPooling
+from interlock.engine.models.networks.pooling import TermPooling
 from interlock.engine.models.pickles import TensorFiles
 from interlock.engine.models.registry import Head, ModelSpec
 from interlock.engine.record.facts import TokenForm

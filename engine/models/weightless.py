@@ -25,8 +25,8 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.memory import Law, law_of
 from interlock.engine.models.networks.kernels import pack
 from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
+from interlock.engine.models.networks.pooling import TermPooling
 from interlock.engine.models.networks.streaming import layers_of, size_of, slot_bytes
-from interlock.engine.models.networks.term_pooling import TermPooling
 from interlock.engine.models.registry import Kind
 from interlock.engine.models.weights import DTYPES, Master
 

@@ -23,8 +23,6 @@ _USUAL = {each.name: each.default for each in fields(RosterEntry) if each.defaul
 }
 _SETTINGS = {
     "dim": "--dim",
-    "long": "long texts",
-    "overlap": "the overlap of spans",
     "tokens": "--token-vectors",
     "tokens.pooling": "--token-pooling",
     "tokens.precision": "--token-precision",
@@ -102,7 +100,8 @@ def changes(begun: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 def _changes_of(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
     """What differs of one model."""
     one, other = _with_usual(stored), _with_usual(wanted)
-    if one["long"] != other["long"]:  # then one of them has no overlap
+    if one["overlap"] != other["overlap"]:
+        yield f"long texts of {stored['model']} were split into spans, which this version does not do"
         del one["overlap"], other["overlap"]
     for phrase in differences(one, other):
         name, said = phrase.split(" ", 1)
@@ -112,10 +111,7 @@ def _changes_of(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterato
 def _with_usual(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry with what goes unsaid."""
     whole = {**json.loads(msgspec.json.encode(_USUAL)), **entry}
-    return whole | {
-        "outputs": whole["outputs"] or [whole["kind"]],
-        "long": "cut" if whole["overlap"] is None else "split",
-    }
+    return whole | {"outputs": whole["outputs"] or [whole["kind"]]}
 
 
 def _beside_roster(inputs: Mapping[str, Any]) -> dict[str, Any]:

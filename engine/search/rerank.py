@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from interlock.engine.compute.pairs.rows import Pair, Scores
-from interlock.engine.compute.pairs.scorer import PairPlan, Progress, Scorer
-from interlock.engine.compute.pairs.seat import Seat
+from interlock.engine.compute.pairs.rows import Pair, PairPlan, Scores
+from interlock.engine.compute.pairs.scorer import Progress, Scorer
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor
@@ -108,8 +107,9 @@ class Rerankers:
             snapshot = resolve(spec, self._policy, self._emit)
             card = read_scorer(spec, snapshot, devices[0].kind, lowest, fewest)
             activation, fallback = activation_of(spec, snapshot.path, card.config), self._cpu_fallback
-            seat = Seat(card, activation, self._devices, self._host, self._lessor, self._emit, cpu_fallback=fallback)
-            self._scorer = Scorer(seat, self._emit)
+            self._scorer = Scorer(
+                card, activation, self._devices, self._host, self._lessor, self._emit, cpu_fallback=fallback
+            )
         return self._scorer
 
     def _close(self, cause: str) -> None:

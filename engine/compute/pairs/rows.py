@@ -14,13 +14,18 @@ import torch
 from tokenizers import Encoding
 from torch import nn
 
+from interlock.engine.compute.batches import BatchPlan
+from interlock.engine.compute.parts.dense import ScoreRows
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.corpus.tokens import encoded, load_tokenizer, naming, translated
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import read_object
+from interlock.engine.models.memory import HeadLaw
 from interlock.engine.models.networks.kernels import Kernel, filling, pack, padded_tokens
 from interlock.engine.models.networks.network import PackedPairEncoder
 from interlock.engine.models.scoring import Activation
+from interlock.engine.record.events import PairsPlanned
 
 Ids = npt.NDArray[np.int64]
 Scores = npt.NDArray[np.float32]
@@ -41,6 +46,48 @@ class PairRow:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """Pairs as rows, and the batches that they go through in; `needed` is the most that a forward is predicted to take
+    beside the weights, in bytes, `weights` what those take."""
+
+    rows: Sequence[PairRow]
+    batches: BatchPlan
+    device: str
+    weights: int
+    needed: int
+
+    @property
+    def truncated(self) -> int:
+        """Count the pairs of which something is cut off."""
+        return sum(row.full > len(row) for row in self.rows)
+
+    @property
+    def truncated_tokens(self) -> int:
+        return sum(row.full - len(row) for row in self.rows)
+
+    def told(self, card: ModelCard) -> PairsPlanned:
+        """Say what is about to be scored."""
+        return PairsPlanned(
+            model=card.key,
+            pairs=len(self.rows),
+            batches=len(self.batches.batches),
+            tokens=self.batches.tokens,
+            padding=0 if card.packed else self.batches.padding,
+            truncated=self.truncated,
+            truncated_tokens=self.truncated_tokens,
+        )
+
+
+def head_of(card: ModelCard, device_kind: str, rows: Sequence[PairRow]) -> HeadLaw | None:
+    """Return what a language model's logits of one token for each row take; None of a model that gives no such."""
+    if not any("logits_to_keep" in row.more for row in rows[:1]):
+        return None
+    size = 2 if device_kind == "sim" or card.dtype != "float32" else 4
+    words, width = int(card.config["vocab_size"]), int(card.config["hidden_size"])
+    return HeadLaw(0, 2 * width * size + words * size / min(map(len, rows)), 0.0, 0)
 
 
 def rows_of_texts(card: ModelCard, pairs: Sequence[Pair]) -> list[PairRow]:
@@ -93,8 +140,8 @@ class PairScorer(Protocol):
     padded: bool
     """Whether every row costs as much as the longest."""
 
-    def score(self, rows: Sequence[PairRow]) -> Scores:
-        """Compute a score of each row [len(rows)], with what the model applies to it."""
+    def encode(self, rows: Sequence[PairRow]) -> Outputs:
+        """Compute a score of each row, with what the model applies to it: `scores` [len(rows), 1]."""
 
 
 def scorer_for(card: ModelCard, activation: Activation, network: nn.Module, device: Device) -> PairScorer:
@@ -118,7 +165,7 @@ class PackedPairs:
         self._kernel = kernel
 
     @torch.inference_mode()
-    def score(self, rows: Sequence[PairRow]) -> Scores:
+    def encode(self, rows: Sequence[PairRow]) -> Outputs:
         batch = pack([row.ids for row in rows], self._device, self._kernel)
         types = [row.types for row in rows if row.types is not None]
         if types:
@@ -140,7 +187,7 @@ class PaddedPairs:
         self._limit = limit
 
     @torch.inference_mode()
-    def score(self, rows: Sequence[PairRow]) -> Scores:
+    def encode(self, rows: Sequence[PairRow]) -> Outputs:
         lengths = [len(row) for row in rows]
         longest, even = max(lengths), len(set(lengths)) == 1
         width = longest if even else max(longest, min(self._limit, padded_tokens(1, longest, 0)))
@@ -162,7 +209,6 @@ class PaddedPairs:
         return _applied(self._network(features)["scores"].reshape(len(rows), -1)[:, 0], self._activation)
 
 
-def _applied(logits: torch.Tensor, activation: Activation) -> Scores:
+def _applied(logits: torch.Tensor, activation: Activation) -> Outputs:
     scores = torch.sigmoid(logits.float()) if activation == "sigmoid" else logits.float()
-    found: Scores = scores.cpu().numpy()
-    return found
+    return Outputs.of({"scores": ScoreRows(scores.cpu().numpy()[:, None])})

@@ -28,16 +28,16 @@ class DenseRows:
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def taken(self, rows: Rows) -> "DenseRows":
+    def taken(self, rows: Rows) -> Self:
         """Return some of the rows, in the order in which they are named."""
-        return DenseRows(self.vectors[rows])
+        return type(self)(self.vectors[rows])
 
-    def join(self, rows: int, pieces: Sequence[tuple[Rows, "DenseRows"]]) -> "DenseRows":
+    def join(self, rows: int, pieces: Sequence[tuple[Rows, Self]]) -> Self:
         """Make `rows` rows of `pieces`, each with its places among them; a row of no piece is parked."""
         vectors = np.full((rows, self.vectors.shape[1]), np.nan, np.float32)
         for places, piece in pieces:
             vectors[places] = piece.vectors
-        return DenseRows(vectors)
+        return type(self)(vectors)
 
     def gate(self, width: int) -> dict[int, str]:
         """Find the rows that must not be written, with the reason. Raises InterlockError for a wrong dimension."""
@@ -61,6 +61,20 @@ class DenseRows:
     def nbytes(self) -> int:
         """What the rows take in memory."""
         return self.vectors.nbytes
+
+
+@dataclass(frozen=True)
+class ScoreRows(DenseRows):
+    """One number a row [n, 1], of any size: what a cross-encoder gives of a pair."""
+
+    def gate(self, width: int) -> dict[int, str]:
+        """Find the rows that have no score."""
+        return dict.fromkeys(np.flatnonzero(~np.isfinite(self.vectors).all(axis=1)).tolist(), NOT_FINITE)
+
+    @property
+    def sound(self) -> Mask:
+        """Tell which rows [n] have a score."""
+        return np.asarray(np.isfinite(self.vectors).all(axis=1))
 
 
 class VectorFile:

@@ -1,4 +1,4 @@
-"""What `config.json`, a model's other JSON files and the tensors of a checkpoint may say: read by plain names, checked."""
+"""What a model's JSON files and the tensors of a checkpoint may say: read by plain names, and checked."""
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence

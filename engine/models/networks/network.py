@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from interlock.engine.models.networks.attention import attend
 from interlock.engine.models.networks.checkpoint import Blank, Shape, Weights, frozen
 from interlock.engine.models.networks.kernels import PackedBatch
-from interlock.engine.models.networks.term_pooling import TermPooling
+from interlock.engine.models.networks.pooling import TermPooling
 
 HEAD_TOKENS, HEAD_ROWS = 256, 16
 """A head computes so many tokens at a time, and gives the terms of so many of their sequences at a time: the logits of

@@ -1,15 +1,35 @@
-"""How the logits of a text's tokens become weights of its terms, as sentence-transformers' SpladePooling does it.
+"""How a text's tokens become one: their hidden states a vector, and their logits weights of terms.
 
-The largest logit of each term is taken before the activation, which rises with it and is then computed once a text and
-not once a token; sums need it for each token.
+Of terms as sentence-transformers' SpladePooling does it: the largest logit of each is taken before the activation,
+which rises with it and is then computed once a text and not once a token; sums need it for each token.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from interlock.engine.models.networks.kernels import PackedBatch
+
+
+def _first(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    return hidden[batch.starts[:-1]].float()
+
+
+def _last(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    return hidden[batch.starts[1:] - 1].float()
+
+
+def _mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    # unsafe: it would look at the offsets from the host, and wait for the device to tell them
+    return torch.segment_reduce(hidden.float(), "mean", offsets=batch.starts, axis=0, unsafe=True)
+
+
+POOLINGS: Mapping[str, Callable[[Tensor, PackedBatch], Tensor]] = {"cls": _first, "lasttoken": _last, "mean": _mean}
+"""By sentence-transformers' name what makes one vector in float32 [rows, width] for each row of a batch, of its tokens'
+[T, width]. Rows that are pooled in another way are padded."""
 Strategy = Literal["max", "sum"]
 Activation = Literal["relu", "log1p_relu"]
 
