@@ -32,6 +32,7 @@ SCRIPTS = {
     "start": ["--quick"],
     "upload": ["--quick"],
     "walk": [],
+    "law_plans": ["--quick"],
     "against": ["HEAD", "--quick"],
 }
 OWN_TESTS = ("node_kills", "campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval")

@@ -103,7 +103,7 @@ class TypedLine(Input):
         self.action_cursor_right()
 
 
-class Models(Choices):
+class ModelChoices(Choices):
     """The models that can be ticked; what is ticked is the roster, a text that is typed as well."""
 
     class Toggled(Message):
@@ -119,7 +119,7 @@ class Models(Choices):
         Binding("space,enter", "tick", show=False),
     ]
     DEFAULT_CSS = """
-    Models {
+    ModelChoices {
         width: 1fr; border: none; max-height: 9; &:focus { border: none; }
         & > .option-list--option-highlighted { background: transparent; }
     }

@@ -22,7 +22,7 @@ from interlock.console.form import FIELDS, ChunksSeen, Filled, Machine, command_
 from interlock.console.look import Look
 from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Keyed, aside
-from interlock.console.screens.entry import Browse, FormField, Models, Paths, TypedLine
+from interlock.console.screens.entry import Browse, FormField, ModelChoices, Paths, TypedLine
 from interlock.console.screens.layout import WIDE
 from interlock.console.screens.lists import EarlierRuns
 from interlock.console.screens.planning import PlanPane
@@ -90,7 +90,7 @@ class Setup(Keyed):
                 for name in FIELDS:
                     yield FormField(form_text.label(name), self._entry(name, self._first.text(name)))
                     if name == "roster":
-                        yield FormField("", Models(id="models", ascii=self._look.ascii))
+                        yield FormField("", ModelChoices(id="models", ascii=self._look.ascii))
             yield PlanPane(self._machine, ascii=self._look.ascii, id="plan")
         yield Static(id="command")
         yield Bar(id="footer")
@@ -102,7 +102,7 @@ class Setup(Keyed):
         return TypedLine(text, id=name, suggester=suggester, placeholder=form_text.PLACEHOLDERS.get(name, ""))
 
     def on_mount(self) -> None:
-        self.query_one(Models).take(self._first.text("roster"), self._machine.known())
+        self.query_one(ModelChoices).take(self._first.text("roster"), self._machine.known())
         self.query_one("#chunks", TypedLine).focus()
         self._draw()
         self._look_around()
@@ -178,12 +178,12 @@ class Setup(Keyed):
             return form_text.chunks(self._seen, self.filled.text("chunks"), self.shown_key("browse"))
         if self.focused is None or self.focused.id != name:
             return ""
-        model = self.query_one(Models).model
+        model = self.query_one(ModelChoices).model
         return form_text.about(model) if name == "models" and model else form_text.hint(name, self._gpus)
 
     @on(events.DescendantFocus)
     @on(events.DescendantBlur)
-    @on(Models.OptionHighlighted)
+    @on(ModelChoices.OptionHighlighted)
     def _moved(self) -> None:
         self._draw()
 
@@ -207,13 +207,13 @@ class Setup(Keyed):
         if name == "out":
             self._told.pop("run_id", None)
         if name == "roster":
-            self.query_one(Models).take(value)
+            self.query_one(ModelChoices).take(value)
         self._changed()
         if name == "chunks":
             self._look_at_chunks()
 
-    @on(Models.Toggled)
-    def _ticked(self, event: Models.Toggled) -> None:
+    @on(ModelChoices.Toggled)
+    def _ticked(self, event: ModelChoices.Toggled) -> None:
         self._field("roster").value = event.roster
 
     def _changed(self) -> None:
@@ -248,7 +248,7 @@ class Setup(Keyed):
         self._offer("devices", self._field("devices").value)
         self._draw()
         models = await aside(self._machine.looked_at)
-        self.query_one(Models).take(self.filled.text("roster"), models)
+        self.query_one(ModelChoices).take(self.filled.text("roster"), models)
 
     def _offer(self, name: str, text: str) -> None:
         """Let a field be what it may be now, and this."""

@@ -21,7 +21,7 @@ ONE_BY_ONE = 20
 """So many of one kind in a row are told one by one; the rest of them is a count."""
 
 
-class Held(NamedTuple):
+class HeldLine(NamedTuple):
     """A line and what it tells of; of a count, the first that was counted."""
 
     line: Line
@@ -32,7 +32,7 @@ class Feed:
     """The latest lines of a run."""
 
     def __init__(self) -> None:
-        self._held: deque[Held] = deque(maxlen=MOST_LINES)
+        self._held: deque[HeldLine] = deque(maxlen=MOST_LINES)
         self._lines: tuple[Line, ...] = ()
         self._latest = -1
         self._row = ""
@@ -64,7 +64,7 @@ class Feed:
             return False
         self._row = ""
         text = f"{several(gone, 'event')} skipped, too fast to show (the journal has them all)"
-        self._held.append(Held(Line(entry.seq - 1, entry.at, entry.elapsed, "notice", "missed", text), entry))
+        self._held.append(HeldLine(Line(entry.seq - 1, entry.at, entry.elapsed, "notice", "missed", text), entry))
         return True
 
     def _append(self, entry: Entry) -> bool:
@@ -78,9 +78,9 @@ class Feed:
         text = safe(text)
         if self._in_row > ONE_BY_ONE + 1:
             last = self._held.pop()
-            self._held.append(Held(replace(last.line, text=text), last.entry))
+            self._held.append(HeldLine(replace(last.line, text=text), last.entry))
         else:
-            self._held.append(Held(Line(entry.seq, entry.at, entry.elapsed, severity, word, text), entry))
+            self._held.append(HeldLine(Line(entry.seq, entry.at, entry.elapsed, severity, word, text), entry))
         return True
 
 

@@ -21,7 +21,7 @@ from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_corpus
 from interlock.engine.errors import UsageError
 from interlock.engine.flows.opening import form_of
-from interlock.engine.flows.plan import Plan
+from interlock.engine.flows.plan import RunPlan
 from interlock.engine.record import locks
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit
 from interlock.engine.record.facts import RosterEntry
@@ -75,7 +75,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
         with TemporaryDirectory(prefix="interlock-export-") as scratch:
             language = settings.bm25_language if asked.store and settings.bm25 else ""
             builder = DeliveryBuilder(Path(scratch), language, settings.chunk_sparse)
-            plan = Plan(settings, roster, _corpus(earlier, builder, chunks, settings.collections), builder)
+            plan = RunPlan(settings, roster, _corpus(earlier, builder, chunks, settings.collections), builder)
             wanted = _chosen(plan.corpus, asked.collection)
             for rows in wanted:  # what would be refused after the work is refused now
                 if asked.to:

@@ -14,7 +14,7 @@ from interlock.engine.compute.memory_needs import MemoryPlanner, rooms, too_smal
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, next_placement
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.errors import UsageError
-from interlock.engine.flows.plan import Plan, PlannedPass, read, requested, resolve
+from interlock.engine.flows.plan import PlannedPass, RunPlan, read, requested, resolve
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose as choose_devices
@@ -148,7 +148,7 @@ def _refusing(store: Path, rows: Rows, dense: Sequence[RosterEntry]) -> str:
     return other_models(store / rows.collection.qdrant_collection, models)
 
 
-def _too_few(plan: Plan) -> Iterator[str]:
+def _too_few(plan: RunPlan) -> Iterator[str]:
     """Tell of collections that a run would refuse to project, unless their store has been projected before."""
     for rows in plan.corpus.rows:
         try:

@@ -1,6 +1,6 @@
 """What a run is to do: its models, their passes laid out over the chunks, and what is delivered of them.
 
-One `Plan` is read and laid out here for all: `forecast` says what it would take, `run` computes and delivers it, and
+One `RunPlan` is read and laid out here for all: `forecast` says what it would take, `run` computes and delivers it, and
 `export` delivers it again.
 
 A model is missing when its files, its card or a device that holds it cannot be had, or when its pass fails. Where the
@@ -116,7 +116,7 @@ class PlannedPass:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What is computed of a corpus and delivered: `roster` has every model, `cards` those that compute, by the number
     of their pass, `tokens` what their tokenizers gave. A run that is over is delivered again without cards."""
 
@@ -128,7 +128,7 @@ class Plan:
     tokens: Mapping[str, TokenStore] = field(default_factory=dict)
     passes: Sequence[PlannedPass] = ()
 
-    def laid_out(self, reused: Callable[[int, ModelCard, Corpus], Mask]) -> "Plan":
+    def laid_out(self, reused: Callable[[int, ModelCard, Corpus], Mask]) -> "RunPlan":
         """Lay out every pass over the texts that are not `reused`. Raises UsageError as `lay_out` does."""
         passes = []
         for number, card in self.cards.items():
@@ -193,7 +193,7 @@ def read(
     emit: Emit,
     stopped: Callable[[], bool],
     language: str = "",
-) -> Plan:
+) -> RunPlan:
     """Read the chunks, and tokenise them into `scratch`, for a plan that is still to be laid out; words are counted
     for BM25 of this `language`.
 
@@ -202,7 +202,7 @@ def read(
     builder = DeliveryBuilder(scratch, language, request.settings.chunk_sparse)
     cards = [*models.cards.values()]
     corpus, tokens = read_and_tokenise(request.collections, tokenisings(cards), scratch, emit, stopped, builder.beside)
-    return Plan(request.settings, roster, corpus, builder, models.cards, tokens)
+    return RunPlan(request.settings, roster, corpus, builder, models.cards, tokens)
 
 
 def resolve(

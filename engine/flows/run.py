@@ -26,7 +26,16 @@ from interlock.engine.flows.opening import (
     schedule_of,
     tell_roster,
 )
-from interlock.engine.flows.plan import Models, Plan, check_placed, check_unfinished, lacking, read, requested, resolve
+from interlock.engine.flows.plan import (
+    Models,
+    RunPlan,
+    check_placed,
+    check_unfinished,
+    lacking,
+    read,
+    requested,
+    resolve,
+)
 from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
 from interlock.engine.record import atomic, health, rundir, summary
@@ -212,7 +221,7 @@ class Run:
             ends = round(time.time() + left, 3)
             self._emit(ev.DeadlineSet(asked=asked, seconds=round(left, 3), ends=ends, partial=settings.partial))
 
-    def _read(self, models: Models, scratch: Path) -> Plan:
+    def _read(self, models: Models, scratch: Path) -> RunPlan:
         """Tell what the models are, and read the chunks for them."""
         request, settings = self._request, self.settings
         roster = request.roster(models)
@@ -235,7 +244,7 @@ class Run:
         context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)
         return computing.executor_of(self._request, models, grid, done, context, self._members, granted)
 
-    def _check_deliveries(self, plan: Plan) -> None:
+    def _check_deliveries(self, plan: RunPlan) -> None:
         """Refuse now what would be refused after all the work; of models that fail later nothing is known yet."""
         began, allowed = self.recorder.look(lambda state: state.began_at), self.settings.allow_missing
         for rows in plan.corpus.rows:

@@ -19,7 +19,7 @@ from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.compute.source import completed
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.flows.plan import OFFER, Plan, PlannedPass, lacking
+from interlock.engine.flows.plan import OFFER, PlannedPass, RunPlan, lacking
 from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, health, rundir
 from interlock.engine.record import events as ev
@@ -161,7 +161,7 @@ class SessionEnd:
 
     recorder: Recorder
     directory: RunDirectory
-    plan: Plan
+    plan: RunPlan
     grid: Sequence[Cells]
     earlier: Continuation
 
