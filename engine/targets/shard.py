@@ -141,7 +141,7 @@ def _without_panics() -> Iterator[None]:
                 os.write(STDERR, re.sub(panic, b"", said.read()))
 
 
-class Kinds(NamedTuple):
+class VectorKinds(NamedTuple):
     """The vectors of a shard: the dimensions of dense ones by name, the names of sparse ones, and the dimensions of
     token vectors by name."""
 
@@ -150,14 +150,14 @@ class Kinds(NamedTuple):
     tokens: dict[str, int]
 
 
-def read_kinds(path: Path) -> Kinds:
+def read_kinds(path: Path) -> VectorKinds:
     """Read what vectors a shard has; UsageError if its configuration is damaged."""
     with opening(path):
         config = json.loads(opened(path / CONFIG).read())
         dims, tokens = dict[str, int](), dict[str, int]()
         for name, each in config["vectors"].items():
             (tokens if each.get("multivector_config") else dims)[name] = int(each["size"])
-        return Kinds(dims, sorted(dict(config.get("sparse_vectors") or {})), tokens)
+        return VectorKinds(dims, sorted(dict(config.get("sparse_vectors") or {})), tokens)
 
 
 def read_manifest(path: Path) -> dict[str, object]:
