@@ -86,19 +86,21 @@ def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask
     from interlock.console.look import look_of
     from interlock.console.terminal.tty import quiet_descriptors
     from interlock.console.text.answer_rows import shown_of
-    from interlock.engine.flows.search import Answering, SerialDesk
+    from interlock.engine.flows.search import Answering, SerialRetriever
 
     look = look_of(settings)
     events = partial(Telemetry, options.telemetry) if options.telemetry else no_events
-    desk = SerialDesk(answering := Answering(settings, options.store, options.collection, rerank, events, kept=True))
+    retriever = SerialRetriever(
+        answering := Answering(settings, options.store, options.collection, rerank, events, kept=True)
+    )
     try:
-        desk.check(ask)
+        retriever.check(ask)
         short = [name.rpartition("/")[2] for name in rerank.names] if rerank else []
         shown = shown_of(answering.searcher.manifest, answering.searcher.store.count(), ", ".join(short))
         with quiet_descriptors():
-            SearchApp(desk, shown, ask, look).run()
+            SearchApp(retriever, shown, ask, look).run()
     finally:
-        desk.close()
+        retriever.close()
     return ExitCode.COMPLETED
 
 

@@ -16,7 +16,7 @@ from interlock.console.screens.search import read_conditions
 from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import LINES, StoreShown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
-from interlock.engine.flows.search import Answers, SerialDesk
+from interlock.engine.flows.search import Answers, SerialRetriever
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit, StageScore
@@ -24,7 +24,7 @@ from interlock.widgets.text import plain
 from tests.builders import corpus, interlock, tiny_scorer
 from tests.pty_harness import on_terminal
 from tests.summaries import harmless, lines_of, shows
-from tools.recorded_answer import SHOWN, RecordedDesk, recorded
+from tools.recorded_answer import SHOWN, RecordedRetriever, recorded
 
 QUESTION = "make dates"
 HOSTILE = "line\x1b[2J one\u202e\n\n表 wide 表表表 signs " + "x" * 300 + " and the dated end"
@@ -164,7 +164,7 @@ async def ask(pilot, question: str, wanted: str = "chunks in") -> None:
     [((80, 24), {"ascii": True, "theme": "daylight"}), ((120, 40), {}), ((200, 60), {}), ((40, 10), {})],
 )
 async def test_a_question_is_answered_at_any_size(size, look):
-    desk = RecordedDesk()
+    desk = RecordedRetriever()
     app = screen_of(desk, **look)
     async with app.run_test(size=size) as pilot:
         await shows(pilot, lambda: "nothing asked yet" in text_of(app) and "in memory" in text_of(app))
@@ -180,7 +180,7 @@ async def test_a_question_is_answered_at_any_size(size, look):
 
 
 async def test_a_terminal_that_is_too_small_has_the_line_and_goes_on():
-    app = screen_of(RecordedDesk())
+    app = screen_of(RecordedRetriever())
     async with app.run_test(size=(30, 6)) as pilot:
         await pilot.press(*QUESTION, "enter")
         await shows(pilot, lambda: "12 chunks in 58 ms" in text_of(app))
@@ -189,7 +189,7 @@ async def test_a_terminal_that_is_too_small_has_the_line_and_goes_on():
 
 
 async def test_keys_ask_the_same_question_in_another_way():
-    desk, shown = RecordedDesk(), replace(SHOWN, rerank="m")
+    desk, shown = RecordedRetriever(), replace(SHOWN, rerank="m")
     app = screen_of(desk, shown, Ask(limit=7, weights={"all-minilm-l6": 1.0}))
     async with app.run_test(size=(80, 24)) as pilot:
         await ask(pilot, QUESTION)
@@ -216,7 +216,7 @@ async def test_keys_ask_the_same_question_in_another_way():
 
 
 async def test_where_there_is_nothing_to_choose_from_a_key_says_so():
-    app = screen_of(RecordedDesk(), StoreShown("c", 3, {"a": 1.0}))
+    app = screen_of(RecordedRetriever(), StoreShown("c", 3, {"a": 1.0}))
     async with app.run_test(size=(120, 40)) as pilot:
         await ask(pilot, QUESTION)
         for key, said in {"h": "one list alone (dense)", "r": "begin with --rerank MODEL"}.items():
@@ -225,7 +225,7 @@ async def test_where_there_is_nothing_to_choose_from_a_key_says_so():
 
 
 async def test_what_is_pasted_beside_the_line_is_the_next_question():
-    app = screen_of(RecordedDesk())
+    app = screen_of(RecordedRetriever())
     async with app.run_test(size=(80, 24)) as pilot:
         await ask(pilot, QUESTION)
         app.screen._list.post_message(events.Paste("pasted how\nand more"))
@@ -233,7 +233,7 @@ async def test_what_is_pasted_beside_the_line_is_the_next_question():
 
 
 async def test_an_empty_question_asks_nothing_and_says_so():
-    desk = RecordedDesk()
+    desk = RecordedRetriever()
     app = screen_of(desk)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("space", "enter")
@@ -244,7 +244,7 @@ async def test_an_empty_question_asks_nothing_and_says_so():
 
 
 async def test_a_chunk_is_opened_copied_and_left():
-    app = screen_of(RecordedDesk())
+    app = screen_of(RecordedRetriever())
     async with app.run_test(size=(80, 24)) as pilot:
         await ask(pilot, QUESTION)
         await pilot.press("down", "enter")
@@ -261,7 +261,7 @@ async def test_a_chunk_is_opened_copied_and_left():
 
 
 async def test_what_is_no_key_begins_another_question_and_a_burst_loses_nothing():
-    app = screen_of(RecordedDesk())
+    app = screen_of(RecordedRetriever())
     async with app.run_test(size=(80, 24)) as pilot:
         line = app.screen.query_one("#question")
         await ask(pilot, QUESTION)
@@ -277,7 +277,7 @@ async def test_what_is_no_key_begins_another_question_and_a_burst_loses_nothing(
         assert not app.is_running
 
 
-class Slow(RecordedDesk):
+class Slow(RecordedRetriever):
     """Answers each question only when it may."""
 
     def __init__(self) -> None:
@@ -321,7 +321,7 @@ def test_who_leaves_lets_models_and_store_go_but_does_not_wait_for_a_thread():
             self.closed += 1
 
     busy = Answering()
-    desk = SerialDesk(busy)
+    desk = SerialRetriever(busy)
     thread = threading.Thread(target=desk.answer, args=(["q"], Ask()), kwargs={"reranked": True})
     thread.start()
     assert busy.began.wait(20)
@@ -329,12 +329,12 @@ def test_who_leaves_lets_models_and_store_go_but_does_not_wait_for_a_thread():
     assert busy.closed == 0
     busy.may.set()
     thread.join()
-    SerialDesk(idle := Answering()).close()
+    SerialRetriever(idle := Answering()).close()
     assert idle.closed == 1
 
 
 async def test_what_fails_is_told_on_the_screen_which_goes_on():
-    desk = RecordedDesk(failure=UnavailableError("no model here: fetch it"))
+    desk = RecordedRetriever(failure=UnavailableError("no model here: fetch it"))
     app = screen_of(desk)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press(*QUESTION, "enter")
@@ -348,7 +348,7 @@ async def test_what_fails_is_told_on_the_screen_which_goes_on():
 
 
 async def test_a_filter_that_cannot_be_is_told_while_it_stands_and_then_taken():
-    desk = RecordedDesk()
+    desk = RecordedRetriever()
 
     def check(ask):
         if any(each.key == "lang" for each in ask.where):

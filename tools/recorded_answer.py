@@ -31,7 +31,7 @@ def recorded() -> Answer:
 
 
 @dataclass
-class RecordedDesk:
+class RecordedRetriever:
     """Gives the recorded answer to any question, and remembers what it was asked."""
 
     asked: list[tuple[str, Ask, bool]] = field(default_factory=list)

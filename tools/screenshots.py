@@ -97,9 +97,9 @@ def search(run: Recorded, look: "Look") -> "App[Any]":
     """The search screen on the demo's store."""
     from interlock.console.apps.single import SearchApp
     from interlock.engine.search.ask import Ask
-    from tools.recorded_answer import SHOWN, RecordedDesk
+    from tools.recorded_answer import SHOWN, RecordedRetriever
 
-    return SearchApp(RecordedDesk(), SHOWN, Ask(limit=20), look, driver=None)
+    return SearchApp(RecordedRetriever(), SHOWN, Ask(limit=20), look, driver=None)
 
 
 def runs(run: Recorded, look: "Look") -> "App[Any]":

@@ -19,7 +19,7 @@ from interlock.console.screens.help import Help
 from interlock.console.screens.layout import PANES, Wants, layout, too_small
 from interlock.console.screens.lists import Kinds, Mitigations
 from interlock.console.screens.steering import Steering
-from interlock.console.sources.live import Reel, Source
+from interlock.console.sources.live import Playback, Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed, Steps, grouped
 from interlock.engine.record.health import Attention, Health, attention, health
@@ -152,7 +152,7 @@ class Main(Steering):
             self._arrange()
         self._draw_header()
         self._draw_footer()
-        pace = self.source.pace if isinstance(self.source, Reel) else ""
+        pace = self.source.pace if isinstance(self.source, Playback) else ""
         self._events.entitle(below=safe("  ".join(filter(None, [self.source.note, pace]))))
         ascii = self._look.ascii
         for pane in (self._vram, self._leases, self._cache):
@@ -332,7 +332,7 @@ class Main(Steering):
 
     def _faster(self, step: int) -> None:
         """A replay goes faster; anything else is looked at more often."""
-        if isinstance(self.source, Reel):
+        if isinstance(self.source, Playback):
             self.source.go_at(self.source.speed * 2.0**step)
         else:
             self.say(f"{self.host.change_rate(step):g} refreshes per second")

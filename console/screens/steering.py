@@ -9,7 +9,7 @@ from interlock.console.actions import Action, named
 from interlock.console.look import Leave
 from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Host, Keyed
-from interlock.console.sources.live import ControlBox, Reel, Source
+from interlock.console.sources.live import ControlBox, Playback, Source
 from interlock.console.text import dialog_text as wording
 from interlock.engine.compute.controls import NO, STOP, YES
 from interlock.engine.compute.schedule import Schedule
@@ -48,7 +48,7 @@ class Steering(Keyed):
 
     def why_not(self, action: Action) -> str:
         """Say why a key does nothing now; empty where it does something."""
-        if not action.changes or (action.name == "pause" and isinstance(self.source, Reel)):
+        if not action.changes or (action.name == "pause" and isinstance(self.source, Playback)):
             return ""
         if self.snapshot.over or self.source.over:
             return "the run is over"
@@ -97,7 +97,7 @@ class Steering(Keyed):
 
     def action_pause(self) -> None:
         """Pause the run or let it go on; or a replay, which is nobody's but the screen's."""
-        if isinstance(self.source, Reel):
+        if isinstance(self.source, Playback):
             self.source.toggle_pause()
             return
         if self._controls("pause"):

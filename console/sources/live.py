@@ -77,7 +77,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class Reel(Protocol):
+class Playback(Protocol):
     """A source that is played, and at what speed."""
 
     pace: str

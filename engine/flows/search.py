@@ -145,7 +145,7 @@ class Answering:
         return Answers(made, next((each.failure for each in placed if each.failure), None))
 
 
-class SerialDesk:
+class SerialRetriever:
     """Answers a screen, whose threads it lets in one after another."""
 
     def __init__(self, answering: Answering) -> None:
