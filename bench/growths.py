@@ -243,9 +243,9 @@ def _watch(run: Path) -> None:
     """Read and fold it as `watch` does, and fold its summary."""
     from interlock.engine.record import summary
     from interlock.engine.record.fold import fold, uncollected
+    from interlock.engine.record.recorder import Tail
     from interlock.engine.record.snapshot import snapshot
     from interlock.engine.record.state import RunState
-    from interlock.engine.record.tail import Tail
 
     tail, state = Tail(run / "journal.jsonl"), RunState()
     while entries := tail.more()[1]:

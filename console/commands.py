@@ -177,7 +177,7 @@ def _go_on(words: Sequence[str], settings: Configuration) -> int:
 def ctl(options: argparse.Namespace) -> int:
     """Ask something of a run of another process, or say how a run stands."""
     from interlock.console import ctl as control
-    from interlock.engine.record.tail import journal_at
+    from interlock.engine.record.recorder import journal_at
 
     directory = journal_at(options.run).parent
     if (options.action in control.SWITCHES) != (options.value is not None):

@@ -29,9 +29,9 @@ from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import rundir
+from interlock.engine.record.atomic import occupant
 from interlock.engine.record.events import ControlApplied
 from interlock.engine.record.journal import Journal
-from interlock.engine.record.locks import occupant
 from interlock.engine.record.rundir import SOCKET
 from tests.builders import ROOT, interlock, start, summary_of
 from tests.processes import until

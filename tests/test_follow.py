@@ -15,17 +15,16 @@ from interlock.console.sources import journal as follow
 from interlock.console.sources.journal import GONE, Replayed, Watched
 from interlock.console.sources.live import Source
 from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record import atomic, journal
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal, locks
+from interlock.engine.record.atomic import held
 from interlock.engine.record.events import Entry
 from interlock.engine.record.fold import fold
 from interlock.engine.record.journal import Journal, encode
-from interlock.engine.record.locks import held
-from interlock.engine.record.recorder import LATEST
+from interlock.engine.record.recorder import LATEST, journal_at
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.tail import journal_at
 from tests.builders import ROOT
 from tests.processes import until
 from tools.recorded import Recorded
@@ -164,7 +163,7 @@ def test_what_is_no_journal_is_in_nobodys_use_and_keeps_nobody_waiting(tmp_path)
 
 
 def test_the_lock_itself_tells_of_a_writer_where_there_is_no_list_of_locks(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "LOCKS", tmp_path / "nowhere")
+    monkeypatch.setattr(atomic, "LOCKS", tmp_path / "nowhere")
     kept = Journal(tmp_path / "journal.jsonl")
     assert held(kept.path)
     kept.close()
@@ -176,10 +175,10 @@ def test_a_lock_on_another_file_system_is_not_taken_for_that_of_the_journal(tmp_
     path = tmp_path / "journal.jsonl"
     path.touch()
     file = path.stat()
-    monkeypatch.setattr(locks, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(atomic, "LOCKS", tmp_path / "locks")
     for device, locked in ((file.st_dev, True), (file.st_dev ^ 1, False)):
         place = f"{os.major(device):02x}:{os.minor(device):02x}:{file.st_ino}"
-        locks.LOCKS.write_text(f"1: FLOCK  ADVISORY  WRITE 708 {place} 0 EOF\n")
+        atomic.LOCKS.write_text(f"1: FLOCK  ADVISORY  WRITE 708 {place} 0 EOF\n")
         assert held(path) is locked
 
 
@@ -188,7 +187,7 @@ def test_who_only_looks_at_a_journal_keeps_no_writer_out(tmp_path, monkeypatch):
     path.touch()
     with path.open("rb") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
-        monkeypatch.setattr(locks.time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+        monkeypatch.setattr(atomic.time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
         Journal(path).close()
 
 

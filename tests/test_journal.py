@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record import atomic, journal
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal, locks
 from interlock.engine.record.events import Entry
 from interlock.engine.record.journal import Journal, decode, encode
 from interlock.engine.record.recorder import LATEST, Recorder
@@ -140,7 +140,7 @@ def test_an_open_journal_is_refused_to_another_process_and_loses_nothing(path):
     kept.append(entry(0))
     done = subprocess.run([sys.executable, "-c", OPENER, path], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "UsageError" in done.stderr and f"in use by {locks.occupant(path.parent)}" in done.stderr
+    assert "UsageError" in done.stderr and f"in use by {atomic.occupant(path.parent)}" in done.stderr
     kept.append(entry(1))
     kept.close()
     assert seqs(path) == [0, 1]
@@ -228,14 +228,14 @@ def test_numbers_go_on_in_the_next_session(path):
 def test_who_has_a_run_in_use_is_told_whatever_the_system_calls_him(tmp_path, monkeypatch):
     monkeypatch.setenv("LOGNAME", os.fsdecode(b"j\xf6rg"))
     kept = Journal(tmp_path / "journal.jsonl")
-    assert locks.occupant(tmp_path).user == "j\ufffdrg"
+    assert atomic.occupant(tmp_path).user == "j\ufffdrg"
     kept.close()
 
 
 @pytest.mark.parametrize("since", ["1e300", "-1e300", '"noon"'])
 def test_what_says_nothing_sensible_of_who_has_a_run_in_use_names_nobody(tmp_path, since):
     kept = Journal(tmp_path / "journal.jsonl")
-    (tmp_path / locks.SESSION).write_text(f'{{"pid":1,"user":"u","host":"h","since":{since}}}')
+    (tmp_path / atomic.SESSION).write_text(f'{{"pid":1,"user":"u","host":"h","since":{since}}}')
     with pytest.raises(UsageError, match="in use by another session"):
         Journal(tmp_path / "journal.jsonl")
     kept.close()

@@ -32,10 +32,9 @@ from interlock.console.text.recap import resume_words
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, runs
-from interlock.engine.record.atomic import LARGEST, content
+from interlock.engine.record.atomic import LARGEST, content, occupant
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.health import attention, health
-from interlock.engine.record.locks import occupant
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import delete, overview, overviews, state_of
 from interlock.engine.record.snapshot import snapshot

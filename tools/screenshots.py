@@ -107,7 +107,7 @@ def runs(run: Recorded, look: "Look") -> "App[Any]":
     from interlock.console.apps.single import Runs
     from interlock.console.screens.runs import RunsScreen
     from interlock.console.sources.runs import RunList
-    from interlock.engine.record.locks import Occupant
+    from interlock.engine.record.atomic import Occupant
     from interlock.engine.record.runs import overview
 
     out, now = run.directory.path.parent, run.snapshot().latest_at

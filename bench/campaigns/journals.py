@@ -87,8 +87,8 @@ def _judged(number: int, data: bytes, whole: bytes, place: Path) -> list[str]:
     from interlock.engine.record import journal, summary
     from interlock.engine.record.fold import fold
     from interlock.engine.record.journal import Journal
+    from interlock.engine.record.recorder import Tail
     from interlock.engine.record.state import RunState
-    from interlock.engine.record.tail import Tail
 
     path = place / f"{number}.jsonl"
     path.write_bytes(data)

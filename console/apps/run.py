@@ -24,7 +24,7 @@ from interlock.console.terminal.notify import ended
 from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import atomic
-from interlock.engine.record.locks import user_name
+from interlock.engine.record.atomic import user_name
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 from interlock.engine.record.summary import summarise

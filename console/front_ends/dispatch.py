@@ -29,8 +29,8 @@ from interlock.console.text.recap import recap
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.record.crash import reportable
+from interlock.engine.record.recorder import journal_at
 from interlock.engine.record.rundir import SUMMARY
-from interlock.engine.record.tail import journal_at
 from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration
 

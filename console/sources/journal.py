@@ -22,13 +22,12 @@ from interlock.console.text.recap import command, resume_words
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record import journal
+from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
-from interlock.engine.record.locks import held
-from interlock.engine.record.recorder import Ring
+from interlock.engine.record.recorder import Ring, Tail, journal_at
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.tail import Tail, journal_at
 from interlock.engine.record.words import duration
 
 CHUNK = 256

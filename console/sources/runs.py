@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from interlock.engine.errors import InterlockError
+from interlock.engine.record.atomic import SESSION
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.locks import SESSION
+from interlock.engine.record.recorder import Tail
 from interlock.engine.record.rundir import JOURNAL, SUMMARY, runs_in
 from interlock.engine.record.runs import Overview, overview
 from interlock.engine.record.state import RunState
-from interlock.engine.record.tail import Tail
 
 BEAT = 2.0
 """Seconds from one look to the next."""

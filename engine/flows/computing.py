@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from interlock.engine.compute.cluster.devices import RemoteDevice
 from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
 from interlock.engine.compute.cluster.links import Cluster
-from interlock.engine.compute.cluster.members import ClusterMembers, connected
+from interlock.engine.compute.cluster.members import ClusterMembers
 from interlock.engine.compute.cluster.messages import Hello
 from interlock.engine.compute.cluster.models import pack
 from interlock.engine.compute.cluster.node import versions
@@ -28,6 +28,14 @@ from interlock.engine.settings import FROM_RUN, Configuration, RunSettings
 Executor = PassExecutor | ClusterExecutor
 Clusters = Callable[[str, str], Cluster]
 """Connects to the cluster at an address, whose nodes are to compute on these devices."""
+
+
+def connected(address: str, devices: str) -> Cluster:
+    """Connect to the Ray cluster of `--cluster`, whose nodes are to compute on `devices`. Raises UsageError for an
+    address that cannot be used, UnavailableError where Ray is not installed or not there."""
+    from interlock.engine.compute.cluster.ray_cluster import connect  # Ray is loaded for those who ask for it
+
+    return connect(address, devices)
 
 
 def gathered(

@@ -22,7 +22,7 @@ from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_c
 from interlock.engine.errors import UsageError
 from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import RunPlan
-from interlock.engine.record import locks
+from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
@@ -137,7 +137,7 @@ def _held(directory: RunDirectory) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        by = locks.occupant(directory.path) or "another process"
+        by = atomic.occupant(directory.path) or "another process"
         raise UsageError(f"{directory.path} is in use by {by}: wait for its end") from None
     finally:
         os.close(handle)

@@ -15,7 +15,7 @@ from zlib import crc32
 import msgspec
 
 from interlock.engine.errors import DiskError, InterlockError, UsageError
-from interlock.engine.record import atomic, locks
+from interlock.engine.record import atomic
 from interlock.engine.record.events import Entry
 from interlock.engine.record.words import DELETE, unarmed
 
@@ -93,14 +93,14 @@ class Journal:
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = io.FileIO(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
-            if not locks.lock(self._handle):
+            if not atomic.lock(self._handle):
                 self._handle.close()
-                who = locks.occupant(path.parent) or "another session"
+                who = atomic.occupant(path.parent) or "another session"
                 raise UsageError(
                     f"{path.parent} is in use by {who}: wait for its end, follow it (interlock watch {path.parent}), "
                     f"steer it (interlock ctl {path.parent} status), or choose another --run-id"
                 )
-        locks.enter(path.parent)
+        atomic.enter(path.parent)
 
     def replay(self) -> Iterator[Entry]:
         """Yield the entries written by earlier sessions; a torn tail behind them is cut off. Raises InterlockError."""
@@ -153,5 +153,5 @@ class Journal:
     def close(self) -> None:
         with contextlib.suppress(InterlockError):
             self.sync()
-        locks.leave(self.path.parent)  # before the lock goes: the next session says who it is
+        atomic.leave(self.path.parent)  # before the lock goes: the next session says who it is
         self._handle.close()

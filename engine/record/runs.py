@@ -19,11 +19,11 @@ import msgspec
 
 from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record import atomic, journal
+from interlock.engine.record.atomic import SESSION, Occupant, held, lock, occupant
 from interlock.engine.record.events import RunClosed
 from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.health import ENDED, Attention, Health, attention, health
-from interlock.engine.record.locks import SESSION, Occupant, held, lock, occupant
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_in
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState

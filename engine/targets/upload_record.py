@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record import atomic, journal, locks
+from interlock.engine.record import atomic, journal
 from interlock.engine.targets.collection import VectorType
 from interlock.engine.vectors.precision import Quantise
 
@@ -111,7 +111,7 @@ class UploadJournal:
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = io.FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
-        if not locks.lock(self._file):
+        if not atomic.lock(self._file):
             self._file.close()
             raise UsageError(f"{path} is in use by another upload: wait for its end")
         rows = self._replay()

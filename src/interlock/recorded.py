@@ -12,13 +12,12 @@ from interlock.console.sources.journal import POLL_SECONDS, QUIET_SECONDS
 from interlock.engine import parsers
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record import journal
-from interlock.engine.record.atomic import AGAIN, check_written
+from interlock.engine.record.atomic import AGAIN, check_written, held
 from interlock.engine.record.events import Entry, RunClosed
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.locks import held
+from interlock.engine.record.recorder import Tail, journal_at
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
-from interlock.engine.record.tail import Tail, journal_at
 from interlock.engine.record.words import several
 from interlock.engine.settings import load
 from interlock.wording import python_wording

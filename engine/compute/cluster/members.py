@@ -19,14 +19,6 @@ KINDS = {"cuda": "GPUs", "sim": "simulated GPUs", "cpu": "no GPU"}
 """Of devices, in words; the first that any node has is what the run computes on."""
 
 
-def connected(address: str, devices: str) -> Cluster:
-    """Connect to the Ray cluster of `--cluster`, whose nodes are to compute on `devices`. Raises UsageError for an
-    address that cannot be used, UnavailableError where Ray is not installed or not there."""
-    from interlock.engine.compute.cluster.ray_cluster import connect  # Ray is loaded for those who ask for it
-
-    return connect(address, devices)
-
-
 @dataclass(frozen=True)
 class ClusterTimeouts:
     """How long the head waits for what, in seconds."""
