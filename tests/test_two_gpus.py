@@ -16,7 +16,7 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.compute.source import Queue
 from interlock.engine.errors import Stopped, UnavailableError
-from interlock.engine.flows.rehearsal import WeightlessRows
+from interlock.engine.flows.weightless_rows import WeightlessRows
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.lease import Lessor

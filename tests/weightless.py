@@ -15,7 +15,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.compute.source import BatchSource
-from interlock.engine.flows.rehearsal import WeightlessRows
+from interlock.engine.flows.weightless_rows import WeightlessRows
 from interlock.engine.gpu.faults import Fault
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import CARDS
