@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.console.text.event_text import line_of
+from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.compute.pairs.scorer import Scorer
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
@@ -250,6 +251,25 @@ def test_a_batch_that_runs_out_of_memory_is_halved(scorer: Path) -> None:
     assert (step.rung, step.model, step.cause.count(". ") < 2) == ("split", "scorer", True)
     assert line_of(step).startswith("warning: split in scorer on cuda:0: CUDA out of memory")
     assert sim.moves == [("disk", "cuda:0")]
+
+
+def test_on_a_cpu_no_forward_takes_more_than_its_lease_has_room_for(
+    scorer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, taken = scores_of(scorer), list[tuple[int, int]]()
+    monkeypatch.setattr(ModelInstance, "room", lambda self: self.predicted([128] * 4))
+    attempt = ModelInstance.attempt
+
+    def noted(self: ModelInstance, rows: Any) -> Any:
+        taken.append((self.predicted([len(row) for row in rows]), self.room()))
+        return attempt(self, rows)
+
+    monkeypatch.setattr(ModelInstance, "attempt", noted)
+    told: list[Any] = []
+    np.testing.assert_allclose(scores_of(scorer, emit=told.append), expected, rtol=0, atol=1e-5)
+    assert len(taken) > 1
+    assert all(needed <= room for needed, room in taken)
+    assert all(each.foreseen for each in told if isinstance(each, ev.Mitigated))
 
 
 def test_pairs_that_fit_a_gpu_not_even_alone_move_with_the_model_to_the_cpu(scorer: Path) -> None:

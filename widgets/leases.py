@@ -1,6 +1,6 @@
 """The pane of leases: who holds which devices, what that took of their memory, and what it left behind.
 
-HeldLine ones stand first, then the latest. Memory is what this process occupied on the device where it was the most, in
+Held ones stand first, then the latest. Memory is what this process occupied on the device where it was the most, in
 GiB.
 """
 

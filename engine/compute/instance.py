@@ -184,7 +184,9 @@ class ModelInstance:
             # The law counts whole feed-forwards: of sliced ones it does not say that they cannot fit.
             if self.device.metered and Rung.SLICE_MLP not in tried and predicted > (room := max(0, self.room())):
                 return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True)
-            done = self._forward(rows, self.law.activations(self.tokens(lengths), max(lengths)))
+            # Rows of one length that are padded carry no mask, which the law counts: they would teach too little.
+            telling = not self.encoder.padded or len({*lengths}) > 1
+            done = self._forward(rows, self.law.activations(self.tokens(lengths), max(lengths)), telling=telling)
             if not isinstance(done, tuple):
                 return done
             trouble, message = done  # here the error and its traceback, which hold activations, are gone
@@ -195,8 +197,8 @@ class ModelInstance:
                 self._cold = True
             return Shortfall(trouble, message, predicted, max(0, self.room()), time.monotonic() - began)
 
-    def _forward(self, rows: Sequence[Ids], lawful: int) -> Outputs | tuple[Trouble, str]:
-        """Run the network; what is measured beside the `lawful` bytes corrects the law."""
+    def _forward(self, rows: Sequence[Ids], lawful: int, *, telling: bool) -> Outputs | tuple[Trouble, str]:
+        """Run the network; what is measured beside the `lawful` bytes corrects the law, where that is `telling`."""
         try:
             with self.lessor.measuring(self.device) as measure, self.device.computing():
                 outputs = self.encoder.encode(rows)
@@ -207,7 +209,7 @@ class ModelInstance:
             return trouble, summed_up(error)
         if measure.retries:
             self.calibration = self.calibration.strained()
-        elif measure.activations is not None and not (self._cold or self.streamed or self.mlp_sliced):
+        elif telling and measure.activations is not None and not (self._cold or self.streamed or self.mlp_sliced):
             self.calibration = self.calibration.observed(lawful, measure.activations)
         if self._cold:  # what was loaded only now, kernels and their workspaces, no allocator counts
             self.device.wall(self.lessor.ceiling_on(self.device))

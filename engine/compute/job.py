@@ -115,13 +115,11 @@ class GpuJobs:
 
     @property
     def resident(self) -> list[str]:
-        """No model stays."""
         return []
 
     @property
     def loading(self) -> float:
-        """The events of the leases tell."""
-        return 0.0
+        return 0.0  # the events of the leases tell
 
     def compute(self, jobs: Sequence[Job], progress: Progress = unheard) -> list[Encoded]:
         """Compute a pass for each job; a text that nothing helps is parked.
@@ -181,6 +179,7 @@ class HostJobs:
     def __init__(self, lessor: Lessor, *, kept: bool = False) -> None:
         """`kept` holds the models of one call for the next, all under one lease; else each has a lease of its own, and
         goes."""
+        (self._device,) = lessor.devices
         self._lessor, self._kept = lessor, kept
         self._models: dict[str, _HostModel] = {}
         self._lease = ExitStack()
@@ -203,7 +202,7 @@ class HostJobs:
     @property
     def devices(self) -> Sequence[Device]:
         """The CPU."""
-        return self._lessor.devices
+        return [self._device]
 
     @property
     def resident(self) -> list[str]:
@@ -230,9 +229,9 @@ class HostJobs:
             if cold := [model for model in models if not model.attached]:
                 for model in cold:
                     progress(model.card.key, 0)
-                    model.attached = attach_to_host(model.card, self.devices[0])
+                    model.attached = attach_to_host(model.card, self._device)
                 self.loading += made + time.perf_counter() - began
-            return [model.encode(own, self.devices[0], progress) for model, own in zip(models, rows, strict=True)]
+            return [model.encode(own, self._device, progress) for model, own in zip(models, rows, strict=True)]
         finally:
             if not self._kept:
                 self.close()
@@ -258,7 +257,7 @@ class HostJobs:
             return
         room = {**self._room, **{key: max(size, self._room.get(key, 0)) for key, size in wanted.items()}}
         self.close()
-        holder, device = ", ".join(room), self.devices[0]
+        holder, device = ", ".join(room), self._device
         self._lease.enter_context(self._lessor.lease(holder, {device.name: sum(room.values())}, lambda _: None))
         self._room = room
 

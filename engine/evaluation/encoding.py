@@ -6,6 +6,7 @@ evaluation therefore begins where it was, and a corpus that changed in one place
 
 import hashlib
 import json
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -84,7 +85,8 @@ def amount_of(
         tried, on = Job(card, prompt, [missing[at] for at in places]), gpus or host
         if on is host:
             host.compute([tried])  # what is loaded only now is no part of its pace
-        seconds = on.compute([tried])[0].seconds / len(on.devices)
+        began, (found,) = time.monotonic(), on.compute([tried])
+        seconds = time.monotonic() - began if on is host else found.seconds / len(on.devices)
     pace = seconds / sum(lengths[at] for at in places)
     return Amount(card.key, len(texts), len(lengths), sum(lengths), pace * sum(lengths))
 

@@ -144,7 +144,7 @@ class StoreSearcher:
         cuts = _cuts(models, texts)
         with watch.timed("encoding"):
             outputs = self._encoded(models, texts, progress)
-        if loading := self._on.loading:
+        if (loading := self._on.loading) and not all(model.table for model in models):
             encoding = watch.seconds.pop("encoding") - loading
             watch.seconds |= {"loading": loading, "encoding": encoding}
         shared = {stage: seconds / len(texts) for stage, seconds in watch.seconds.items()}

@@ -35,6 +35,8 @@ UNINDEXED, INDEXED = 0, 16
 """Links of each vector in the index, `m`, while points come and afterwards."""
 PAGE, IDS = 1000, 10_000
 """Points whose ids are read at a time, and that are counted by their ids."""
+DECIMALS = 3
+"""How many times as long a number is in the JSON of REST as in memory."""
 MOST_DEPTH = 30
 """Of objects in objects in a payload over gRPC: each takes three messages, of which readers take 100 in one another."""
 C = TypeVar("C", bound=str)
@@ -202,10 +204,13 @@ class ServerCollection:
         self.name, self._server, self._layout = name, server, layout
         self.where = f"{name} on {server.address.url}"
         self.dims, self.sparse, self.tokens = layout.dense, layout.sparse, layout.tokens
-        self.most_points, self.most_bytes, self.most_ids, self._page = MOST_POINTS, MOST_BYTES, IDS, PAGE
+        self.most_points, self.most_ids, self._page = MOST_POINTS, IDS, PAGE
+        self.most_bytes = MOST_BYTES // DECIMALS
         self.bytes = self.requests = 0
         self._ways, self._stack = set[str](), ExitStack()
         self._grpc: GrpcPort | None = None
+        self._chosen = False
+        """Whether it was looked which way points go: once, so that a gRPC that was given up is not tried again."""
         self._say: Callable[[str], object] = lambda text: None
 
     def __enter__(self) -> "ServerCollection":
@@ -226,15 +231,15 @@ class ServerCollection:
 
     def choose_way(self, port: int, say: Callable[[str], object]) -> None:
         """Have points go over gRPC where this port (0: none) is that of the same collection; `say` hears of it."""
-        self._say = say
-        if not port:
+        self._say, chosen, self._chosen = say, self._chosen, True
+        if not port or chosen:
             return
         there = self._server.describe(self.name)
         found = self._stack.enter_context(GrpcPort(self._server, port))
         if why := found.objection(self.name, (there.config.metadata if there else None) or {}):
             say(f"{self.name}: points go by REST, not over gRPC to {found.place} ({why})")
         else:
-            self._grpc = found
+            self._grpc, self.most_bytes = found, MOST_BYTES
             say(f"{self.name}: points go over gRPC to {found.place}")
 
     @property
@@ -252,7 +257,7 @@ class ServerCollection:
                 self.bytes += self._grpc.upsert(self.name, for_client(first))
             except RestInstead as error:
                 self._say(f"{self.name}: gRPC does not do it ({error}): the rest goes by REST")
-                self._grpc = None
+                self._grpc, self.most_bytes = None, MOST_BYTES // DECIMALS
             else:
                 late = [each for each, fit in zip(points, fits, strict=True) if not fit]
                 self._ways.add("grpc")

@@ -90,7 +90,7 @@ def deliver(
 
     Raises InterlockError for a point that the target would take and must not, and TooLarge for one that it does not.
     """
-    most = target.most_bytes
+    most = target.most_bytes  # less once a batch was too large for it
 
     def written(batch: Sequence[Point], size: int) -> None:
         nonlocal most
@@ -105,7 +105,9 @@ def deliver(
         else:
             acknowledge(batch, size)
 
-    for batch, size in batches((gated(point, target) for point in points), target.most_points, lambda: most):
+    for batch, size in batches(
+        (gated(point, target) for point in points), target.most_points, lambda: min(most, target.most_bytes)
+    ):
         written(batch, size)
 
 

@@ -79,7 +79,7 @@ class _Peer:
 
 
 class ClusterExecutor:
-    """Computes what a run has left on the nodes of a members; `run` may be called once."""
+    """Computes what a run has left on the nodes of a cluster; `run` may be called once."""
 
     def __init__(
         self,

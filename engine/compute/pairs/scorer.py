@@ -201,11 +201,14 @@ class Scorer:
         """One forward; what is wrong comes back as data, when what the forward held is gone."""
         instance = self._instance
         assert instance, "it was loaded"
-        instance.law = self._law(instance.device, rows)
+        instance.law, lengths = self._law(instance.device, rows), [len(row) for row in rows]
+        needed, room = instance.predicted(lengths), max(0, instance.room())
+        if needed > room and len(rows) > 1:  # of a CPU's memory too, which no allocator walls in
+            return Shortfall(Trouble.MEMORY, "", needed, room, 0.0, foreseen=True)
         got = instance.attempt(cast(Sequence[Ids], rows))
         if isinstance(got, Shortfall):
             return got
-        self._ran.append((sum(map(len, rows)), instance.device.name, instance.dtype))
+        self._ran.append((sum(lengths), instance.device.name, instance.dtype))
         scores: Scores = got.parts["scores"].vectors[:, 0]
         return scores
 
@@ -226,7 +229,7 @@ class Scorer:
         """
         if self._instance:
             return self._instance.device, ""
-        longest, full = _longest(rows), []
+        longest, full = max(map(len, rows), default=1), []
         for gpu in sorted(self._gpus, key=self._lessor.budget, reverse=True):
             law, budget = self._law(gpu, rows), self._lessor.budget(gpu)
             if (needed := law.weights + self._needed(gpu, law, [longest])) <= budget:
@@ -271,7 +274,7 @@ class Scorer:
     def _load(self, device: Device, rows: Sequence[PairRow], source: str, cause: str) -> None:
         """Put the model on a device under a new lease, which has room for the longest of `rows` at least."""
         card, law = self._card_on(device), self._law(device, rows)
-        needed = law.weights + self._needed(device, law, [_longest(rows)])
+        needed = law.weights + self._needed(device, law, [max(map(len, rows), default=1)])
         with ExitStack() as stack:
             lease = stack.enter_context(self._lessor.lease(card.key, {device.name: needed}, self._released))
             tell_granted(self._emit, lease, 0, needed, rows=len(rows))
@@ -347,10 +350,6 @@ class Scorer:
                 foreseen=short is not None and short.foreseen,
             )
         )
-
-
-def _longest(rows: Sequence[PairRow]) -> int:
-    return max((len(row) for row in rows), default=1)
 
 
 def _cause(short: Shortfall) -> str:

@@ -1,7 +1,7 @@
 """All that a model gives of rows, and the files of a pass: a part of each kind, written and committed together.
 
 A row is parked in all parts or in none. The order of `KINDS` is that in which the parts of a batch are written and
-their CRC-32 journalled. A new kind of output is a file beside this one and a line of `KINDS`.
+their CRC-32 journalled. A new kind of output is a file beside this one, a line of `KINDS` and its lines below.
 """
 
 import zlib
