@@ -244,7 +244,7 @@ def test_what_is_no_longer_as_the_run_left_it_is_not_delivered(run, tmp_path):
     with (run / "journal.jsonl").open("rb") as journal:
         fcntl.flock(journal, fcntl.LOCK_EX)
         refused(run, "is in use")
-    with pytest.raises(UsageError, match="JSON has no narrower numbers"):
+    with pytest.raises(UsageError, match="have no narrower numbers"):
         exported(run, out, "jsonl", precision="int8")
 
 

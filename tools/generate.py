@@ -27,6 +27,7 @@ from interlock.engine.models import registry
 from interlock.engine.models.registry import REGISTRY, label
 from interlock.engine.record import summary
 from interlock.engine.settings import ON_SCREEN, flag_of, knobs, variable_of
+from interlock.engine.targets.files.formats import FORMATS
 from tools import messages
 
 ROOT = Path(__file__).parent.parent
@@ -116,7 +117,7 @@ def _given(kind: object, metavar: str) -> str:
     if get_origin(kind) is Literal:
         return "Literal[" + ", ".join(f'"{each}"' for each in get_args(kind)) + "]"
     if kind == tuple[str, ...]:
-        formats = 'Sequence[Literal["npy", "parquet", "jsonl"]]'
+        formats = "Sequence[Literal[" + ", ".join(f'"{name}"' for name in FORMATS) + "]]"
         return formats if metavar == "FORMAT,..." else "Sequence[str]"
     if kind is Path or (isinstance(kind, UnionType) and Path in get_args(kind)):
         return "str | PathLike[str]"

@@ -230,7 +230,7 @@ class Main(Steering):
     def _pane(self, name: str) -> Pane:
         # Not looked for: while the app ends, a last look at the run finds no children any more.
         panes = {"vram": self._vram, "passes": self._passes, "leases": self._leases, "events": self._events}
-        return panes.get(name, self._cache)
+        return {**panes, "cache": self._cache}[name]
 
     def action_freeze(self) -> None:
         """Stop drawing, or go on and show what came meanwhile."""

@@ -98,11 +98,12 @@ def _check(settings: RunSettings, asked: ExportRequest, chunks: Path) -> None:
     if not asked.to and not asked.store:
         raise UsageError("export: name a directory for files with --to, or one of a store with --to-store")
     if asked.to and not settings.export:
-        raise UsageError("export: the run made no files: choose some with --export npy,parquet,jsonl")
+        raise UsageError(f"export: the run made no files: choose some with --export {','.join(FORMATS)}")
     if asked.precision != "float32" and (not asked.to or not all(FORMATS[each].narrows for each in settings.export)):
+        narrower = ",".join(name for name, each in FORMATS.items() if each.narrows)
         raise UsageError(
-            f"--vectors {asked.precision} is for npy and parquet files, and JSON has no narrower numbers: choose "
-            "--to DIR --export npy,parquet, or drop it (a store has --quantise)"
+            f"--vectors {asked.precision} is for files of {narrower}, others have no narrower numbers: choose --to DIR "
+            f"--export {narrower}, or drop it (a store has --quantise)"
         )
     for flag, path in (("--to", asked.to), ("--to-store", asked.store)):
         if path and path.resolve().is_relative_to(chunks.resolve()):
