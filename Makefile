@@ -45,7 +45,7 @@ generate: install  ## the parts of the documentation and the schema that are mad
 screenshots: install  ## the pictures of every screen, from a recorded run; the PNGs need cairosvg
 	$(BIN)/python -m tools.screenshots
 
-figures: bench bench-rest  ## every figure that the documents state, measured anew, with commit and machine: an hour and a half
+figures: bench bench-rest  ## every figure that the documents state, measured anew, with commit and machine: bench and bench-rest
 
 bench: bench-encode bench-openvino bench-memory bench-start bench-overhead generate  ## the figures of docs/measurements.md, ten minutes
 

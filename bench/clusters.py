@@ -63,7 +63,7 @@ class Texts(Tokenised):
     """Texts of one length, whose ids lie in a mapped file, as those of a run do."""
 
     def __init__(self, path: Path, texts: int, length: int, words: int) -> None:
-        super().__init__(np.full(texts, length, np.int64), length, Specials((), ()))
+        super().__init__(np.full(texts, length, np.int64), Specials((), ()))
         some = np.random.default_rng(3).integers(5, words, 4096 * length, np.uint32).tobytes()
         with path.open("wb") as handle:
             for _ in range(0, texts, 4096):

@@ -80,7 +80,7 @@ class Tokens(Tokenised):
     """Rows of these lengths; `ids` makes those of a row from its number and its length."""
 
     def __init__(self, lengths: Sequence[int], ids: Callable[[int, int], np.ndarray]) -> None:
-        super().__init__(np.asarray(lengths, np.int64), max(lengths, default=0), Specials((), ()))
+        super().__init__(np.asarray(lengths, np.int64), Specials((), ()))
         self._rows = [ids(row, length).astype(np.uint32) for row, length in enumerate(lengths)]
 
     def stored(self, text: int) -> np.ndarray:

@@ -272,6 +272,19 @@ def test_on_a_cpu_no_forward_takes_more_than_its_lease_has_room_for(
     assert all(each.foreseen for each in told if isinstance(each, ev.Mitigated))
 
 
+def test_rows_of_one_length_teach_nothing_of_a_padded_network(tmp_path: Path) -> None:
+    """They carry no mask, which the law counts: what they take would be too little for rows that do."""
+    host, gpus = CpuDevice(), simulated("sim:1xT4")
+    card = card_of(tiny_scorer(tmp_path / "m", seed=3, kind="electra"))
+    with Scorer(card, "sigmoid", gpus, host, Lessor([*gpus, host], 12 * GIB, 8 * GIB), lambda _: None) as scorer:
+        known = []
+        for pairs in (PAIRS[:8], PAIRS[:1] * 8, PAIRS[:8]):  # the first forward takes workspaces and says nothing
+            scorer.score(pairs)
+            assert scorer._instance is not None
+            known.append(scorer._instance.calibration.batches)
+    assert known == [0, 0, 1]
+
+
 def test_pairs_that_fit_a_gpu_not_even_alone_move_with_the_model_to_the_cpu(scorer: Path) -> None:
     sim = Sim(scorer, ",".join(f"oom:{number}" for number in range(40, 400)))
     np.testing.assert_allclose(sim.scores, scores_of(scorer), rtol=0, atol=1e-5)

@@ -418,6 +418,9 @@ def test_models_stay_under_one_lease_and_all_is_let_go_at_the_end(place: Path) -
     with StoreSearcher(place / "concat", None, registry, Policy(offline=True), lessor, kept=True) as searcher:
         assert searcher.resident == []
         first = searcher.search(["the first"], Ask())[0]
+        words = searcher.search(["the first"], Ask(only="bm25"))[0]  # asks no model: nothing is loaded for it
+        assert first.seconds["loading"] > 0
+        assert "loading" not in words.seconds and min(words.seconds.values()) >= 0
         networks = [model.attached for model in searcher._on._models.values()]
         assert searcher.resident == ["a", "b"]
         (lease,) = lessor._open

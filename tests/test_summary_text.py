@@ -134,3 +134,10 @@ def test_rows_of_two_collections_say_whose_and_a_shared_lease_stands_once():
     found = {each.title: each for each in tables.overview(data)}
     assert [row[0] for row in found["passes"].rows] == ["Docs"] * 3 + ["More"] * 3
     assert found["leases"].count == 3
+
+
+@pytest.mark.parametrize("split", [0, 9])
+def test_what_earlier_versions_did_alone_has_columns_in_their_runs_alone(split):
+    passes = [each | {"split_rows": split, "spans": 3 * split} for each in a_summary()["collections"][0]["passes"]]
+    found = tables.table_of(("collections", 0, "passes"), passes)
+    assert ({"split", "spans"} <= {*found.heads}) == bool(split)

@@ -10,8 +10,10 @@ import pytest
 from interlock.engine.corpus.chunks import point_of
 from interlock.engine.corpus.corpus import digest_of
 from interlock.engine.errors import InterlockError
+from interlock.engine.targets.collection import REST_BYTES, for_client
 from interlock.engine.targets.target import (
     MIN_COSINE,
+    MOST_BYTES,
     TooLarge,
     compare,
     deliver,
@@ -172,3 +174,16 @@ def test_points_that_are_there_after_they_were_removed_are_told():
     target.remove = lambda ids: None
     with pytest.raises(InterlockError, match="memory still has 5 of 5 points that were removed"):
         prune(target, others(target, halves([points[0].id]), "docs"), 100)
+
+
+@pytest.mark.parametrize(("dense", "tokens"), [(2000, 0), (0, 200), (384, 1)])
+def test_a_request_by_rest_takes_8_mb_at_most_whatever_its_points_are_made_of(dense, tokens):
+    from qdrant_client.http.api.points_api import jsonable_encoder
+    from qdrant_client.models import PointsList
+
+    draw = np.random.default_rng(3)
+    each = {"m": draw.normal(size=dense).astype(np.float32) / 40} if dense else {}
+    late = {"m-tokens": (draw.normal(size=(tokens, 128)) / 11).astype(np.float16)} if tokens else {}
+    one = Point(str(UUID(int=1)), {"text": "a"}, each, tokens=late)
+    body = jsonable_encoder(PointsList(points=for_client([one] * 50, shortest=True)))
+    assert len(body.encode()) / (50 * size_of(one)) <= MOST_BYTES / REST_BYTES

@@ -97,6 +97,8 @@ def _form(field: str, value: object) -> str:
         return placed(value.split(",") if isinstance(value, str) else [str(each) for each in value]) or NOTHING
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _text(value)
+    if field in EARLIER and not value:
+        return NOTHING
     if field == "rows_per_second":
         return f"{value:,.1f}" if abs(value) < LARGEST_RATE else "?"
     if field.endswith("seconds"):  # short times to the tenth, longer ones as a clock shows them
@@ -145,6 +147,8 @@ OVERVIEW = (
     "collections", "passes", "leases", "mitigations", "parked", "nodes", "devices", "exports", "verification",
     "refusals", "missing", "residues", "canaries", "calibrations", "controls", "warnings",
 )  # fmt: skip
+EARLIER = ("split_rows", "spans")
+"""What runs of earlier versions did alone: 0 says nothing."""
 COUNTED = ("model_pass", "batch_index")
 """Places that are counted from 1 for people."""
 MADE: Mapping[str, Callable[[Item], str]] = {

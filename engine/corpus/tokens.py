@@ -162,10 +162,9 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
 class Tokenised:
     """Texts as token ids, whoever keeps them: their lengths [texts], and the rows that models are given."""
 
-    def __init__(self, full_lengths: Lengths, cap: int, specials: Specials) -> None:
-        """At most `cap` ids are kept of each text, without special tokens and with those of the prompt."""
+    def __init__(self, full_lengths: Lengths, specials: Specials) -> None:
+        """`full_lengths` [texts] count the tokens of each, without special ones and with those of the prompt."""
         self.full_lengths = full_lengths
-        self.cap = cap
         self.specials = specials
 
     def stored(self, text: int) -> Ids:
@@ -192,9 +191,10 @@ class TokenStore(Tokenised):
 
     def __init__(self, path: Path, tokenizer: Tokenizer, prompt: str, cap: int) -> None:
         """Keep at most `cap` ids of each text (without special tokens) in the file `path`."""
-        super().__init__(np.empty(0, np.int64), cap, specials_of(tokenizer))
+        super().__init__(np.empty(0, np.int64), specials_of(tokenizer))
         self.path = path
         self.prompt = prompt
+        self._cap = cap
         self._tokenizer = tokenizer
         self._full: list[Lengths] = []
         self._file: IO[bytes] | None = None
@@ -215,7 +215,7 @@ class TokenStore(Tokenised):
             rows = [np.asarray(encoding.ids, np.uint32) for encoding in encoded(self._tokenizer, window)]
             self._full.append(np.asarray([len(row) for row in rows], np.int64))
             with atomic.explaining(self.path):
-                self._file.write(np.concatenate([row[: self.cap] for row in rows]).tobytes())
+                self._file.write(np.concatenate([row[: self._cap] for row in rows]).tobytes())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._file is not None
@@ -224,7 +224,7 @@ class TokenStore(Tokenised):
         if self._full:
             self.full_lengths = np.concatenate(self._full)
         self._full.clear()
-        kept = np.minimum(self.full_lengths, self.cap)
+        kept = np.minimum(self.full_lengths, self._cap)
         self._offsets = starts_of(kept)
         if self._offsets[-1]:
             self._ids = np.memmap(self.path, np.uint32, mode="r")

@@ -30,6 +30,10 @@ _SETTINGS = {
 """Where what a model is kept with is called otherwise than the setting that decides it."""
 
 
+SPLIT = "were split into spans, which this version does not do"
+"""What earlier versions could do with texts beyond a model's limit."""
+
+
 class _Member(msgspec.Struct):
     model: str
     dim: int
@@ -101,7 +105,7 @@ def _changes_of(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterato
     """What differs of one model."""
     one, other = _with_usual(stored), _with_usual(wanted)
     if one["overlap"] != other["overlap"]:
-        yield f"long texts of {stored['model']} were split into spans, which this version does not do"
+        yield f"long texts of {stored['model']} {SPLIT}"
         del one["overlap"], other["overlap"]
     for phrase in differences(one, other):
         name, said = phrase.split(" ", 1)

@@ -35,8 +35,8 @@ UNINDEXED, INDEXED = 0, 16
 """Links of each vector in the index, `m`, while points come and afterwards."""
 PAGE, IDS = 1000, 10_000
 """Points whose ids are read at a time, and that are counted by their ids."""
-DECIMALS = 3
-"""How many times as long a number is in the JSON of REST as in memory."""
+REST_BYTES = MOST_BYTES // 4
+"""Of the points of one request by REST: in decimals a number takes more than three times what it takes in memory."""
 MOST_DEPTH = 30
 """Of objects in objects in a payload over gRPC: each takes three messages, of which readers take 100 in one another."""
 C = TypeVar("C", bound=str)
@@ -205,7 +205,7 @@ class ServerCollection:
         self.where = f"{name} on {server.address.url}"
         self.dims, self.sparse, self.tokens = layout.dense, layout.sparse, layout.tokens
         self.most_points, self.most_ids, self._page = MOST_POINTS, IDS, PAGE
-        self.most_bytes = MOST_BYTES // DECIMALS
+        self.most_bytes = REST_BYTES
         self.bytes = self.requests = 0
         self._ways, self._stack = set[str](), ExitStack()
         self._grpc: GrpcPort | None = None
@@ -257,7 +257,7 @@ class ServerCollection:
                 self.bytes += self._grpc.upsert(self.name, for_client(first))
             except RestInstead as error:
                 self._say(f"{self.name}: gRPC does not do it ({error}): the rest goes by REST")
-                self._grpc, self.most_bytes = None, MOST_BYTES // DECIMALS
+                self._grpc, self.most_bytes = None, REST_BYTES
             else:
                 late = [each for each, fit in zip(points, fits, strict=True) if not fit]
                 self._ways.add("grpc")

@@ -27,6 +27,7 @@ from interlock.engine.models.registry import NAME_RULE, name_of_output, nameable
 from interlock.engine.record.atomic import PARTIAL
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import MissingModel, RosterEntry
+from interlock.engine.record.inputs import SPLIT
 from interlock.engine.record.rundir import JOURNAL, RUN
 from interlock.engine.record.words import differences, few, several
 from interlock.engine.targets import shard
@@ -137,15 +138,12 @@ def is_ours(path: Path, wanted: Mapping[str, object]) -> bool:
     return False
 
 
-SPLIT = "long texts were split into spans there, which this version does not do"
-
-
 def _changes(there: Mapping[str, object], wanted: Mapping[str, object]) -> list[str]:
     """How two manifests differ: of other models their names alone, whose rows would fill a screen."""
     names = [[str(each.get("model")) for each in _rows(manifest.get("models"))] for manifest in (there, wanted)]
     if names[0] == names[1]:
         every = differences(dict(there), dict(wanted))
-        return [SPLIT if each.endswith(".overlap is missing") else each for each in every]
+        return [f"long texts {SPLIT}" if each.endswith(".overlap is missing") else each for each in every]
     before, now = ({**manifest, "models": None, "sparse": None} for manifest in (there, wanted))
     return [
         f"models were {', '.join(names[0]) or 'none'}, are now {', '.join(names[1]) or 'none'}",

@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 
 from interlock.engine.errors import UsageError
-from interlock.engine.targets.collection import CollectionLayout, ServerCollection, check_named
+from interlock.engine.targets.collection import REST_BYTES, CollectionLayout, ServerCollection, check_named
 from interlock.engine.targets.files.exported import ExportedCollection
 from interlock.engine.targets.server import QdrantServer
-from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, OtherPoints, batches, halves, others, size_of
+from interlock.engine.targets.target import MOST_POINTS, OtherPoints, batches, halves, others, size_of
 from interlock.engine.targets.upload_record import UploadOptions, UploadPlan
 from interlock.engine.vectors.points import for_client
 
@@ -51,7 +51,7 @@ def plan_of(collection: ExportedCollection, options: UploadOptions, server: Qdra
     from qdrant_client.models import PointsList
 
     name, layout, requests, size = target_of(collection, options), layout_of(collection, options), 0, 0
-    for batch, _ in batches(((each, size_of(each)) for each in collection.points()), MOST_POINTS, lambda: MOST_BYTES):
+    for batch, _ in batches(((each, size_of(each)) for each in collection.points()), MOST_POINTS, lambda: REST_BYTES):
         body = jsonable_encoder(PointsList(points=for_client(batch, shortest=True)))
         requests, size = requests + 1, size + len(body.encode())
     prunable = foreign = None

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from contextlib import ExitStack
 
 import numpy as np
@@ -281,9 +282,10 @@ def test_a_delivery_into_a_store_that_is_killed_is_done_by_the_same_command(home
     words = ["export", home / "runs" / "one", *store.words, "--config", home / "interlock.toml"]
     process = start(*words)
     while not (store.place / "docs" / "manifest.json").exists() and process.poll() is None:
-        pass
+        time.sleep(0.001)
     process.kill()
     process.communicate(60)
+    assert process.returncode == -signal.SIGKILL
     store.deliver()
     assert_as_exported(store.points(), home, "one", ROWS)
 

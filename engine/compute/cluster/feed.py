@@ -333,7 +333,7 @@ class RemoteTokens(Tokenised):
     """The ids of texts as they came with the batches of a pass."""
 
     def __init__(self, facts: TokenFacts, model_pass: int, feed: NodeFeed) -> None:
-        super().__init__(facts.lengths, facts.cap, facts.specials)
+        super().__init__(facts.lengths, facts.specials)
         self._model_pass = model_pass
         self._feed = feed
 

@@ -536,7 +536,7 @@ def plan_of(grid: Sequence[Cells], specs: Sequence[ModelSpec], policy: Policy, g
             )
             for cells in grid
         ],
-        {str(key): TokenFacts(each.full_lengths, each.cap, each.specials) for key, each in tokens.items()},
+        {str(key): TokenFacts(each.full_lengths, each.specials) for key, each in tokens.items()},
         len(specs),
         granted,
         policy.pickles,

@@ -58,7 +58,6 @@ class TokenFacts:
     """What a node knows of all texts for one tokenizer: their full lengths [texts], and what is put around ids."""
 
     lengths: Lengths
-    cap: int
     specials: Specials
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from traceback import clear_frames
 from typing import Self, cast
 
@@ -35,7 +36,7 @@ from interlock.engine.compute.pairs.rows import (
 from interlock.engine.errors import InterlockError, NoDeviceError, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify, summed_up
-from interlock.engine.gpu.lease import Lease, Lessor
+from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.memory import Calibration, Law, law_for
 from interlock.engine.models.scoring import Activation
@@ -202,9 +203,10 @@ class Scorer:
         instance = self._instance
         assert instance, "it was loaded"
         instance.law, lengths = self._law(instance.device, rows), [len(row) for row in rows]
-        needed, room = instance.predicted(lengths), max(0, instance.room())
-        if needed > room and len(rows) > 1:  # of a CPU's memory too, which no allocator walls in
-            return Shortfall(Trouble.MEMORY, "", needed, room, 0.0, foreseen=True)
+        if not instance.device.metered and len(rows) > 1:  # its lease has room for the longest row, and no wall
+            needed, room = instance.predicted(lengths), max(0, instance.room())
+            if needed > room:
+                return Shortfall(Trouble.MEMORY, "", needed, room, 0.0, foreseen=True)
         got = instance.attempt(cast(Sequence[Ids], rows))
         if isinstance(got, Shortfall):
             return got
@@ -275,8 +277,9 @@ class Scorer:
         """Put the model on a device under a new lease, which has room for the longest of `rows` at least."""
         card, law = self._card_on(device), self._law(device, rows)
         needed = law.weights + self._needed(device, law, [max(map(len, rows), default=1)])
+        released = partial(tell_released, self._emit, model_pass=0)
         with ExitStack() as stack:
-            lease = stack.enter_context(self._lessor.lease(card.key, {device.name: needed}, self._released))
+            lease = stack.enter_context(self._lessor.lease(card.key, {device.name: needed}, released))
             tell_granted(self._emit, lease, 0, needed, rows=len(rows))
             began = time.monotonic()
             attached = self._attached(card, device)
@@ -296,9 +299,6 @@ class Scorer:
             known = self._calibration(device)
             self._instance = ModelInstance(device, attached, encoder, card.dtype, law, known, lease, self._lessor)
             self._stack = stack.pop_all()
-
-    def _released(self, lease: Lease) -> None:
-        tell_released(self._emit, lease, 0)
 
     def _attached(self, card: ModelCard, device: Device) -> Attached:
         """Attach what was read for its tokenizer, where it is that, or what is read now."""
