@@ -11,6 +11,7 @@ from textual.app import App
 from interlock.console.apps.single import Viewer
 from interlock.console.look import Look
 from interlock.console.screens import summary
+from interlock.console.screens.ask import Find
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.summary.document import Document, load
 from interlock.engine.record import summary as summaries
@@ -119,6 +120,20 @@ async def test_n_and_shift_n_walk_round_the_matches_and_escape_ends_it(size):
         assert any("nothing to step through" in line for line in await shown(pilot))
         await pilot.press("slash", "escape", "escape")
         assert any("q leaves" in line for line in await shown(pilot))
+
+
+async def test_what_is_found_before_the_line_is_there_or_after_it_has_gone_is_no_error(size):
+    app = Viewer(Document(a_summary()))
+    async with app.run_test(size=size) as pilot:
+        line = Find("/", "", lambda text: "")
+        line.tell("1 match")
+        app.push_screen(line)
+        await pilot.pause()
+        assert "1 match" not in (await shown(pilot))[-2]  # what was typed since is told then
+        await pilot.press("escape")
+        line.tell("2 matches")
+        await pilot.pause()
+        assert isinstance(app.screen, SummaryScreen)
 
 
 async def test_a_search_counts_while_it_is_typed_and_escape_clears_it(size):

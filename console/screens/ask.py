@@ -110,12 +110,13 @@ class Find(ModalScreen[str | None]):
         self._title = title
         self._typed = typed
         self._line = Input(value, compact=True)
+        self._said = Label(id="said")
 
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Label(Text(self._title))
             yield self._line
-            yield Label(id="said")
+            yield self._said
 
     def on_mount(self) -> None:
         self.tell("")
@@ -125,11 +126,11 @@ class Find(ModalScreen[str | None]):
         self._line.insert_text_at_cursor(character)
 
     def tell(self, text: str) -> None:
-        """Say something of what was typed."""
+        """Say something of what was typed, whether or not the line is there yet, or still."""
         narrow = self.app.size.width < NARROW
         keys = "enter keeps  esc clears" if self._typed else "esc cancels"
         keys = "" if narrow and text else keys
-        self.query_one("#said", Label).update(Text(safe("  ".join(filter(None, [text, keys])))))
+        self._said.update(Text(safe("  ".join(filter(None, [text, keys])))))
 
     @on(Input.Changed)
     def _changed(self, event: Input.Changed) -> None:
