@@ -205,8 +205,7 @@ def rerank(options: argparse.Namespace) -> int:
 
 def eval(options: argparse.Namespace) -> int:
     """Judge a roster, or plan that."""
-    from interlock.console.text.evaluation_text import agreement_text, amounts_text, evaluation_text
-    from interlock.engine.evaluation.agreement import agreement_json
+    from interlock.console.text.evaluation_text import amounts_text, evaluation_text
     from interlock.engine.evaluation.delivered import is_run
     from interlock.engine.evaluation.report import dumps
     from interlock.engine.flows import evaluate as flow
@@ -232,14 +231,6 @@ def eval(options: argparse.Namespace) -> int:
         listener = Listener(partial(Telemetry, None), say, done)
         if options.plan:
             print(amounts_text(flow.amounts(settings, request, listener)))
-            return ExitCode.COMPLETED
-        if is_run(request.data) and request.queries is None and request.qrels is None:
-            if options.calibrate or request.rerank:
-                raise UsageError("--calibrate and --rerank need judgements: pass --queries and --qrels, or drop them")
-            agreed = flow.agreed(request)
-            if options.json:
-                atomic.write_bytes(options.json, agreement_json(agreed))
-            print(agreement_text(agreed))
             return ExitCode.COMPLETED
         found = flow.evaluate(settings, request, listener)
     if options.json:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from textwrap import fill
 
-from interlock.engine.evaluation.agreement import Agreement
 from interlock.engine.evaluation.encoding import Amount
-from interlock.engine.evaluation.report import Evaluation, Interval, MeasuredWay
-from interlock.engine.evaluation.verdict import signed
+from interlock.engine.evaluation.measures import Interval
+from interlock.engine.evaluation.report import Evaluation, MeasuredWay, signed
 from interlock.engine.record.words import duration, safe, several
 from interlock.widgets.formats import render
 
@@ -34,21 +33,6 @@ def evaluation_text(found: Evaluation, *, whole: bool = False) -> str:
         parts.append(_wrapped(f"{_first_up(safe(found.verdict))}."))
     if found.cost:
         parts.append(_wrapped(f"{_first_up(safe(found.cost))}."))
-    return "\n\n".join(parts)
-
-
-def agreement_text(found: Agreement) -> str:
-    """Write what models have in common, and what other weights would change."""
-    head = (
-        f"{safe(found.data)}: {several(found.texts, 'chunk')}, {found.asked:,} of them asked with (seed {found.seed}). "
-        "Nobody has judged these: this says how much the models differ, and not which is right."
-    )
-    pairs = [[each.one, each.other, f"{each.overlap:.2f}", f"{each.correlation:.2f}"] for each in found.pairs]
-    parts = [_wrapped(head), render(["model", "other", "overlap@10", "correlation of cosines"], pairs)]
-    if found.weights:
-        models = list(found.weights[0].weights)
-        rows = [[*(f"{each.weights[model]:.1f}" for model in models), f"{each.overlap:.2f}"] for each in found.weights]
-        parts.append(render([*models, "overlap@10 with the roster's weights"], rows))
     return "\n\n".join(parts)
 
 

@@ -13,51 +13,47 @@ import numpy as np
 
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.errors import InterlockError, UsageError, meant, remedy
-from interlock.engine.evaluation.material import SideCost
+from interlock.engine.errors import InterlockError, UsageError, meant
+from interlock.engine.evaluation.weighing import SideCost
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec, name_of_output
-from interlock.engine.record import journal
 from interlock.engine.record.atomic import check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
-from interlock.engine.record.fold import fold_all
 from interlock.engine.record.inputs import store_of
-from interlock.engine.record.rundir import JOURNAL, RunDirectory
-from interlock.engine.record.state import RunState
-from interlock.engine.record.summary import CollectionSummary, Summary, summarise
+from interlock.engine.record.rundir import JOURNAL
+from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.targets.builder import remaining
+from interlock.engine.targets.files.exported import ExportedRun
+from interlock.engine.targets.files.formats import TABLE
 from interlock.engine.targets.files.tables import matrix_of, terms_of
 from interlock.engine.vectors.form import FUSED
 from interlock.engine.vectors.fusion import Fusion, unit_rows
 
-COLUMNS = ("id", "chunk_id", "text")
-TABLE = "points.parquet"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeliveredCollection:
-    """The chunks of a collection that have a vector of every model, with these vectors [n, dim], and weights of terms
-    by name; `parked` counts the chunks that lack one."""
+    """The texts by id of the chunks of a collection that have a vector of every model, with these vectors [n, dim], and
+    weights of terms by name; `parked` counts the chunks that lack one.
+
+    `bm25` is the language of its BM25, empty where it was delivered without; `store` where the run wrote it as a
+    collection of a store, if it did; `smaller` what made the vectors of its store smaller than these, in the words of a
+    command line; `missing` are the models of the run that it was delivered without.
+    """
 
     run: str
     name: str
     fusion: str
-    ids: Sequence[str]
-    texts: Sequence[str]
+    texts: Mapping[str, str]
     roster: Sequence[RosterEntry]
     dense: Mapping[str, Vectors]
     sparse: Mapping[str, SparseRows]
     costs: Mapping[str, SideCost]
     parked: int
     bm25: str
-    """The language of its BM25; empty where it was delivered without."""
     store: Path | None
-    """Where the run wrote it as a collection of a store, if it did."""
     smaller: str
-    """What made the vectors of its store smaller than these, in the words of a command line; empty for nothing."""
-    missing: Sequence[str] = ()
-    """The models of the run that it was delivered without."""
+    missing: Sequence[str]
 
 
 def is_run(directory: Path) -> bool:
@@ -71,13 +67,8 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
     A chunk is known by its own id, or by its point's where two chunks share one. Raises UsageError for a collection
     that is not there or whose files lack texts or a model's vectors, InterlockError for a file that is damaged.
     """
-    try:
-        state = fold_all(RunState(), journal.read(directory / JOURNAL))
-    except OSError as error:
-        raise InterlockError(f"cannot read {directory / JOURNAL}: {error.strerror}; {remedy(error)}") from error
-    if state.started is None:
-        raise UsageError(f"{directory / JOURNAL} has no entry yet: wait until the run has started")
-    summary = summarise(state)
+    run = ExportedRun.open(directory)
+    summary = run.summary
     found = {each.name: each for each in summary.collections}
     if wanted is None and len(found) != 1:
         names = ", ".join(found)
@@ -87,15 +78,19 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
     if name not in found:
         hint = meant(name, found)
         raise UsageError(f"run {directory.name} has no collection {name!r}{hint}: choose one of {', '.join(found)}")
-    exports = {Path(each.path).name: each for each in found[name].exports}
-    files = _Files(directory, RunDirectory(directory).exports(name), exports)
-    missing = {each.model for each in found[name].missing}
-    roster = remaining(state.roster, found[name].missing)
+    delivered, inputs = found[name], run.directory.inputs()
+    again = ["run", str(inputs.get("chunks", "CHUNKS")), "--out", str(directory.parent), "--run-id", directory.name]
+    files = _Files(
+        run.directory.exports(name),
+        {Path(each.path).name: each for each in delivered.exports},
+        f"{shlex.join(again)} --resume --export npy,parquet",
+    )
+    roster = remaining(run.roster, delivered.missing)
     dense = [entry for entry in roster if "dense" in entry.gives]
-    vectors = {entry.model: files.vectors(entry, dense, summary) for entry in dense}
-    weighing = {name_of_output(entry.model, "sparse", entry.kind): entry for entry in roster if "sparse" in entry.gives}
-    terms = {key: files.terms(key) for key in weighing}
-    ids, chunk_ids, texts = files.columns()
+    vectors = {entry.model: files.vectors(entry, dense, run) for entry in dense}
+    weighing = [entry for entry in roster if "sparse" in entry.gives]
+    terms = {key: files.terms(key) for key in (name_of_output(each.model, "sparse", each.kind) for each in weighing)}
+    ids, chunk_ids, texts = (files.texts(column) for column in ("id", "chunk_id", "text"))
     there = np.ones(len(ids), np.bool_)
     for matrix in vectors.values():
         there &= np.isfinite(matrix).all(axis=1)
@@ -103,32 +98,22 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         there &= ~rows.parked
     kept = np.flatnonzero(there)
     known = chunk_ids if len(set(chunk_ids)) == len(chunk_ids) else ids
+    smaller = {f"--{setting}": run.setting(setting) for setting in ("project", "quantise")}
     return DeliveredCollection(
-        directory.name,
-        name,
-        summary.fusion,
-        [known[row] for row in kept],
-        [texts[row] for row in kept],
-        roster,
-        {model: np.ascontiguousarray(matrix[kept], np.float32) for model, matrix in vectors.items()},
-        {key: rows.taken(kept) for key, rows in terms.items()},
-        {entry.model: _cost(found[name], entry.model) for entry in roster},
-        len(ids) - len(kept),
-        str(_value(summary, "bm25_language")) if _value(summary, "bm25") else "",
-        store / found[name].qdrant_collection if (store := store_of(summary, directory)) else None,
-        _smaller(summary),
-        sorted(missing),
+        run=directory.name,
+        name=name,
+        fusion=summary.fusion,
+        texts={known[row]: texts[row] for row in kept},
+        roster=roster,
+        dense={model: np.ascontiguousarray(matrix[kept], np.float32) for model, matrix in vectors.items()},
+        sparse={key: rows.taken(kept) for key, rows in terms.items()},
+        costs={entry.model: _cost(delivered, entry.model) for entry in roster},
+        parked=len(ids) - len(kept),
+        bm25=str(run.setting("bm25_language")) if run.setting("bm25") else "",
+        store=store / delivered.qdrant_collection if (store := store_of(summary, directory)) else None,
+        smaller=" ".join(f"{flag} {value}" for flag, value in smaller.items() if value not in (None, 0, "none")),
+        missing=sorted({each.model for each in delivered.missing}),
     )
-
-
-def _value(summary: Summary, setting: str) -> object:
-    found = summary.configuration.get(setting)
-    return found.value if found else None
-
-
-def _smaller(summary: Summary) -> str:
-    given = {f"--{name}": _value(summary, name) for name in ("project", "quantise")}
-    return " ".join(f"{flag} {value}" for flag, value in given.items() if value not in (None, 0, "none"))
 
 
 def card_of(entry: RosterEntry, registry: Mapping[str, ModelSpec], policy: Policy) -> tuple[ModelSpec, ModelCard]:
@@ -158,52 +143,48 @@ def card_of(entry: RosterEntry, registry: Mapping[str, ModelSpec], policy: Polic
 class _Files:
     """The files of one collection, with what the run recorded of each: arrays, and what these lack from the table."""
 
-    run: Path
     directory: Path
     written: Mapping[str, Artefact]
+    again: str
+    """The command that writes all of them."""
 
-    def vectors(self, entry: RosterEntry, roster: Sequence[RosterEntry], summary: Summary) -> Vectors:
+    def vectors(self, entry: RosterEntry, roster: Sequence[RosterEntry], run: ExportedRun) -> Vectors:
         """A dense model's own vectors [n, dim] of those of `roster`, a parked row of which is NaN."""
         model = entry.model
         for name in (f"{model}.npy", *([f"{FUSED}.npy"] if len(roster) == 1 else [])):
             if name in self.written:
-                return self._array(name)
-        columns = {field.name: field.type for field in self._table.schema_arrow} if TABLE in self.written else {}
+                with self._reading(name) as path:
+                    found: Vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+                    return found
+        columns = self._table.schema_arrow.names if TABLE in self.written else []
         if model in columns:
-            return self._column(model, entry.dim)
-        whole = sum(each.dim for each in roster)
-        concat = len(roster) == 1 or summary.fusion == Fusion.CONCAT
-        if not concat or _value(summary, "project") or FUSED not in columns:
+            return matrix_of(self._column(model), entry.dim)
+        concat = len(roster) == 1 or run.summary.fusion == Fusion.CONCAT
+        if not concat or run.setting("project") or FUSED not in columns:
             raise self._lacking(f"vectors of {model} by themselves")
+        whole = matrix_of(self._column(FUSED), sum(each.dim for each in roster))
         first = sum(each.dim for each in roster[: roster.index(entry)])  # in `concat` a block is a model's own, scaled
-        return unit_rows(self._column(FUSED, whole)[:, first : first + entry.dim].astype(np.float64))
+        return unit_rows(whole[:, first : first + entry.dim].astype(np.float64))
 
     def terms(self, name: str) -> SparseRows:
+        """A sparse model's weights of terms."""
         if f"{name}.npz" not in self.written:
-            if TABLE not in self.written:
-                raise self._lacking(f"terms of {name}")
-            with self._reading(TABLE):
-                return terms_of(self._table.read([name])[name])
+            return terms_of(self._column(name, f"terms of {name}"))
         with self._reading(f"{name}.npz") as path, np.load(path, allow_pickle=False) as found:
             parked = np.zeros(len(found["indptr"]) - 1, np.bool_)
             parked[found["parked"]] = True
             return SparseRows(found["indptr"].astype(np.int64), found["indices"], found["data"], parked)
 
-    def columns(self) -> tuple[list[str], ...]:
+    def texts(self, name: str) -> list[str]:
+        """A column of texts."""
+        found: list[str] = self._column(name, "texts").to_pylist()
+        return found
+
+    def _column(self, name: str, what: str = "") -> Any:
         if TABLE not in self.written:
-            raise self._lacking("texts")
+            raise self._lacking(what)
         with self._reading(TABLE):
-            table = self._table.read(list(COLUMNS))
-            return tuple(table[name].to_pylist() for name in COLUMNS)
-
-    def _array(self, name: str) -> Vectors:
-        with self._reading(name) as path:
-            found: Vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-            return found
-
-    def _column(self, name: str, width: int) -> Vectors:
-        with self._reading(TABLE):
-            return matrix_of(self._table.read([name])[name], width)
+            return self._table.read([name])[name]
 
     @cached_property
     def _table(self) -> Any:
@@ -225,11 +206,9 @@ class _Files:
             raise InterlockError(f"cannot read {path} ({error}): resume the run to write it again") from error
 
     def _lacking(self, what: str) -> UsageError:
-        chunks = str(RunDirectory(self.run).inputs().get("chunks", "CHUNKS"))
-        words = ["run", chunks, "--out", str(self.run.parent), "--run-id", self.run.name]
         return UsageError(
-            f"{self.directory} has no {what}: `interlock {shlex.join(words)} --resume --export npy,parquet` (and "
-            "--config, if it had one) writes them, and computes nothing again"
+            f"{self.directory} has no {what}: `interlock {self.again}` (and --config, if it had one) writes them, and "
+            "computes nothing again"
         )
 
 

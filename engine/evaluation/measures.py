@@ -1,10 +1,11 @@
 """How well ranked lists answer judged queries, as trec_eval measures it, and how sure a difference is. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
 from interlock.engine.corpus.judged import Grades
 from interlock.engine.errors import UnavailableError
@@ -25,19 +26,13 @@ BLOCK = 1 << 24
 """Numbers that resampling holds at once."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Interval(Struct, frozen=True, kw_only=True):
     """The mean of a paired difference over queries, and the bootstrap interval (95 %) about it."""
 
     mean: float
     low: float
     high: float
-    queries: int
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval leaves out 0; never for fewer than `FEWEST` queries, whose resamples are too alike."""
-        return self.queries >= FEWEST and (self.low > 0 or self.high < 0)
+    significant: Annotated[bool, Meta(description="whether 0 lies outside of low..high; never for a few queries")]
 
 
 def measured(lists: Sequence[Found], grades: Sequence[Mapping[str, int]]) -> dict[str, Values]:
@@ -64,9 +59,10 @@ def measured(lists: Sequence[Found], grades: Sequence[Mapping[str, int]]) -> dic
     return values
 
 
-def differences(pairs: Sequence[Values], seed: int) -> list[Difference]:
+def differences(pairs: Sequence[Values], seed: int) -> list[Interval]:
     """Say of each array of paired differences [queries] how large their mean is and where it may lie: the quantiles of
-    the means of `RESAMPLES` samples with replacement, the same ones for all."""
+    the means of `RESAMPLES` samples with replacement, the same ones for all. Of fewer than `FEWEST` queries resamples
+    are too alike for any difference to be significant."""
     if not pairs:
         return []
     whole, generator = np.stack(pairs), np.random.default_rng(seed)
@@ -77,8 +73,8 @@ def differences(pairs: Sequence[Values], seed: int) -> list[Difference]:
         weights = np.stack([np.bincount(row, minlength=count) for row in picked]).astype(np.float64)
         means.append(weights @ whole.T / count)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(np.concatenate(means), (tail, 1 - tail), axis=0)
+    lows, highs = np.quantile(np.concatenate(means), (tail, 1 - tail), axis=0).tolist()
     return [
-        Difference(float(mean), float(least), float(most), count)
-        for mean, least, most in zip(whole.mean(axis=1), low, high, strict=True)
+        Interval(mean=mean, low=low, high=high, significant=count >= FEWEST and (low > 0 or high < 0))
+        for mean, low, high in zip(whole.mean(axis=1).tolist(), lows, highs, strict=True)
     ]

@@ -1,44 +1,37 @@
-"""What `interlock eval --json` writes, and what its table is drawn from."""
+"""What `interlock eval --json` writes, and its sentences, which say no more than the figures do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from interlock.engine.evaluation.judging import Judge, JudgedWay, Way
-from interlock.engine.evaluation.material import Material
-from interlock.engine.evaluation.measures import Difference
-from interlock.engine.evaluation.verdict import bill, few_queries, verdict
-from interlock.engine.evaluation.weighing import Chosen, chosen
-from interlock.engine.record.words import several
+from interlock.engine.evaluation.measures import MAIN, Interval
+from interlock.engine.record.words import duration, several
+
+FEW = 30
+"""Judged queries below which every interval is wide, or says nothing: where none of a few differ it is from 0 to 0."""
+ALIKE = 0.01
+"""Two ways whose difference lies within this are told to find the same."""
+Group = Literal["models", "fusions", "storage", "sparse", "hybrid", "rerank"]
 
 
-def says(text: str) -> Meta:
+def _says(text: str) -> Meta:
     return Meta(description=text)
-
-
-class Interval(Struct, frozen=True, kw_only=True):
-    """A mean difference in nDCG@10 with its interval."""
-
-    mean: float
-    low: float
-    high: float
-    significant: Annotated[bool, says("whether 0 lies outside of low..high")]
 
 
 class MeasuredWay(Struct, frozen=True, kw_only=True):
     """One way to search."""
 
-    group: Literal["models", "fusions", "storage", "sparse", "hybrid", "rerank"]
+    group: Group
     name: str
-    measures: Annotated[dict[str, float], says("nDCG@10, R@100, RR@10: means over the judged queries")]
-    against: Annotated[str, says("the way that the difference is from; empty for none")]
+    measures: Annotated[dict[str, float], _says("nDCG@10, R@100, RR@10: means over the judged queries")]
+    against: Annotated[str, _says("the way that the difference is from; empty for none")]
     difference: Interval | None
-    ms: Annotated[float | None, says("CPU milliseconds a query, encoding included; null if not known")]
-    bytes: Annotated[float, says("bytes that a text takes in what is searched")]
+    ms: Annotated[float | None, _says("CPU milliseconds a query, encoding included; null if not known")]
+    bytes: Annotated[float, _says("bytes that a text takes in what is searched")]
     rescored_bytes: Annotated[
-        float, says("bytes that it takes beside, of what only the best hits are scored again by")
+        float, _says("bytes that it takes beside, of what only the best hits are scored again by")
     ] = 0.0
 
 
@@ -46,12 +39,12 @@ class MeasuredWeights(Struct, frozen=True, kw_only=True):
     """The weights that cross-validation proposes, and what they give on queries that had no part in it."""
 
     weights: dict[str, float]
-    training: Annotated[int, says("queries that chose them")]
-    held_out: Annotated[int, says("queries that judge them")]
-    expected: Annotated[float, says("nDCG@10 that cross-validation expects")]
-    value: Annotated[float, says("nDCG@10 on the held-out queries")]
-    against_roster: Annotated[Interval, says("against the roster's own weights")]
-    against_best: Annotated[Interval, says("against the best member alone")]
+    training: Annotated[int, _says("queries that chose them")]
+    held_out: Annotated[int, _says("queries that judge them")]
+    expected: Annotated[float, _says("nDCG@10 that cross-validation expects")]
+    value: Annotated[float, _says("nDCG@10 on the held-out queries")]
+    against_roster: Annotated[Interval, _says("against the roster's own weights")]
+    against_best: Annotated[Interval, _says("against the best member alone")]
 
 
 class MeasuredModel(Struct, frozen=True, kw_only=True):
@@ -59,10 +52,10 @@ class MeasuredModel(Struct, frozen=True, kw_only=True):
 
     weight: float
     dim: int
-    spread: Annotated[float, says("standard deviation of the cosines of random pairs of texts")]
-    seconds: Annotated[float | None, says("seconds of `device` that encoding all texts took; null if not known")]
+    spread: Annotated[float, _says("standard deviation of the cosines of random pairs of texts")]
+    seconds: Annotated[float | None, _says("seconds of `device` that encoding all texts took; null if not known")]
     device: str
-    query_ms: Annotated[float | None, says("CPU milliseconds that encoding a query takes")]
+    query_ms: Annotated[float | None, _says("CPU milliseconds that encoding a query takes")]
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
@@ -71,54 +64,23 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     schema_version: Literal["1"] = "1"
     data: str
     texts: int
-    queries: Annotated[int, says("judged queries that the figures are of")]
-    training: Annotated[int, says("judged queries that chose the best member and the weights")]
-    halved: Annotated[bool, says("whether the training queries are a half of the judged ones")]
+    queries: Annotated[int, _says("judged queries that the figures are of")]
+    training: Annotated[int, _says("judged queries that chose the best member and the weights")]
+    halved: Annotated[bool, _says("whether the training queries are a half of the judged ones")]
     seed: int
     fusion: str
-    best_member: Annotated[str, says("the model that finds most on the training queries")]
+    best_member: Annotated[str, _says("the model that finds most on the training queries")]
     models: dict[str, MeasuredModel]
     ways: list[MeasuredWay]
     weights: MeasuredWeights | None
     verdict: str
     cost: str
     notes: list[str]
-    roster: Annotated[str, says("the proposed weights as `--roster` takes them; empty for one model")] = ""
+    roster: Annotated[str, _says("the proposed weights as `--roster` takes them; empty for one model")] = ""
 
     def __repr__(self) -> str:
-        judged = f"{several(self.texts, 'text')}, {several(self.queries, 'judged query', 'judged queries')}"
+        judged = f"{several(self.texts, 'text')}, {_judged(self.queries)}"
         return f"<evaluation of {self.data}: {judged}; {self.verdict or f'{self.best_member} alone'}>"
-
-
-def evaluation(data: str, judge: Judge, ways: Sequence[Way], notes: Sequence[str], names: Sequence[str]) -> Evaluation:
-    """Measure `ways` and word the verdict; `names` are what `--roster` calls the dense models."""
-    material, base = judge.material, judge.base
-    lines = judge.lines(ways)
-    fused = next((line for line in lines if line.name == base.name and line.group == "fusions"), None)
-    said = verdict(base.name, judge.best, fused.difference) if fused and fused.difference else ""
-    few, weights = few_queries(len(material.tested)), _weights(chosen(material, judge.best, judge.seed))
-    return Evaluation(
-        data=data,
-        texts=len(material.ids),
-        queries=len(material.tested),
-        training=len(material.trained),
-        halved=material.halved,
-        seed=judge.seed,
-        fusion=str(judge.fusion),
-        best_member=judge.best,
-        models=_models(judge, material),
-        ways=[_way(line) for line in lines],
-        weights=weights,
-        verdict=said,
-        cost=bill(judge.best, {side.model: side.cost for side in material.dense}) if fused else "",
-        notes=[*([few] if few else []), *notes],
-        roster=roster_of(dict(zip(names, weights.weights.values(), strict=True))) if weights else "",
-    )
-
-
-def roster_of(weights: Mapping[str, float]) -> str:
-    """Write weights as `--roster` takes them, without the models that they leave out."""
-    return ",".join(f"{model}={weight:g}" for model, weight in weights.items() if weight > 0)
 
 
 def dumps(found: Evaluation) -> bytes:
@@ -126,50 +88,45 @@ def dumps(found: Evaluation) -> bytes:
     return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
 
-def _models(judge: Judge, material: Material) -> dict[str, MeasuredModel]:
-    return {
-        side.model: MeasuredModel(
-            weight=side.weight,
-            dim=side.documents.shape[1],
-            spread=judge.spread(side.documents),
-            seconds=side.cost.seconds,
-            device=side.cost.device,
-            query_ms=side.cost.query_ms,
-        )
-        for side in material.dense
-    }
+def verdict(name: str, best: str, difference: Interval, queries: int) -> str:
+    """Say in one sentence what the interval of `name` minus `best`, over so many queries, carries."""
+    lies = f"the difference in {MAIN} lies between {signed(difference.low)} and {signed(difference.high)}"
+    judged = _judged(queries)
+    if difference.significant and difference.low > 0:
+        return f"{name} finds more than its best member, {best}, alone: {lies} (95 %, {judged})"
+    if difference.significant:
+        return f"{name} finds less than its best member, {best}, alone, which will do: {lies} (95 %, {judged})"
+    if queries >= FEW and max(-difference.low, difference.high) <= ALIKE:
+        return f"{name} and its best member, {best}, alone find the same: {lies} (95 %, {judged})"
+    return f"cannot tell with {judged} whether {name} finds more than its best member, {best}, alone: {lies}"
 
 
-def _way(line: JudgedWay) -> MeasuredWay:
-    return MeasuredWay(
-        group=line.group,  # type: ignore[arg-type]  # the groups that `Judge` makes
-        name=line.name,
-        measures=dict(line.values),
-        against=line.against,
-        difference=_interval(line.difference),
-        ms=line.ms,
-        bytes=line.bytes,
-        rescored_bytes=line.rescored_bytes,
-    )
+def bill(best: str, models: Mapping[str, MeasuredModel]) -> str:
+    """Say what all models take for the texts and for a query, and what the best member takes alone; empty where no
+    model's time is known."""
+    known = {name: each.seconds for name, each in models.items() if each.seconds is not None}
+    if len(known) < len(models):
+        return ""
+    (device, *others) = {each.device for each in models.values()}
+    whose = f"{device} time" if not others else "time on its devices"
+    texts = f"the texts took {duration(sum(known.values()))} of {whose}, {best} alone {duration(known[best])}"
+    queries = {name: each.query_ms for name, each in models.items() if each.query_ms is not None}
+    if len(queries) < len(models):
+        return texts
+    return f"{texts}; a query {sum(queries.values()):.0f} ms of CPU time, {best} alone {queries[best]:.0f}"
 
 
-def _weights(found: Chosen | None) -> MeasuredWeights | None:
-    if found is None:
-        return None
-    return MeasuredWeights(
-        weights=dict(found.weights),
-        training=found.training,
-        held_out=found.held_out,
-        expected=found.expected,
-        value=found.value,
-        against_roster=_sure(found.against_weights),
-        against_best=_sure(found.against_best),
-    )
+def few_queries(queries: int) -> list[str]:
+    """Warn of a number of judged queries by which little can be told; nothing for enough."""
+    few = f"only {_judged(queries)}: intervals are wide, and what has no * here may have one with {FEW} or more"
+    return [few] if queries < FEW else []
 
 
-def _interval(difference: Difference | None) -> Interval | None:
-    return None if difference is None else _sure(difference)
+def signed(value: float) -> str:
+    """Write a difference in three digits, with its sign: +.012."""
+    text = f"{value:+.3f}".replace("0.", ".", 1)
+    return "0" if text in ("+.000", "-.000") else text
 
 
-def _sure(difference: Difference) -> Interval:
-    return Interval(mean=difference.mean, low=difference.low, high=difference.high, significant=difference.significant)
+def _judged(queries: int) -> str:
+    return several(queries, "judged query", "judged queries")

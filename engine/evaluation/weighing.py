@@ -1,14 +1,18 @@
-"""The best member and the weights of a roster, chosen by some judged queries and judged by others. Pure."""
+"""What an evaluation is made of, and the best member and the weights of a roster, chosen by some of its judged queries
+and judged by others. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.evaluation.material import DenseSide, Material, Rows
-from interlock.engine.evaluation.measures import DEEPEST, MAIN, Difference, Values, differences, measured
-from interlock.engine.evaluation.nearest import named, nearest
+from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.corpus.judged import Judged
+from interlock.engine.evaluation.measures import DEEPEST, MAIN, Values, differences, measured
+from interlock.engine.evaluation.nearest import Rows, named, nearest
+from interlock.engine.evaluation.report import MeasuredWeights
 from interlock.engine.vectors.fusion import Fusion, Vectors, fuse
 
 STEPS = 10
@@ -20,25 +24,81 @@ Share = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """The weights that did best on the training queries, and the mean of what each fold's choice gave on that fold."""
+class SideCost:
+    """What a model takes: seconds of `device` for all texts, and CPU milliseconds for a query; None if not known."""
 
-    weights: Share
-    expected: float
+    seconds: float | None = None
+    query_ms: float | None = None
+    device: str = "CPU"
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The proposed weights by model: what cross-validation expects of them, and what they give on the held-out queries
-    against the roster's weights and against the best member."""
+class DenseSide:
+    """A dense model with unit vectors of the texts [n, d] and of the queries [q, d], and the sizes that it was trained
+    to be cut to."""
 
-    weights: Mapping[str, float]
-    training: int
-    held_out: int
-    expected: float
-    value: float
-    against_weights: Difference
-    against_best: Difference
+    name: str
+    weight: float
+    documents: Vectors
+    queries: Vectors
+    cost: SideCost = SideCost()
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SparseSide:
+    """Sparse vectors of the texts [n] and of the queries [q]: a model's, or BM25's."""
+
+    name: str
+    documents: SparseRows
+    queries: SparseRows
+    cost: SideCost = SideCost()
+
+
+@dataclass(frozen=True)
+class Material:
+    """Texts by id and queries by number, what the models give of them, and who judges: `tested` queries are what
+    figures are of, `trained` ones choose weights and the best member; they share none, unless `trained` are a half of
+    the tested ones (`halved`) because the collection has no split to train by."""
+
+    ids: Sequence[str]
+    grades: Sequence[Mapping[str, int]]
+    tested: Rows
+    trained: Rows
+    halved: bool
+    dense: Sequence[DenseSide]
+    sparse: Sequence[SparseSide] = field(default_factory=tuple)
+
+
+class QueryParts(NamedTuple):
+    """The ids of judged queries, those of the split `test` first: which of them are measured, which choose weights, and
+    whether the latter are a half of the former."""
+
+    queries: Sequence[str]
+    tested: Rows
+    trained: Rows
+    halved: bool
+
+
+def parted(judged: Judged, most: int | None, seed: int) -> QueryParts:
+    """Part the judged queries in those that are measured, `most` at most of each split, and those that choose weights:
+    the split `train`, or where there is none a half of the measured ones."""
+    generator = np.random.default_rng(seed)
+
+    def some(split: str) -> list[str]:
+        queries = list(judged.splits[split])
+        if most is None or most >= len(queries):
+            return queries
+        return [queries[at] for at in sorted(generator.permutation(len(queries))[:most])]
+
+    test = some("test")
+    if "train" in judged.splits:
+        train = some("train")
+        queries = list(dict.fromkeys([*test, *train]))
+        places = {query: at for at, query in enumerate(queries)}
+        return QueryParts(queries, np.arange(len(test)), np.array([places[each] for each in train], np.int64), False)
+    half = np.sort(generator.permutation(len(test))[: -(-len(test) // 2)])
+    return QueryParts(test, np.arange(len(test)), half.astype(np.int64), True)
 
 
 def grid(members: int) -> list[Share]:
@@ -55,8 +115,9 @@ def _parts(members: int, total: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def propose(members: int, quality: Callable[[Share], Values], seed: int) -> Proposal:
-    """Propose weights by `quality`, which says how well some weights do on each training query [n].
+def propose(members: int, quality: Callable[[Share], Values], seed: int) -> tuple[Share, float]:
+    """Propose weights by `quality`, which says how well some weights do on each training query [n], and say what to
+    expect of them: the mean of what each fold's choice gave on that fold.
 
     In each of `FOLDS` parts of the queries the best weights of the others are taken; the proposal is the mean of these
     choices, in whole steps: one choice by all queries would follow their chance more.
@@ -64,22 +125,14 @@ def propose(members: int, quality: Callable[[Share], Values], seed: int) -> Prop
     shares = grid(members)
     values = np.stack([quality(share) for share in shares])
     queries = np.random.default_rng(seed).permutation(values.shape[1])
-    folds = [fold for fold in np.array_split(queries, FOLDS) if 0 < len(fold) < len(queries)]
-    if not folds:
-        folds = [queries]
-    chosen, reached = [], []
+    folds = [fold for fold in np.array_split(queries, FOLDS) if 0 < len(fold) < len(queries)] or [queries]
+    best, reached = [], []
     for fold in folds:
-        others = np.setdiff1d(queries, fold) if len(folds) > 1 else fold
-        best = _middle(shares, values[:, others].mean(axis=1))
-        chosen.append(shares[best])
-        reached.append(values[best, fold].mean())
-    return Proposal(_in_steps(np.mean(chosen, axis=0)), float(np.mean(reached)))
-
-
-def _middle(shares: Sequence[Share], means: Values) -> int:
-    """The best of the shares; of equals the one nearest to equal weights."""
-    best = np.flatnonzero(means >= means.max() - 1e-12)
-    return min(best.tolist(), key=lambda at: max(shares[at]))
+        means = values[:, np.setdiff1d(queries, fold) if len(folds) > 1 else fold].mean(axis=1)
+        equals = np.flatnonzero(means >= means.max() - 1e-12).tolist()
+        best.append(min(equals, key=lambda at: max(shares[at])))  # of equals the one nearest to equal weights
+        reached.append(values[best[-1], fold].mean())
+    return _in_steps(np.mean([shares[at] for at in best], axis=0)), float(np.mean(reached))
 
 
 def _in_steps(share: npt.NDArray[np.float64]) -> Share:
@@ -90,29 +143,36 @@ def _in_steps(share: npt.NDArray[np.float64]) -> Share:
     return tuple(float(part) / STEPS for part in parts)
 
 
-def chosen(material: Material, best: str, seed: int) -> Chosen | None:
+def chosen(material: Material, best: str, seed: int) -> MeasuredWeights | None:
     """Propose weights by the training queries, and judge them by the others, also against the member `best`; None for
     one model, or one query."""
     sides = material.dense
     if len(sides) < 2 or len(material.trained) < 2:
         return None
-    proposal = propose(len(sides), _pooled(material, material.trained), seed)
+    weights, expected = propose(len(sides), _pooled(material, material.trained), seed)
     held = np.setdiff1d(material.tested, material.trained) if material.halved else material.tested
-    given, alone = [side.weight for side in sides], [float(side.model == best) for side in sides]
-    value, by_roster, by_best = (_exact(material, weights, held) for weights in (proposal.weights, given, alone))
-    against = differences([value - by_roster, value - by_best], seed)
-    weights = {side.model: part for side, part in zip(sides, proposal.weights, strict=True)}
-    return Chosen(weights, len(material.trained), len(held), proposal.expected, float(value.mean()), *against)
+    given, alone = [side.weight for side in sides], [float(side.name == best) for side in sides]
+    value, by_roster, by_best = (_exact(material, each, held) for each in (weights, given, alone))
+    against_roster, against_best = differences([value - by_roster, value - by_best], seed)
+    return MeasuredWeights(
+        weights={side.name: part for side, part in zip(sides, weights, strict=True)},
+        training=len(material.trained),
+        held_out=len(held),
+        expected=expected,
+        value=float(value.mean()),
+        against_roster=against_roster,
+        against_best=against_best,
+    )
 
 
 def best_member(material: Material) -> str:
     """Name the model that finds most on the training queries."""
     sides = material.dense
     if len(sides) == 1:
-        return sides[0].model
-    alone = {each.model: [float(side is each) for side in sides] for each in sides}
-    by_training = {name: _exact(material, weights, material.trained).mean() for name, weights in alone.items()}
-    return max(by_training, key=lambda name: by_training[name])
+        return sides[0].name
+    alone = {each.name: [float(side is each) for side in sides] for each in sides}
+    found = {name: _exact(material, weights, material.trained).mean() for name, weights in alone.items()}
+    return max(found, key=lambda name: found[name])
 
 
 def fused(sides: Sequence[DenseSide], fusion: Fusion, weights: Sequence[float]) -> tuple[Vectors, Vectors]:
@@ -130,8 +190,7 @@ def fused(sides: Sequence[DenseSide], fusion: Fusion, weights: Sequence[float]) 
 def _exact(material: Material, weights: Sequence[float], queries: Rows) -> Values:
     """nDCG of some queries by the weighted mean of the models' cosines."""
     documents, asked = fused(material.dense, Fusion.CONCAT, weights)
-    rows, scores = nearest(documents, asked[queries], DEEPEST)
-    found = [named(material.ids, *each) for each in zip(rows, scores, strict=True)]
+    found = [named(material.ids, *each) for each in zip(*nearest(documents, asked[queries], DEEPEST), strict=True)]
     return measured(found, [material.grades[at] for at in queries])[MAIN]
 
 
@@ -139,7 +198,7 @@ def _pooled(material: Material, queries: Rows) -> Callable[[Share], Values]:
     """Say how well weights do on some queries, among the texts that any of the models has near them."""
     sides, grades = material.dense, [material.grades[at] for at in queries]
     near = [nearest(side.documents, side.queries[queries], POOL)[0] for side in sides]
-    pools = [np.unique(np.concatenate([rows[at] for rows in near])) for at in range(len(queries))]
+    pools = [np.unique(np.concatenate(rows)) for rows in zip(*near, strict=True)]
     cosines = [
         np.stack([side.documents[pool] @ side.queries[query] for side in sides])
         for pool, query in zip(pools, queries, strict=True)

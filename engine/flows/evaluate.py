@@ -7,40 +7,26 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from interlock.engine.compute.job import GpuJobs
 from interlock.engine.corpus.judged import Judged, read_grades, read_judged, read_queries
 from interlock.engine.corpus.questions import read_questions
 from interlock.engine.errors import UsageError
-from interlock.engine.evaluation.agreement import Agreement, agreement
 from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered
-from interlock.engine.evaluation.encoding import Amount
-from interlock.engine.evaluation.gathering import (
-    QueryParts,
-    TextEncoder,
-    bm25_side,
-    delivered_dense,
-    delivered_sparse,
-    dense_side,
-    giving_tokens,
-    grades_of,
-    late_scores,
-    parted,
-    sparse_side,
-)
+from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, late_scores, sides_of
 from interlock.engine.evaluation.judging import Judge, Lists, Reranking, Rescored
-from interlock.engine.evaluation.material import DenseSide, Material, SparseSide
 from interlock.engine.evaluation.measures import measured
-from interlock.engine.evaluation.report import Evaluation, MeasuredWeights, evaluation
+from interlock.engine.evaluation.report import Evaluation, MeasuredWeights
+from interlock.engine.evaluation.weighing import Material, parted
 from interlock.engine.flows import Listener
 from interlock.engine.flows.rerank import blend_of, free_devices, late_of, rerankers
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
-from interlock.engine.models.registry import ModelSpec, extended, name_of_output
+from interlock.engine.models.registry import ModelSpec, extended
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.words import duration, several
 from interlock.engine.search.ask import MAXSIM
@@ -81,8 +67,8 @@ class Subject:
 
     name: str
     judged: Judged
-    specs: Sequence[ModelSpec]
-    cards: Sequence[ModelCard]
+    models: Sequence[tuple[ModelSpec, ModelCard]]
+    """Each with what it is on the CPU."""
     weights: Mapping[str, float]
     """By the name that --roster has of each dense model."""
     fusion: str
@@ -101,13 +87,14 @@ def subject_of(settings: Configuration, request: EvaluationRequest) -> Subject:
         )
     _check_place(request.data)
     judged = read_judged(request.data)
-    specs, cards = _models(settings)
-    notes = []
+    registry, policy, notes = extended(settings.models), policy_of(settings), []
+    specs = settings.settings.members(registry)
+    models = [(spec, read_card(spec, resolve(spec, policy, lambda _: None), "cpu")) for spec in specs]
     if judged.left_out:
         few = ", ".join(judged.left_out[:3]) + (" and others" if len(judged.left_out) > 3 else "")
         notes.append(f"{several(len(judged.left_out), 'empty text')} skipped: {few}")
     weights = dict(settings.settings.roster)
-    return Subject(request.data.absolute().name, judged, specs, cards, weights, settings.settings.fusion, notes)
+    return Subject(request.data.absolute().name, judged, models, weights, settings.settings.fusion, notes)
 
 
 def _check_place(data: Path) -> None:
@@ -133,17 +120,13 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
         why = "a run is judged by its own: drop it, or name a judged collection"
         raise UsageError(f"--{given[0]}: {why}")
     if request.queries is None or request.qrels is None:
-        raise UsageError("a run is judged by --queries and --qrels: pass both, or neither to compare its models")
+        raise UsageError("a run is judged by --queries and --qrels: pass both")
     found = read_delivered(request.data, request.collection)
     listed = request.queries.suffix in (".tsv", ".txt")
     queries = (
         {each.id: each.text for each in read_questions(request.queries)} if listed else read_queries(request.queries)
     )
-    judged = Judged(
-        dict(zip(found.ids, found.texts, strict=True)),
-        queries,
-        {"test": read_grades(request.qrels, queries, set(found.ids))},
-    )
+    judged = Judged(found.texts, queries, {"test": read_grades(request.qrels, queries, found.texts.keys())})
     registry, policy = extended(settings.models), policy_of(settings)
     models = [card_of(entry, registry, policy) for entry in found.roster]
     notes = [f"{several(found.parked, 'chunk')} without vectors skipped"] if found.parked else []
@@ -156,39 +139,7 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
         )
     dense = [entry for entry in found.roster if entry.model in found.dense]
     weights = {entry.model if entry.model in registry else entry.source: entry.weight for entry in dense}
-    specs, cards = [spec for spec, _ in models], [card for _, card in models]
-    return Subject(f"{found.run}, {found.name}", judged, specs, cards, weights, found.fusion, notes, found)
-
-
-def material_of(settings: Configuration, subject: Subject, parts: QueryParts, encoder: TextEncoder) -> Material:
-    """Have texts and queries encoded, or take from the run what it delivered."""
-    judged, own = subject.judged, settings.settings
-    ids, texts = list(judged.texts), list(judged.texts.values())
-    queries = [judged.queries[query] for query in parts.queries]
-    weights, dense, sparse = list(subject.weights.values()), list[DenseSide](), list[SparseSide]()
-    if language := own.bm25_language * own.bm25 if subject.delivered is None else subject.delivered.bm25:
-        sparse.append(bm25_side(texts, queries, language))
-    for spec, card in zip(subject.specs, subject.cards, strict=True):
-        if "dense" in spec.gives:
-            weight = weights[len(dense)]
-            if subject.delivered:
-                dense.append(delivered_dense(encoder, spec, card, weight, subject.delivered, queries))
-            else:
-                dense.append(dense_side(encoder, spec, card, weight, texts, queries))
-        if "sparse" in spec.gives:
-            name = name_of_output(spec.key, "sparse", spec.kind)
-            if subject.delivered:
-                sparse.append(delivered_sparse(encoder, card, name, subject.delivered, queries))
-            else:
-                sparse.append(sparse_side(encoder, spec, card, name, texts, queries))
-    grades = grades_of(judged, parts)
-    return Material(ids, texts, queries, grades, parts.tested, parts.trained, dense, sparse, parts.halved)
-
-
-def _models(settings: Configuration) -> tuple[list[ModelSpec], list[ModelCard]]:
-
-    policy, specs = policy_of(settings), settings.settings.members(extended(settings.models))
-    return specs, [read_card(spec, resolve(spec, policy, lambda _: None), "cpu") for spec in specs]
+    return Subject(f"{found.run}, {found.name}", judged, models, weights, found.fusion, notes, found)
 
 
 def policy_of(settings: Configuration) -> Policy:
@@ -201,7 +152,7 @@ def amounts(settings: Configuration, request: EvaluationRequest, listener: Liste
     subject = subject_of(settings, request)
     texts = list((subject.judged.queries if subject.delivered else subject.judged.texts).values())
     with _encoder(settings, subject, listener) as encoder:
-        return [encoder.amount(*each, texts) for each in zip(subject.specs, subject.cards, strict=True)]
+        return [encoder.amount(*each, texts) for each in subject.models]
 
 
 def evaluate(settings: Configuration, request: EvaluationRequest, listener: Listener) -> Evaluation:
@@ -212,14 +163,22 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
     with _encoder(settings, subject, listener) as encoder:
         if subject.delivered is None:
             _tell_amounts(encoder, subject, listener)
-        material = material_of(settings, subject, parts, encoder)
+        judged, own, weights = subject.judged, settings.settings, list(subject.weights.values())
+        texts, queries = list(judged.texts.values()), [judged.queries[query] for query in parts.queries]
+        dense, sparse = sides_of(encoder, subject.models, weights, texts, queries, subject.delivered)
+        if language := own.bm25_language * own.bm25 if subject.delivered is None else subject.delivered.bm25:
+            sparse = [bm25_side(texts, queries, language), *sparse]
+        every = {**judged.splits.get("train", {}), **judged.splits["test"]}
+        grades = [every[query] for query in parts.queries]
         listener.say("judging")
+        material = Material(list(judged.texts), grades, parts.tested, parts.trained, parts.halved, dense, sparse)
         judge = Judge(material, Fusion(subject.fusion), request.seed)
-        ways = [*judge.models(), *judge.fusions(), *judge.storage(), *judge.sparse, *judge.hybrids()]
+        ways = judge.ways()
         if request.rerank:
-            with _reranking(settings, request.rerank, judge, subject, encoder, listener) as reranking:
+            asked = [queries[at] for at in parts.tested]
+            with _reranking(settings, request.rerank, asked, subject, encoder, listener) as reranking:
                 ways += judge.reranked(reranking)
-        return evaluation(subject.name, judge, ways, subject.notes, list(subject.weights))
+        return judge.evaluation(subject.name, ways, subject.notes, list(subject.weights))
 
 
 def weights_file(found: Evaluation) -> bytes:
@@ -243,15 +202,6 @@ def calibrate_store(request: EvaluationRequest, found: MeasuredWeights) -> tuple
     return judged.store, calibrate(judged.store, judged.run, found.weights, found.training)
 
 
-def agreed(request: EvaluationRequest) -> Agreement:
-    """Compare the models of a run that nobody has judged."""
-    found = read_delivered(request.data, request.collection)
-    weights = [entry.weight for entry in found.roster if entry.model in found.dense]
-    if len(weights) < 2:
-        raise UsageError(f"run {found.run} has one dense model: pass --queries and --qrels, or name a run with two")
-    return agreement(f"{found.run}, {found.name}", found.dense, weights, request.limit, request.seed)
-
-
 @contextmanager
 def _encoder(settings: Configuration, subject: Subject, listener: Listener) -> Iterator[TextEncoder]:
     """What encodes texts, unless a run has delivered them, and queries, under the ceilings of the settings."""
@@ -272,19 +222,19 @@ def _encoder(settings: Configuration, subject: Subject, listener: Listener) -> I
 def _reranking(
     settings: Configuration,
     names: Sequence[str],
-    judge: Judge,
+    queries: Sequence[str],
     subject: Subject,
     encoder: TextEncoder,
     listener: Listener,
 ) -> Iterator[Reranking]:
     """The reranker that is named: a cross-encoder, or late interaction by a model of the roster."""
-    late, blend, material = late_of(settings, names), blend_of(settings, names, None, None), judge.material
-    queries = [material.queries[at] for at in material.tested]
+    late, blend = late_of(settings, names), blend_of(settings, names, None, None)
     if late:
-        specs = [spec for spec in subject.specs if "dense" in spec.gives]
-        spec = next((giving_tokens(spec) for spec in specs if late in (MAXSIM, spec.key)), None)
-        if spec is None:
+        specs = [spec for spec, _ in subject.models if "dense" in spec.gives and late in (MAXSIM, spec.key)]
+        if not specs:
             raise UsageError(f"--rerank {late}: not a model of the roster: add it to --roster")
+        # with vectors of tokens, as a store keeps them
+        spec = replace(specs[0], outputs=("dense", "tokens"), token_precision="int8")  # noqa: S106  # no password
         card = read_card(spec, resolve(spec, policy_of(settings), lambda _: None), "cpu")
         yield Reranking(
             f"{spec.key} maxsim",
@@ -310,7 +260,7 @@ def _reranking(
 def _tell_amounts(encoder: TextEncoder, subject: Subject, listener: Listener) -> None:
     """Tell how much there is to encode before it is encoded."""
     texts = list(subject.judged.texts.values())
-    for spec, card in zip(subject.specs, subject.cards, strict=True):
+    for spec, card in subject.models:
         amount = encoder.amount(spec, card, texts)
         if amount.missing:
             kept = amount.texts - amount.missing
