@@ -15,8 +15,6 @@ from textual.pilot import Pilot
 
 from interlock.console.actions import MAIN
 from interlock.console.apps.run import Console
-from interlock.console.apps.single import Form
-from interlock.console.form import Machine
 from interlock.console.look import Leave, Look
 from interlock.console.screens import main
 from interlock.console.screens.ask import Dialog, DialogAnswer, Find, Recap
@@ -34,7 +32,6 @@ from interlock.engine.record import rundir
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import LATEST
 from interlock.engine.record.words import several
-from interlock.engine.settings import load
 from tests.test_follow import lines as journal_lines
 from tools.recorded import Recorded
 
@@ -123,13 +120,6 @@ async def test_ascii_mode_shows_no_other_character(recorded, size):
         text = "".join(await seen(app, pilot))
         assert {sign for sign in text if ord(sign) > 0x7F} == set()
         assert all(word in text for word in ("RUN", "HELD", "RELEASED", "running", "done"))
-
-
-async def test_the_form_draws_its_plan_in_ascii_where_the_settings_ask_for_it():
-    app = Form(Look(ascii=True), Machine(load({}, {})), driver=None)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-        assert app.screen.query_one("#plan").styles.border_top[0] == "ascii"
 
 
 async def test_a_slow_link_is_redrawn_once_a_second_without_curves(recorded):

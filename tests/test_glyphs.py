@@ -4,20 +4,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from interlock.engine.record.words import safe
 from interlock.widgets import formats as words
 from interlock.widgets import glyphs
-from interlock.widgets.text import kept, width_of
+from interlock.widgets.text import ascii_only, kept, width_of
 
 
 @given(
     total=st.integers(0, 10**12),
     sizes=st.tuples(*[st.integers(0, 2 * 10**12)] * 6),
     width=st.integers(0, 120),
-    ascii=st.booleans(),
 )
-def test_a_gauge_has_its_width_for_any_sizes(total: int, sizes: tuple[int, ...], width: int, ascii: bool) -> None:
+def test_a_gauge_has_its_width_for_any_sizes(total: int, sizes: tuple[int, ...], width: int) -> None:
     *parts, ceiling, peak = sizes
-    spans = glyphs.gauge(width, total, glyphs.Parts(*parts), ceiling=ceiling, peak=peak, ascii=ascii)
+    spans = glyphs.gauge(width, total, glyphs.Parts(*parts), ceiling=ceiling, peak=peak)
     assert sum(width_of(span.text) for span in spans) == width
 
 
@@ -33,16 +33,14 @@ def test_a_cell_is_full_only_when_all_of_its_batches_are_committed(
         if batches <= width:
             mine = {place * batches // width}
         done = len(mine & set(cells)) / len(mine)
-        assert sign == glyphs.SHADES[0][0 if not done else 3 if done == 1 else 2 if done >= 0.5 else 1]
+        assert sign == glyphs.SHADES[0 if not done else 3 if done == 1 else 2 if done >= 0.5 else 1]
 
 
-@given(values=st.lists(st.integers(0, 10**9), max_size=50), width=st.integers(0, 60), ascii=st.booleans())
-def test_the_newest_value_is_at_the_right_and_only_zero_has_the_lowest_sign(
-    values: list[int], width: int, ascii: bool
-) -> None:
-    line = glyphs.sparkline(values, width, ascii=ascii)
+@given(values=st.lists(st.integers(0, 10**9), max_size=50), width=st.integers(0, 60))
+def test_the_newest_value_is_at_the_right_and_only_zero_has_the_lowest_sign(values: list[int], width: int) -> None:
+    line = glyphs.sparkline(values, width)
     assert len(line) == width
-    levels = glyphs.LEVELS[ascii]
+    levels = glyphs.LEVELS
     for value, sign in zip(reversed(values), reversed(line), strict=False):
         assert (levels.index(sign) > 0) == (value > 0)
 
@@ -84,11 +82,11 @@ def test_kept_fields_fit_and_none_is_left_out_that_would(fields: list[tuple[int,
 
 
 def test_a_gauge_is_drawn_against_the_ceiling_with_the_rest_of_the_card_as_a_tail() -> None:
-    spans = glyphs.gauge(50, 100, glyphs.Parts(20, 10, 10, 0), ceiling=40, peak=40, ascii=True)
+    spans = glyphs.gauge(50, 100, glyphs.Parts(20, 10, 10, 0), ceiling=40, peak=40)
     line = "".join(span.text for span in spans)
-    assert line == "#" * 22 + "=" * 11 + "+" * 11 + "|" + "-" * 5
-    half = "".join(s.text for s in glyphs.gauge(50, 100, glyphs.Parts(20, 0, 0, 70), ceiling=40, peak=20, ascii=True))
-    assert half == "#" * 22 + "." * 11 + "o" * 11 + "|" + "o" * 5
+    assert line == "▇" * 22 + "▅" * 11 + "▃" * 11 + "│" + "╌" * 5
+    half = "".join(s.text for s in glyphs.gauge(50, 100, glyphs.Parts(20, 0, 0, 70), ceiling=40, peak=20))
+    assert half == "▇" * 22 + "▁" * 11 + "▒" * 11 + "│" + "▒" * 5
 
 
 def test_cells_of_a_gauge_near_the_ceiling_have_the_colour_of_that() -> None:
@@ -100,15 +98,15 @@ def test_cells_of_a_gauge_near_the_ceiling_have_the_colour_of_that() -> None:
 
 @given(
     values=st.lists(st.integers(0, 10**9), max_size=200), width=st.integers(0, 60), height=st.integers(1, 9),
-    top=st.integers(0, 10**9), ascii=st.booleans(),
+    top=st.integers(0, 10**9),
 )  # fmt: skip
 def test_a_graph_has_its_size_and_a_higher_value_is_never_lower(
-    values: list[int], width: int, height: int, top: int, ascii: bool
+    values: list[int], width: int, height: int, top: int
 ) -> None:
-    lines = ["".join(span.text for span in row) for row in glyphs.graph(values, width, height, top=top, ascii=ascii)]
+    lines = ["".join(span.text for span in row) for row in glyphs.graph(values, width, height, top=top)]
     assert [len(line) for line in lines] == [width] * height
     shown = values[-width:] if width else []
-    signs = " " + glyphs.LEVELS[ascii]
+    signs = " " + glyphs.LEVELS
     heights = [sum(signs.index(line[width - len(shown) + place]) for line in lines) for place in range(len(shown))]
     assert all(high >= 1 for high in heights)
     ranked = sorted(zip(shown, heights, strict=True))
@@ -151,3 +149,17 @@ def test_a_pace_told_over_more_than_a_batch_is_never_nothing_while_batches_end(s
 def test_sizes_under_a_ceiling_below_one_gibibyte_are_told_in_mebibytes() -> None:
     assert (words.amount(500 << 20, 600 << 20), words.unit(600 << 20)) == ("500", "MiB")
     assert (words.amount(500 << 20, 2 << 30), words.unit(2 << 30)) == ("0.5", "GiB")
+
+
+@given(st.text())
+def test_what_is_drawn_in_ascii_takes_as_many_cells(text: str) -> None:
+    shown = safe(text)
+    drawn = ascii_only(shown)
+    assert drawn.isascii() and len(drawn) == width_of(shown)
+
+
+def test_signs_that_stand_beside_one_another_differ_in_ascii_too() -> None:
+    gauge = glyphs.WEIGHTS, glyphs.WORK, glyphs.CONTEXT, glyphs.OTHERS, glyphs.FREE, glyphs.CEILING, glyphs.PEAK
+    for signs in (gauge, glyphs.LEVELS[:-1], glyphs.SHADES, "▁▇▲✖", "●○▲✖◇▷"):
+        drawn = ascii_only("".join(signs))
+        assert "?" not in drawn and len(set(drawn)) == len(signs)

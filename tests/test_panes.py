@@ -27,8 +27,8 @@ from tests.snapshots import GIB, MIB, did, on_nodes, one_device, one_lease, one_
 Draw = Callable[..., list[Row]]
 
 
-def _vram(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
-    return vram.rows(snapshot, width, height, ascii=ascii)
+def _vram(snapshot: Snapshot, width: int, height: int) -> list[Row]:
+    return vram.rows(snapshot, width, height)
 
 
 def _now(snapshot: Snapshot) -> Health:
@@ -39,8 +39,8 @@ def _head(snapshot: Snapshot, width: int, **more: Any) -> list[Row]:
     return header.rows(snapshot, width, _now(snapshot), **more)
 
 
-def _line(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
-    return header.one_line(snapshot, width, _now(snapshot), ascii=ascii)
+def _line(snapshot: Snapshot, width: int, height: int) -> list[Row]:
+    return header.one_line(snapshot, width, _now(snapshot))
 
 
 def some_cells() -> PassCells:
@@ -56,23 +56,21 @@ def some_cells() -> PassCells:
 
 
 PANES: dict[str, Draw] = {
-    "header": lambda snapshot, width, height, ascii=False: _head(snapshot, width, ascii=ascii),
+    "header": lambda snapshot, width, height: _head(snapshot, width),
     "one line": _line,
     "vram": _vram,
     "passes": passes.rows,
-    "passes and cache": lambda snapshot, width, height, ascii=False: passes.rows(
-        snapshot, width, height, with_cache=True, ascii=ascii
-    ),
+    "passes and cache": lambda snapshot, width, height: passes.rows(snapshot, width, height, with_cache=True),
     "leases": leases.rows,
     "cache": cache.rows,
     "vram in detail": vram.detail,
-    "passes in detail": lambda snapshot, width, height, ascii=False: passes.detail(
-        snapshot, len(snapshot.passes) // 2, some_cells(), width, height, ascii=ascii
+    "passes in detail": lambda snapshot, width, height: passes.detail(
+        snapshot, len(snapshot.passes) // 2, some_cells(), width, height
     ),
-    "leases in detail": lambda snapshot, width, height, ascii=False: leases.detail(
-        snapshot, len(snapshot.leases) - 1, width, height, ascii=ascii
+    "leases in detail": lambda snapshot, width, height: leases.detail(
+        snapshot, len(snapshot.leases) - 1, width, height
     ),
-    "cache line": lambda snapshot, width, height, ascii=False: cache.line(snapshot, width, ascii=ascii),
+    "cache line": lambda snapshot, width, height: cache.line(snapshot, width),
 }
 SCROLLS = ("leases", "passes in detail", "leases in detail")
 PHASES = ("starting", "resolving", "reading", "planning", "running", "delivering", "completed", "incomplete", "failed")
@@ -132,27 +130,17 @@ def snapshots(draw: Any) -> Snapshot:
 
 
 @settings(max_examples=150, deadline=None)
-@given(snapshot=snapshots(), width=widths, height=heights, ascii=st.booleans())
+@given(snapshot=snapshots(), width=widths, height=heights)
 def test_every_row_fills_its_pane_and_steers_nothing_whatever_the_names(
-    snapshot: Snapshot, width: int, height: int, ascii: bool
+    snapshot: Snapshot, width: int, height: int
 ) -> None:
     for name, draw in PANES.items():
-        made = plain(draw(snapshot, width, height, ascii=ascii))
+        made = plain(draw(snapshot, width, height))
         assert made, name
         assert name in SCROLLS or len(made) <= height, name
         for line in made:
             assert width_of(line) == width, (name, line)
             assert not any(ord(sign) < 32 or sign in "\x7f\x1b\u202e\u200d" for sign in line), (name, line)
-
-
-@pytest.mark.parametrize("kind", ["cuda", "cpu", "sim", "scripted"])
-@pytest.mark.parametrize("phase", PHASES)
-def test_ascii_names_draw_only_ascii(kind: str, phase: str) -> None:
-    snapshot = sample(4, 5, kind=kind, phase=phase, lost=(1,), reason="no device is left", collection="Python-Stdlib")
-    for width in (9, 38, 58, 78, 118, 198):
-        for name, draw in PANES.items():
-            for height in (1, 4, 9):
-                assert all(line.isascii() for line in plain(draw(snapshot, width, height, ascii=True))), name
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
@@ -258,14 +246,13 @@ def test_a_lost_device_is_always_shown_with_its_reason() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     nodes=st.integers(1, 70), gpus=st.integers(1, 8), lost=st.sets(st.integers(1, 70)), width=widths, height=heights,
-    ascii=st.booleans(), opened=st.frozensets(st.sampled_from(("node-1", "node-2"))), detail=st.booleans(),
+    opened=st.frozensets(st.sampled_from(("node-1", "node-2"))), detail=st.booleans(),
 )  # fmt: skip
-def test_any_number_of_nodes_fills_the_pane_the_lost_first(nodes, gpus, lost, width, height, ascii, opened, detail):
+def test_any_number_of_nodes_fills_the_pane_the_lost_first(nodes, gpus, lost, width, height, opened, detail):
     run = on_nodes(nodes, gpus, lost=sorted(lost))
     fold = cluster.Fold(opened, "node-2/cuda:0")
-    made = plain((vram.detail if detail else vram.rows)(run, width, height, fold=fold, ascii=ascii))
+    made = plain((vram.detail if detail else vram.rows)(run, width, height, fold=fold))
     assert 1 <= len(made) <= height and all(width_of(line) == width for line in made)
-    assert not ascii or all(line.isascii() for line in made)
     worst = [line.lost for line in cluster.lines(run.devices, opened) if not line.device]
     assert worst == sorted(worst, reverse=True) and len(worst) == nodes
 
@@ -286,7 +273,7 @@ def test_a_folded_node_tells_of_its_fullest_device_and_an_unfolded_one_of_all() 
     assert folded[3].startswith("and 5 more nodes, none above 67%")
     opened = plain(vram.rows(run, 78, 5, fold=cluster.Fold(frozenset({"node-8"}), "node-8/cuda:0")))
     assert [line[:24].split() for line in opened[1:4]] == [
-        ["▼", "node-8", "2", "GPUs", "cuda:1"], [">", "cuda:0"], ["cuda:1"],
+        ["▼", "node-8", "2", "GPUs", "cuda:1"], ["▸", "cuda:0"], ["cuda:1"],
     ]  # fmt: skip
     assert "1 LOST" in plain(vram.rows(run, 78, 3, fold=cluster.Fold(chosen="node-1")))[-1]
 
@@ -350,35 +337,34 @@ async def test_enter_unfolds_a_node_arrows_move_and_leaving_goes_back_to_the_wor
         def lines() -> list[str]:
             return ["".join(segment.text for segment in pane.render_line(y)).rstrip() for y in range(6)]
 
-        assert lines()[0].startswith(">▶ node-3")
+        assert lines()[0].startswith("▸▶ node-3")
         await pilot.press("down", "enter")
-        assert [line[:11] for line in lines()[1:4]] == [">▼ node-8  ", " " * 11, " " * 11]
+        assert [line[:11] for line in lines()[1:4]] == ["▸▼ node-8  ", " " * 11, " " * 11]
         await pilot.press("down", "down")
-        assert any(line.startswith(">  ") and "cuda:1" in line for line in lines())
+        assert any(line.startswith("▸  ") and "cuda:1" in line for line in lines())
         await pilot.press("left")
-        assert ">▶ node-8" in "\n".join(lines())
+        assert "▸▶ node-8" in "\n".join(lines())
         await pilot.press(*["down"] * 9, "right")
-        assert any(line.startswith(">▼ node-1") for line in lines())
+        assert any(line.startswith("▸▼ node-1") for line in lines())
         await pilot.click(pane, offset=(5, 2))
-        assert any(line.startswith(">") for line in lines())
+        assert any(line.startswith("▸") for line in lines())
         pane.blur()
         await pilot.pause()
         assert lines()[0].startswith(" ▶ node-3")
 
 
-@pytest.mark.parametrize("ascii", [False, True])
-def test_weights_work_ceiling_and_peak_have_their_own_signs(ascii: bool) -> None:
+def test_weights_work_ceiling_and_peak_have_their_own_signs() -> None:
     device = one_device(0, weights=3 * GIB, work=3 * GIB, peak=10 * GIB)
-    line = _text(vram.rows(replace(sample(1), devices=(device,)), 78, 1, ascii=ascii))
+    line = _text(vram.rows(replace(sample(1), devices=(device,)), 78, 1))
     for signs in (glyphs.WEIGHTS, glyphs.WORK, glyphs.FREE, glyphs.CEILING, glyphs.PEAK):
-        assert signs[ascii] in line
+        assert signs in line
     assert "6.3/12.0/14.7 GiB" in line and "52%" in line and "^10.0" in line
 
 
 def test_the_second_line_of_a_device_breaks_its_memory_down() -> None:
     made = plain(vram.rows(sample(2), 78, 4))
     assert "weights  3.1  act  6.2  ^11.5  62C  busy 47%" in made[3]
-    assert made[3].rstrip()[-1] in glyphs.LEVELS[0]
+    assert made[3].rstrip()[-1] in glyphs.LEVELS
 
 
 def test_a_strip_has_a_graph_below_each_gauge_with_labels_of_bytes_and_time() -> None:
@@ -387,17 +373,16 @@ def test_a_strip_has_a_graph_below_each_gauge_with_labels_of_bytes_and_time() ->
     assert "12.0 GiB┤" in made[1] and " 0┤" in made[2]
     assert "▇ weights  3.1" in made[1] and "▅ act  0.8" in made[1]
     assert made[6].split()[0].startswith("-") and made[6].endswith("now")
-    assert all(line.rstrip()[-1] in glyphs.LEVELS[0] for line in (made[2], made[5]))
+    assert all(line.rstrip()[-1] in glyphs.LEVELS for line in (made[2], made[5]))
 
 
-@pytest.mark.parametrize("ascii", [False, True])
 @pytest.mark.parametrize(("share", "style"), [(0.505, ""), (0.915, "warn"), (0.985, "error")])
-def test_a_device_near_its_ceiling_says_so_by_colour_and_sign(share: float, style: str, ascii: bool) -> None:
+def test_a_device_near_its_ceiling_says_so_by_colour_and_sign(share: float, style: str) -> None:
     used = int(12 * GIB * share)
     device = one_device(0, weights=used - 300 * MIB, work=0, peak=used)
-    (row,) = vram.rows(replace(sample(1), devices=(device,)), 78, 1, ascii=ascii)
+    (row,) = vram.rows(replace(sample(1), devices=(device,)), 78, 1)
     percent = next(span for span in row if "%" in span.text)
-    assert percent == (f"{int(share * 100):>3}%{gauges.SIGNS[style][ascii]}", style)
+    assert percent == (f"{int(share * 100):>3}%{gauges.SIGNS[style]}", style)
     assert (style in {span.style for span in row if span.text[0] in "▇#▃+"}) == bool(style)
 
 
@@ -405,7 +390,7 @@ def test_a_small_ceiling_is_told_in_mebibytes_and_has_a_bar_of_full_length() -> 
     device = one_device(0, weights=200 * MIB, work=40 * MIB, ceiling=600 * MIB, peak=560 * MIB)
     line = _text(vram.rows(replace(sample(1), devices=(device,)), 118, 1))
     assert " 540/600 MiB  90%▲" in line
-    before, _, _ = line.partition(glyphs.CEILING[0])
+    before, _, _ = line.partition(glyphs.CEILING)
     assert before.count("▇") + before.count("▅") + before.count("▃") > 0.85 * (len(before) - len("cuda:0 Tesla T4 "))
 
 
@@ -437,7 +422,7 @@ def test_the_memory_of_the_host_is_this_process_of_all() -> None:
     device = one_device(0, name="cpu", kind="cpu", weights=GIB, work=GIB, total=32 * GIB, ceiling=32 * GIB)
     line = _text(vram.rows(replace(sample(1, kind="cpu"), devices=(device,)), 78, 1))
     assert line.startswith("cpu host") and "2.3/32.0 GiB" in line
-    assert glyphs.CEILING[0] not in line
+    assert glyphs.CEILING not in line
 
 
 def test_a_device_before_its_first_reading_says_what_may_be_used() -> None:

@@ -39,6 +39,7 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import delete, overview, overviews, state_of
 from interlock.engine.record.snapshot import snapshot
 from interlock.widgets.choices import Choices
+from tests import summaries
 from tests.builders import ROOT, interlock
 from tests.processes import until
 from tests.pty_harness import on_terminal
@@ -334,7 +335,7 @@ async def test_the_screen_says_of_every_run_how_it_stands_at_any_size(out, size)
     async with app.run_test(size=size) as pilot:
         states = ("INCOMPLETE", "PROCESS DIED", "STOPPED")  # the first look may come before the screen has its size
         await shows(pilot, lambda: all(any(word in line for line in lines_of(app)) for word in states))
-        assert all(line.isascii() for line in lines_of(app))
+        assert all(line.isascii() for line in summaries.lines_of(app))
         assert all(len(line) <= size[0] for line in lines_of(app))
 
 

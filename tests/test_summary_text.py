@@ -13,20 +13,20 @@ from interlock.widgets import tree
 from interlock.widgets.nodes import No, Node, children, differences, inside, walk
 from interlock.widgets.text import plain as texts
 from interlock.widgets.text import table_rows
-from tests.summaries import HOSTILE, a_summary, changed, documents, harmless
+from tests.summaries import HOSTILE, a_summary, documents, harmless
 
 
-@given(documents, st.one_of(st.none(), documents), st.integers(0, 130), st.booleans())
+@given(documents, st.one_of(st.none(), documents), st.integers(0, 130))
 @settings(max_examples=40)
-def test_drawn_rows_are_exact_and_hold_no_control_character(one, other, width, ascii):
+def test_drawn_rows_are_exact_and_hold_no_control_character(one, other, width):
     node = Node((), one, No.OTHER if other is None else other)
     found = [] if other is None else differences(node)
     counts = None if other is None else inside(found)
     nodes = list(islice(walk(node), 30))
-    drawn = [tree.line(each, width, differing=counts, chosen=each is node, ascii=ascii) for each in nodes]
+    drawn = [tree.line(each, width, differing=counts, chosen=each is node) for each in nodes]
     for each in nodes[:8]:
         siblings = list(children(node))[:2]
-        drawn += detail.rows(Document(one), each, siblings, found, width, ascii=ascii)
+        drawn += detail.rows(Document(one), each, siblings, found, width)
     for line in texts(drawn):
         assert cell_len(line) == width
         assert harmless(line)
@@ -53,16 +53,6 @@ def test_texts_give_way_before_numbers_at_80_columns_and_gaps_are_named():
             "no room for: truncated, device",
         ]
     ]
-
-
-def test_ascii_mode_draws_ascii_alone():
-    summary = a_summary(reason="x" * 9000, run_id="y" * 900)
-    compared = Node((), summary, changed())
-    counts, drawn = inside(differences(compared)), []
-    for node in islice(walk(compared), 60):
-        drawn.append(tree.line(node, 40, differing=counts, ascii=True))
-        drawn += detail.rows(Document(summary), node, [], [], 40, ascii=True)
-    assert all(line.isascii() for line in texts(drawn))
 
 
 def test_an_empty_list_says_that_it_holds_nothing():

@@ -13,7 +13,7 @@ from interlock.engine.record.words import human_bytes, several
 from interlock.widgets import glyphs
 from interlock.widgets.formats import amount, count, rates, smoothed, trouble, unit, unreal, window
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, Span, ascii_only, fitted, kept, width_of, wrapped
+from interlock.widgets.text import Row, Span, fitted, kept, width_of, wrapped
 
 LABEL, LEAST_HISTORY, MOST_HISTORY = 9, 8, 120
 LEAST_GRAPH, MOST_GRAPH, SCALE = 3, 14, 7
@@ -36,28 +36,26 @@ class Series(NamedTuple):
 
 
 class Cache(Pane):
-    def draw(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
-        self.show(rows(snapshot, self.inner_width, self.inner_height, ascii=ascii))
+    def draw(self, snapshot: Snapshot) -> None:
+        self.show(rows(snapshot, self.inner_width, self.inner_height))
 
     detail = draw
 
 
-def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+def rows(snapshot: Snapshot, width: int, height: int) -> list[Row]:
     """Draw at most `height` rows of `width` cells: on few lines, those that change."""
     facts = _facts(snapshot)
     whole = [fitted(spans, width) for _, fact in facts for spans in _lines(fact, width)]
-    if graphs := _graphs(snapshot, width, height - len(whole) - 1, ascii):
-        shown = [*graphs, (Span(" " * width),), *whole]
-        return ascii_only(shown) if ascii else shown
+    if graphs := _graphs(snapshot, width, height - len(whole) - 1):
+        return [*graphs, (Span(" " * width),), *whole]
     pace, (rows_now, tokens_now) = snapshot.pace, rates(snapshot)
     ranked = [
-        (0, _pace("texts/s", rows_now, pace.rows, snapshot, width, ascii)),
-        (3, _pace("tokens/s", tokens_now, pace.tokens, snapshot, width, ascii)),
+        (0, _pace("texts/s", rows_now, pace.rows, snapshot, width)),
+        (3, _pace("tokens/s", tokens_now, pace.tokens, snapshot, width)),
         *facts,
     ]
     most = sorted(rank for rank, _ in ranked)[: max(1, height)]
-    shown = [fitted(spans, width) for rank, spans in ranked if rank in most]
-    return ascii_only(shown) if ascii else shown
+    return [fitted(spans, width) for rank, spans in ranked if rank in most]
 
 
 def _facts(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
@@ -80,7 +78,7 @@ def _lines(fact: list[Span], width: int) -> list[list[Span]]:
     return [[label, Span(first, style)], *([Span(" " * LABEL), Span(line, style)] for line in rest)]
 
 
-def _graphs(snapshot: Snapshot, width: int, height: int, ascii: bool) -> list[Row]:
+def _graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
     """Graphs of all that there is to draw, one line of times below them; nothing where they do not fit."""
     series = [each for each in _series(snapshot) if each.values]
     lines = min(MOST_GRAPH, (height - 1) // len(series) - 1) if series else 0
@@ -88,7 +86,7 @@ def _graphs(snapshot: Snapshot, width: int, height: int, ascii: bool) -> list[Ro
     if lines < LEAST_GRAPH or size < LEAST_HISTORY:
         return []
     step = glyphs.step_for(max(len(each.values) for each in series), size)
-    shown = [row for each in series for row in _graph(each, step, size, lines, ascii)]
+    shown = [row for each in series for row in _graph(each, step, size, lines)]
     return [*shown, fitted([Span(" " * (SCALE + 1)), Span(glyphs.ages(size, size * step), "dim")], width)]
 
 
@@ -119,15 +117,15 @@ def _together(histories: Sequence[Sequence[int]], pick: Callable[[Sequence[int]]
     return [pick([value for value in second if value is not None]) for second in reversed(seconds)]
 
 
-def _graph(each: Series, step: int, width: int, height: int, ascii: bool) -> list[Row]:
+def _graph(each: Series, step: int, width: int, height: int) -> list[Row]:
     """What it is now, and below that how it went, with its scale."""
     pick = max if each.ceiling else _mean
     values = glyphs.gathered(each.values, max(each.told, len(each.values)), step, width, pick)
     top = max(each.ceiling, *values, 0) if each.ceiling else glyphs.rounded_up(max(values))
     scale = {0: each.scale(top), height - 1: "0"}
     shown = [fitted(_fact(each.label, each.now, "bold"), SCALE + 1 + width)]
-    for line, cells in enumerate(glyphs.graph(values, width, height, top=top, ceiling=each.ceiling, ascii=ascii)):
-        shown.append((glyphs.axis(scale, line, SCALE + 1, ascii=ascii), *cells))
+    for line, cells in enumerate(glyphs.graph(values, width, height, top=top, ceiling=each.ceiling)):
+        shown.append((glyphs.axis(scale, line, SCALE + 1), *cells))
     return shown
 
 
@@ -135,7 +133,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def line(snapshot: Snapshot, width: int, *, ascii: bool = False) -> list[Row]:
+def line(snapshot: Snapshot, width: int) -> list[Row]:
     """Draw the most of it in one row, with as much of the history as there is room for."""
     rate, word = rates(snapshot)[0], unreal(snapshot)
     hits, downloads = _outcomes(snapshot)
@@ -151,19 +149,18 @@ def line(snapshot: Snapshot, width: int, *, ascii: bool = False) -> list[Row]:
     spans = [piece for place in shown for piece in (Span("  "), Span(parts[place][1], parts[place][2]))][1:]
     spare = min(width - sum(width_of(span.text) for span in spans) - 1, MOST_HISTORY)
     if spare >= LEAST_HISTORY and rate:
-        picture = glyphs.sparkline(smoothed(snapshot.pace.rows, window(snapshot)), spare, ascii=ascii)
+        picture = glyphs.sparkline(smoothed(snapshot.pace.rows, window(snapshot)), spare)
         spans[1:1] = [Span(" "), Span(picture, "fill")]
-    row = fitted(spans, width)
-    return ascii_only([row]) if ascii else [row]
+    return [fitted(spans, width)]
 
 
-def _pace(label: str, now: float, seconds: Sequence[int], snapshot: Snapshot, width: int, ascii: bool) -> list[Span]:
+def _pace(label: str, now: float, seconds: Sequence[int], snapshot: Snapshot, width: int) -> list[Span]:
     """The pace, how it went, and that it is not real where it is not."""
     word = unreal(snapshot)
     text = f"{count(now):>6}" + (" mean" if snapshot.over else "") + (f" ({word})" if word else "")
     spare = min(width - LABEL - width_of(text) - 2, MOST_HISTORY)
     values = smoothed(seconds, window(snapshot))
-    history = glyphs.sparkline(values, spare, ascii=ascii) if spare >= LEAST_HISTORY else ""
+    history = glyphs.sparkline(values, spare) if spare >= LEAST_HISTORY else ""
     return [*_fact(label, text, "bold"), Span("  "), Span(history, "fill")]
 
 

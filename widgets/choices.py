@@ -42,9 +42,8 @@ class Choices(OptionList, inherit_bindings=False):
     """
     BINDINGS: ClassVar[list[BindingType]] = []
 
-    def __init__(self, title: str = "", *, ascii: bool = False, id: str | None = None) -> None:
+    def __init__(self, title: str = "", *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._cursor = ">" if ascii else CURSOR
         self._blocks: Mapping[Hashable, Sequence[Row]] = {}
         self._keys: Sequence[Hashable] = ()
         self._heads: Sequence[Row] = ()
@@ -126,7 +125,7 @@ class Choices(OptionList, inherit_bindings=False):
         self.replace_option_prompt_at_index(place + bool(self._heads), self._content(place))
 
     def _content(self, place: int) -> Content:
-        return _content(self._blocks[self._keys[place]], self._cursor if place == self._pointed else " ")
+        return _content(self._blocks[self._keys[place]], CURSOR if place == self._pointed else " ")
 
 
 def _content(rows: Sequence[Row], sign: str = " ") -> Content:

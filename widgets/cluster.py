@@ -16,7 +16,7 @@ from interlock.engine.record.words import several
 from interlock.widgets import gauges
 from interlock.widgets.formats import several_devices
 from interlock.widgets.text import Row, Span, fit, fitted, width_of
-from interlock.widgets.tree import PLAIN_SIGNS, SIGNS
+from interlock.widgets.tree import SIGNS
 
 STEPS, LONGEST_NAME = 20, 16
 """Of the ceiling: nodes within one of these stand in the order of their names. Cells of a name, at most."""
@@ -89,24 +89,24 @@ def in_sight(found: Sequence[NodeLine], chosen: str, height: int) -> range:
     return range(first, min(first + room, len(found)))
 
 
-def rows(devices: Devices, fold: Fold, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+def rows(devices: Devices, fold: Fold, width: int, height: int) -> list[Row]:
     """Draw at most `height` rows; the last one tells of what is not in sight."""
     found = lines(devices, fold.opened)
     sight = in_sight(found, fold.chosen, height)
     shown, others = found[sight.start : sight.stop], found[: sight.start] + found[sight.stop :]
-    heads = [_head(line, fold, ascii) for line in shown]
+    heads = [_head(line, fold) for line in shown]
     size = max(width_of(head) for head in heads)
     local = [_local(line.worst) for line in shown]
     drawn = [
-        _line(line, Span(fit(head, size)), gauges.single(device, tuple(local), max(1, width - size - 1), ascii), width)
+        _line(line, Span(fit(head, size)), gauges.single(device, tuple(local), max(1, width - size - 1)), width)
         for line, head, device in zip(shown, heads, local, strict=True)
     ]
     return [*drawn, *([_more(others, width)] if others else [])][: max(1, height)]
 
 
-def _head(line: NodeLine, fold: Fold, ascii: bool) -> str:
+def _head(line: NodeLine, fold: Fold) -> str:
     """Whether it is chosen and unfolded, its name, and what it has."""
-    cursor, closed, opened = PLAIN_SIGNS if ascii else SIGNS
+    cursor, closed, opened = SIGNS
     mark = cursor if line.name == fold.chosen else " "
     if line.device:
         return mark

@@ -17,7 +17,7 @@ from textual.binding import Binding, BindingType
 from interlock.engine.record.words import safe, several
 from interlock.widgets.formats import clock
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import CURSOR, DOT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, width_of
+from interlock.widgets.text import CURSOR, DOT, ELLIPSIS, Row, Span, fit, fitted, width_of
 
 Severity = Literal["note", "notice", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "notice", "warning", "error")
@@ -110,7 +110,7 @@ def found(line: Line, find: re.Pattern[str]) -> bool:
 
 def rows(
     lines: Sequence[Line], chosen: int | None, top: int, width: int, height: int,
-    *, sieve: Sieve = EVERYTHING, back: str = "esc", ascii: bool = False,
+    *, sieve: Sieve = EVERYTHING, back: str = "esc",
 ) -> list[Row]:  # fmt: skip
     """Draw `height` rows of `width` cells from line `top` on; `lines` are those that `sieve` lets through, `back` is
     the key that lets all through."""
@@ -123,7 +123,7 @@ def rows(
         said = "nothing yet" if sieve == EVERYTHING else f"{nothing}: {back} shows all"
         shown = [fitted([Span(f" {said}", "dim")], width)]
     shown += [(Span(" " * width),)] * (height - len(shown))
-    return ascii_only(shown) if ascii else shown
+    return shown
 
 
 def title(name: str, sieve: Sieve, *, following: bool, fresh: int, matches: int = 0) -> str:
@@ -180,12 +180,11 @@ class EventsPane(Pane):
         Binding("end", "follow", "Follow", show=False),
     ]
 
-    def __init__(self, name: str = "4 Events", *, id: str = "events", back: str = "esc", ascii: bool = False) -> None:
+    def __init__(self, name: str = "4 Events", *, id: str = "events", back: str = "esc") -> None:
         """`back` is the key that calls `clear`."""
         super().__init__(id=id)
         self._heading = name
         self._back = back
-        self._ascii = ascii
         self._lines: tuple[Line, ...] = ()
         self._kept: list[Line] = []
         self._sieve = EVERYTHING
@@ -342,6 +341,6 @@ class EventsPane(Pane):
         cursor = None if self.following and not self.has_focus else self._place
         lines, width = self._kept, self.inner_width
         sieve, back = self._sieve, self._back
-        self.show(rows(lines, cursor, self._top, width, height, sieve=sieve, back=back, ascii=self._ascii))
+        self.show(rows(lines, cursor, self._top, width, height, sieve=sieve, back=back))
         following, matches = self.following, len(lines)
         self.entitle(above=title(self._heading, self._sieve, following=following, fresh=self.fresh, matches=matches))

@@ -15,7 +15,7 @@ from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 SHORT_BAR, USUAL_BAR = 10, 16
 LABEL, MOST_LABEL, ROOMY = 22, 32, 90
 LEAST_HISTORY, MOST_HISTORY, HISTORY_RANK = 8, 60, 5
-SIGNS = {"": (" ", " "), "warn": ("▲", "!"), "error": ("✖", "X")}
+SIGNS = {"": " ", "warn": "▲", "error": "✖"}
 """What stands behind a percentage that is calm, near the ceiling, or as good as over it."""
 
 
@@ -26,14 +26,14 @@ class Figure(NamedTuple):
     text: str
     rank: int
     style: str = ""
-    sign: tuple[str, str] = ("", "")
+    sign: str = ""
 
 
-def double(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool) -> list[Row]:
+def double(device: DeviceView, devices: tuple[DeviceView, ...], width: int) -> list[Row]:
     """The gauge, and below it what it is made of and how it went."""
     begin = _name_width(devices) + 1
     if device.lost or not device.memory:
-        return [single(device, devices, width, ascii), (Span(" " * width),)]
+        return [single(device, devices, width), (Span(" " * width),)]
     parts = known(device)
     sizes = [*(len(fact.text) for fact in parts), LEAST_HISTORY]
     shown = kept(sizes, [*(fact.rank for fact in parts), HISTORY_RANK], width - begin, 2)
@@ -42,18 +42,18 @@ def double(device: DeviceView, devices: tuple[DeviceView, ...], width: int, asci
     if len(parts) in shown:
         size = min(width - begin - len(text) - 2, MOST_HISTORY)
         top = max(device.peak, *device.history, 1)
-        spans.append(Span(glyphs.sparkline(device.history, size, top=top, ascii=ascii), "fill"))
-    return [gauge(device, devices, width, ascii, []), fitted(spans, width)]
+        spans.append(Span(glyphs.sparkline(device.history, size, top=top), "fill"))
+    return [gauge(device, devices, width, []), fitted(spans, width)]
 
 
-def single(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool) -> Row:
+def single(device: DeviceView, devices: tuple[DeviceView, ...], width: int) -> Row:
     """The gauge with what is known of it, in columns that fit all `devices`."""
     if device.lost or not device.memory:
         return silent(device, devices, width)
-    return gauge(device, devices, width, ascii, _facts(device))
+    return gauge(device, devices, width, _facts(device))
 
 
-def gauge(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii: bool, facts: list[Figure]) -> Row:
+def gauge(device: DeviceView, devices: tuple[DeviceView, ...], width: int, facts: list[Figure]) -> Row:
     """Name, bar and numbers; the label and `facts` as far as the bar keeps its usual width."""
     name = _name_width(devices)
     numbers = _sizes(device).rjust(max(len(_sizes(each)) for each in devices))  # under one another
@@ -71,8 +71,8 @@ def gauge(device: DeviceView, devices: tuple[DeviceView, ...], width: int, ascii
         spans += [Span(fit(device.facts.label, label), "dim"), Span(" ")]
     bar = max(0, width - sum(width_of(span.text) for span in spans) - width_of(numbers) - 7 - len(after))
     style = glyphs.level(fraction(device))
-    share = Span(percent(device) + SIGNS[style][ascii], style)
-    spans += [*_bar(device, bar, ascii), Span(f" {numbers} "), share, Span(after, "dim")]
+    share = Span(percent(device) + SIGNS[style], style)
+    spans += [*_bar(device, bar), Span(f" {numbers} "), share, Span(after, "dim")]
     return fitted(spans, width)
 
 
@@ -87,13 +87,13 @@ def silent(device: DeviceView, devices: tuple[DeviceView, ...], width: int) -> R
     return fitted(spans, width)
 
 
-def signed(facts: Sequence[Figure], ascii: bool) -> list[Span]:
+def signed(facts: Sequence[Figure]) -> list[Span]:
     """Facts beside one another, those of a part of the gauge behind its sign."""
     spans: list[Span] = []
     for fact in facts:
         spans += [
             Span("  "),
-            *([Span(fact.sign[ascii], fact.style), Span(" ")] if fact.style else []),
+            *([Span(fact.sign, fact.style), Span(" ")] if fact.style else []),
             Span(fact.text, "dim"),
         ]
     return spans[1:]
@@ -136,11 +136,9 @@ def _parts(device: DeviceView) -> glyphs.Parts:
     return glyphs.Parts(weights, work, used - weights - work, _others(device))
 
 
-def _bar(device: DeviceView, width: int, ascii: bool) -> list[Span]:
+def _bar(device: DeviceView, width: int) -> list[Span]:
     facts = device.facts
-    return glyphs.gauge(
-        width, facts.total_bytes, _parts(device), ceiling=facts.ceiling_bytes, peak=device.peak, ascii=ascii
-    )
+    return glyphs.gauge(width, facts.total_bytes, _parts(device), ceiling=facts.ceiling_bytes, peak=device.peak)
 
 
 def _sizes(device: DeviceView) -> str:

@@ -1,6 +1,6 @@
 """Pictures of a few cells, as text: how full a device is, which batches are committed, how a number went.
 
-Signs, not colours, carry the meaning; each picture has a variant of ASCII signs. All are exactly `width` cells wide.
+Signs, not colours, carry the meaning. All are exactly `width` cells wide.
 """
 
 import math
@@ -12,15 +12,15 @@ from typing import NamedTuple
 from interlock.engine.record.words import duration
 from interlock.widgets.text import Span, fit
 
-SHADES = ("▁▃▅▇", ".:+#")
+SHADES = "▁▃▅▇"
 """Of a bucket of batches: none, less than half, half or more, all of them."""
-LEVELS = ("▁▂▃▄▅▆▇█", "_.-:=+*#")
-WEIGHTS, WORK, CONTEXT, OTHERS = ("▇", "#"), ("▅", "="), ("▃", "+"), ("▒", "o")
-FREE, CEILING, PEAK, BEYOND = ("▁", "."), ("│", "|"), ("^", "^"), ("╌", "-")
+LEVELS = "▁▂▃▄▅▆▇█"
+WEIGHTS, WORK, CONTEXT, OTHERS = "▇▅▃▒"
+FREE, CEILING, PEAK, BEYOND = "▁│^╌"
 """No sign is as high as its line, so that bars that stand under one another do not touch."""
 NEAR, OVER = 0.90, 0.97
 """Shares of a ceiling from which on a number is near to it, and as good as over it."""
-TICKED, UNTICKED = ("┤", "+"), ("│", "|")
+TICKED, UNTICKED = "┤│"
 TAIL = 10
 """A gauge has one cell in so many for what lies beyond the ceiling."""
 
@@ -45,31 +45,31 @@ class Parts(NamedTuple):
         return self.weights + self.work + self.context
 
 
-def gauge(width: int, total: int, parts: Parts, *, ceiling: int, peak: int, ascii: bool = False) -> list[Span]:
+def gauge(width: int, total: int, parts: Parts, *, ceiling: int, peak: int) -> list[Span]:
     """Draw a device's memory against its ceiling, and what lies beyond it as a thin tail behind a tick; others take
     it from the far end. A mark is where the peak was, unless what is used now hides it; cells near the ceiling have
     the colours of that."""
     if width <= 0:
         return []
     scale = _Scale.of(width, total, ceiling)
-    cells = [(FREE[ascii], "rest")] * scale.main
-    cells += [(BEYOND[ascii], "rest")] * (width - scale.main)
+    cells = [(FREE, "rest")] * scale.main
+    cells += [(BEYOND, "rest")] * (width - scale.main)
     signs = ((parts.weights, WEIGHTS, "fill"), (parts.work, WORK, "work"), (parts.context, CONTEXT, "context"))
     begin = reached = 0
     for size, sign, style in signs:
         reached += size
         end = max(begin, scale.cells(reached))
-        cells[begin:end] = [(sign[ascii], level((place + 1) / scale.main, style)) for place in range(begin, end)]
+        cells[begin:end] = [(sign, level((place + 1) / scale.main, style)) for place in range(begin, end)]
         begin = end
     if begin and scale.limit:  # of a short bar a cell is a large share: its tip has the colour of the number
         tip, style = cells[begin - 1]
         cells[begin - 1] = tip, level(parts.used / scale.limit, style)
     first = max(begin, width - scale.from_the_end(parts.others))
-    cells[first:] = [(OTHERS[ascii], "others")] * (width - first)
+    cells[first:] = [(OTHERS, "others")] * (width - first)
     if (top := scale.cells(peak)) > begin:
-        cells[top - 1] = (PEAK[ascii], "limit")
+        cells[top - 1] = (PEAK, "limit")
     if scale.main < width:
-        cells[scale.main] = (CEILING[ascii], "limit")
+        cells[scale.main] = (CEILING, "limit")
     return [
         Span("".join(sign for sign, _ in group), style) for style, group in groupby(cells, key=lambda cell: cell[1])
     ]
@@ -109,9 +109,9 @@ class _Scale(NamedTuple):
         return self.width - self.main + round(min(1.0, (size - self.beyond) / self.limit) * self.main)
 
 
-def grid(cells: Sequence[int], batches: int, width: int, *, ascii: bool = False) -> str:
+def grid(cells: Sequence[int], batches: int, width: int) -> str:
     """Draw which of a pass's batches are committed, in their order; nothing is full before all of it is."""
-    signs = SHADES[ascii]
+    signs = SHADES
     if width <= 0:
         return ""
     if not cells or not batches:
@@ -140,7 +140,7 @@ def _buckets(cells: tuple[int, ...], batches: int, width: int) -> tuple[tuple[in
     return tuple(zip(full, (after - before for before, after in pairwise(starts)), strict=True))
 
 
-def sparkline(values: Sequence[float], width: int, *, top: float = 0.0, ascii: bool = False) -> str:
+def sparkline(values: Sequence[float], width: int, *, top: float = 0.0) -> str:
     """Draw the latest `width` values, the newest at the right; `top` (or the largest of them) is a full cell.
 
     Nothing at all has a sign of its own, so that a stall is seen beside the slowest second.
@@ -148,22 +148,20 @@ def sparkline(values: Sequence[float], width: int, *, top: float = 0.0, ascii: b
     if width <= 0:
         return ""
     shown = list(values)[-width:]
-    highest, signs = max([top, *shown], default=0.0), LEVELS[ascii][:-1]  # lines above one another do not touch
+    highest, signs = max([top, *shown], default=0.0), LEVELS[:-1]  # lines above one another do not touch
     most = len(signs) - 1
     # The first sign is for nothing; anything at all has one above it.
     levels = (min(most, 1 + int(value / highest * most - 1e-9)) if value > 0 else 0 for value in shown)
     return "".join(signs[level] for level in levels).rjust(width)
 
 
-def graph(
-    values: Sequence[float], width: int, height: int, *, top: float, ceiling: float = 0, ascii: bool = False
-) -> list[list[Span]]:
+def graph(values: Sequence[float], width: int, height: int, *, top: float, ceiling: float = 0) -> list[list[Span]]:
     """Draw the latest `width` values as columns `height` lines high, the newest at the right; `top` fills a column.
 
     Where there is no value there is nothing; a value of nothing has a sign of its own, as in `sparkline`. A value that
     is near to a `ceiling` has the colours of that.
     """
-    shown, signs = list(values)[-width:] if width > 0 else [], LEVELS[ascii]
+    shown, signs = list(values)[-width:] if width > 0 else [], LEVELS
     steps, size = len(signs) * height, len(signs)
     heights = [min(steps, max(2, -int(-value / top * steps + 1e-9))) if value > 0 and top > 0 else 1 for value in shown]
     styles = [level(value / ceiling, "fill") if ceiling else "fill" for value in shown]
@@ -176,10 +174,10 @@ def graph(
     return lines
 
 
-def axis(labels: Mapping[int, str], line: int, width: int, *, ascii: bool = False) -> Span:
+def axis(labels: Mapping[int, str], line: int, width: int) -> Span:
     """Draw one line of a graph's scale, `width` cells wide: what the top and the bottom of the graph stand for."""
     label = labels.get(line, "")
-    sign = TICKED[ascii] if label else UNTICKED[ascii]
+    sign = TICKED if label else UNTICKED
     return Span(f"{label:>{width - 1}}{sign}", "dim")
 
 

@@ -12,13 +12,13 @@ from interlock.engine.record.health import DEGRADED, Attention, Health, batches_
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.words import duration, pass_of, percent, several
 from interlock.widgets import formats as words
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, kept, width_of
+from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 
 STALE_SECONDS = 5.0
 """Without an event for longer than that, the header says so."""
 GAP = 2
-SIGNS = {"ok": ("●", "*"), "idle": ("○", "o"), "warn": ("▲", "!"), "error": ("✖", "X")}
-MARKS = {"watch": ("◇", "<", "WATCH"), "replay": ("▷", ">", "REPLAY")}
+SIGNS = {"ok": "●", "idle": "○", "warn": "▲", "error": "✖"}
+MARKS = {"watch": ("◇", "WATCH"), "replay": ("▷", "REPLAY")}
 """What stands before the word of a run that is not of this process, so that it never looks live."""
 SPELT = 120
 """Columns from which on the counts of what went wrong are named."""
@@ -47,11 +47,10 @@ def rows(
     snapshot: Snapshot, width: int, health: Health,
     *, fresh: Attention = CALM, source_kind: str = "live", pending: Mapping[str, str] = NOTHING,
     stale: float | None = None, dropped: int = 0, frozen: bool = False, readonly: bool = False,
-    ascii: bool = False,
 ) -> list[Row]:  # fmt: skip
     """Draw one row of `width` cells. `fresh` is what was not looked at yet, `pending` are controls that were asked for
     and do not count yet, `stale` the seconds since anything was heard, `dropped` the events that were not shown."""
-    chip = _chip(snapshot, health, source_kind, pending, ascii)
+    chip = _chip(snapshot, health, source_kind, pending)
     left = [*chip, *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_nodes(snapshot), *_times(snapshot)]
     if health.word == DEGRADED:  # which says it already
         fresh = replace(fresh, lost=0, nodes=0)
@@ -61,35 +60,35 @@ def rows(
     soonest = next((place for place, field in enumerate(left) if field.rank == END), 0)
     # When it ends is worth more than the names of what went wrong, which are counted all the same.
     fits = width >= SPELT and soonest in _standing(fields, width)
-    return _laid(left, spelt if fits else [*_counts(fresh, spelt=False), *rest], width, ascii)
+    return _laid(left, spelt if fits else [*_counts(fresh, spelt=False), *rest], width)
 
 
 def one_line(
     snapshot: Snapshot, width: int, health: Health,
-    *, source_kind: str = "live", pending: Mapping[str, str] = NOTHING, stale: float | None = None, ascii: bool = False,
+    *, source_kind: str = "live", pending: Mapping[str, str] = NOTHING, stale: float | None = None,
 ) -> list[Row]:  # fmt: skip
     """Draw all that a terminal shows which is too small for panes."""
     fields = [
-        *_chip(snapshot, health, source_kind, pending, ascii),
+        *_chip(snapshot, health, source_kind, pending),
         *_marks(snapshot, source_kind, False),
         *_where(snapshot),
         *(field for field in _times(snapshot) if field.rank <= END),
         *_warnings(snapshot, stale, 0, frozen=False),
         Field(90, "(enlarge to 40x10)", "dim"),
     ]
-    return _laid(fields, [], width, ascii)
+    return _laid(fields, [], width)
 
 
-def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str], ascii: bool) -> list[Field]:
+def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str]) -> list[Field]:
     """Sign and word for how the run stands, and what it is about; what was asked for is under way until it counts."""
     waits = not snapshot.over and snapshot.phase != GONE
     if waits and "stop" in pending:
         health = Health("STOPPING", "warn")
     elif waits and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
         health = Health("RESUMING" if snapshot.paused else "PAUSING", "warn")
-    sign, word, style = SIGNS[health.level][ascii], health.word, words.LEVEL_STYLES[health.level]
+    sign, word, style = SIGNS[health.level], health.word, words.LEVEL_STYLES[health.level]
     if mark := MARKS.get(source_kind):
-        sign, word, style = mark[ascii], f"{mark[2]} {word}", "accent" if health.level in ("ok", "idle") else style
+        sign, word, style = mark[0], f"{mark[1]} {word}", "accent" if health.level in ("ok", "idle") else style
     fields = [Field(0, f"{sign} {word}", style)]
     return fields + [Field(9, health.detail, style, least=10)] * bool(health.detail)
 
@@ -188,7 +187,7 @@ def _standing(fields: list[Field], width: int) -> list[int]:
     return [place for place in fits if fields[place].rank != END + 1 or place - 1 in fits]
 
 
-def _laid(left: list[Field], right: list[Field], width: int, ascii: bool) -> list[Row]:
+def _laid(left: list[Field], right: list[Field], width: int) -> list[Row]:
     """The fields that fit, the right part at the right edge."""
     fields = left + right
     sizes = [field.size for field in fields]
@@ -204,8 +203,7 @@ def _laid(left: list[Field], right: list[Field], width: int, ascii: bool) -> lis
     far = [span for place, span in spans.items() if place >= len(left)]
     # `spare` has no gap for the seam between the two parts, which has one only where both are there.
     between = Span(" " * (max(0, spare) + GAP * bool(near and far)))
-    row = fitted([Span(" "), *_joined(near), between, *_joined(far)], width)
-    return ascii_only([row]) if ascii else [row]
+    return [fitted([Span(" "), *_joined(near), between, *_joined(far)], width)]
 
 
 def _joined(spans: list[Span]) -> list[Span]:

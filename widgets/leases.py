@@ -13,7 +13,7 @@ from interlock.engine.record.state import LeaseState
 from interlock.engine.record.words import duration, human_bytes
 from interlock.widgets.formats import MIB, clock, devices_of, gib
 from interlock.widgets.pane import Chooser
-from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, kept, table_rows, width_of
+from interlock.widgets.text import CURSOR, Row, Span, fit, fitted, kept, table_rows, width_of
 
 LEAST_MODEL, WHOLE_MODEL, MOST_MODEL, WIDE, ROOMY = 12, 20, 28, 56, 100
 STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}
@@ -33,16 +33,16 @@ class Leases(Chooser):
     _chosen = ""
     """The lease that an operator chose; before that, the first is told of."""
 
-    def draw(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+    def draw(self, snapshot: Snapshot) -> None:
         """Show this moment of the run; times are told by the second, so nothing is drawn up more often than that."""
         self._again = None
-        size = (self.inner_width, self.inner_height, ascii)
+        size = (self.inner_width, self.inner_height)
         key = (size, int(snapshot.latest_at), snapshot.phase, snapshot.leases_in_all, snapshot.leases)
         if key != self._drawn:
             self._drawn = key
-            self.show(rows(snapshot, *size[:2], ascii=ascii))
+            self.show(rows(snapshot, *size[:2]))
 
-    def detail(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+    def detail(self, snapshot: Snapshot) -> None:
         """Show all that is known of one lease."""
 
         def draw(places: int) -> None:
@@ -50,34 +50,33 @@ class Leases(Chooser):
             place = names.index(self._chosen) if self._chosen in names else 0
             place = max(0, min(place + places, len(names) - 1))
             self._chosen = names[place] if places else self._chosen
-            self.show(detail(snapshot, place, self.inner_width, self.inner_height, ascii=ascii))
+            self.show(detail(snapshot, place, self.inner_width, self.inner_height))
 
         self._drawn, self._again = None, draw
         draw(0)
 
 
-def rows(snapshot: Snapshot, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+def rows(snapshot: Snapshot, width: int, height: int) -> list[Row]:
     """All leases that are known, for a pane that scrolls, below their titles where `height` has room for these."""
-    shown = _rows(snapshot, width, height)
-    return ascii_only(shown) if ascii else shown
+    return _rows(snapshot, width, height)
 
 
-def detail(snapshot: Snapshot, chosen: int, width: int, height: int, *, ascii: bool = False) -> list[Row]:
+def detail(snapshot: Snapshot, chosen: int, width: int, height: int) -> list[Row]:
     """Draw the leases around one of them, and below them all that is known of that one; as many rows as it takes."""
     leases = _ordered(snapshot)
     if not leases:
-        return rows(snapshot, width, height, ascii=ascii)
+        return rows(snapshot, width, height)
     heads, *lines = _rows(snapshot, width - 1, 2)
     count = max(1, min(len(leases), height // 3))
     first = max(0, min(chosen - count // 2, len(leases) - count))
     shown = [fitted([Span(" "), *heads], width)]
     for place in range(first, first + count):
         shown.append(fitted([Span(CURSOR if place == chosen else " ", "accent"), *lines[place]], width))
-    shown += [(Span(" " * width),), *_receipt(leases[chosen], snapshot, width, ascii)]
-    return ascii_only(shown) if ascii else shown
+    shown += [(Span(" " * width),), *_receipt(leases[chosen], snapshot, width)]
+    return shown
 
 
-def _receipt(lease: LeaseState, snapshot: Snapshot, width: int, ascii: bool) -> list[Row]:
+def _receipt(lease: LeaseState, snapshot: Snapshot, width: int) -> list[Row]:
     """What it was granted, what that took, and what every device measured before it, at its peak and after it."""
     on = ", ".join(f"{name} {human_bytes(size)}" for name, size in lease.weights_on.items())
     facts = [
@@ -93,7 +92,7 @@ def _receipt(lease: LeaseState, snapshot: Snapshot, width: int, ascii: bool) -> 
         return [*shown, fitted([Span("no receipt before it is released", "dim")], width)]
     heads = ["device", "moment", "occupied", "reserved", "allocated", "residue", "retries"]
     cells = [line for receipt in lease.receipts for line in _moments(receipt)]
-    return [*shown, (Span(" " * width),), *table_rows(heads, cells, width, ascii=ascii)]
+    return [*shown, (Span(" " * width),), *table_rows(heads, cells, width)]
 
 
 def _budgets(lease: LeaseState) -> Mapping[str, int]:

@@ -16,7 +16,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from interlock.engine.record.words import safe
-from interlock.widgets.text import LONGEST, STYLES, Row, Span, ascii_only, fitted, row, width_of, wrapped
+from interlock.widgets.text import LONGEST, STYLES, Row, Span, fitted, row, width_of, wrapped
 
 GAP = "  "
 
@@ -195,14 +195,14 @@ class Note(Bar):
 
     DEFAULT_CSS = "Note { display: none; }"
 
-    def tell(self, text: str, most: int, *, ascii: bool) -> None:
+    def tell(self, text: str, most: int) -> None:
         """Say so many lines of it at most."""
         width = self.screen.size.width
         lines = [line for each in text.splitlines() for line in wrapped(safe(each, 1000), width - 1)][:most]
         self.styles.display = "block" if lines else "none"
         self.styles.height = max(1, len(lines))
         shown = [row((f" {line}", "warn")) for line in lines]
-        self.show(ascii_only(shown) if ascii else shown)
+        self.show(shown)
 
 
 def keys(shown: Sequence[Key], width: int) -> Row:

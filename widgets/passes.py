@@ -17,7 +17,7 @@ from interlock.engine.record.words import duration, percent, several
 from interlock.widgets import cache, glyphs
 from interlock.widgets.formats import count, devices_of, tally, trouble
 from interlock.widgets.pane import Chooser
-from interlock.widgets.text import CURSOR, Row, Span, ascii_only, fit, fitted, kept, width_of
+from interlock.widgets.text import CURSOR, Row, Span, fit, fitted, kept, width_of
 
 LEAST_BAR, USUAL_BAR, LEAST_MODEL, MOST_MODEL = 6, 14, 8, 28
 WHOLE_MODEL, WIDE = 20, 56
@@ -27,10 +27,7 @@ STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped"
 STYLES |= {"died": "error", "paused": "warn", "missing": "error"}
 
 
-CELLS = {
-    "queued": (("▁", "."), "rest"), "committed": (("▇", "#"), "fill"), "mitigated": (("▲", "!"), "warn"),
-    "parked rows": (("✖", "X"), "error"),
-}  # fmt: skip
+CELLS = {"queued": ("▁", "rest"), "committed": ("▇", "fill"), "mitigated": ("▲", "warn"), "parked rows": ("✖", "error")}
 SECONDS, CELL_GAP, MOST_NODES = 6, 2, 4
 
 
@@ -49,12 +46,12 @@ class Passes(Chooser):
     _of: object = None
     _cells = PassCells()
 
-    def draw(self, snapshot: Snapshot, *, with_cache: bool = False, ascii: bool = False) -> None:
+    def draw(self, snapshot: Snapshot, *, with_cache: bool = False) -> None:
         """Show this moment of the run; `with_cache` where the pane of the cache is not on the screen."""
         self._again = None
-        self.show(rows(snapshot, self.inner_width, self.inner_height, with_cache=with_cache, ascii=ascii))
+        self.show(rows(snapshot, self.inner_width, self.inner_height, with_cache=with_cache))
 
-    def detail(self, snapshot: Snapshot, cells: Callable[[int], PassCells], *, ascii: bool = False) -> None:
+    def detail(self, snapshot: Snapshot, cells: Callable[[int], PassCells]) -> None:
         """Show all batches of one pass, which `cells` tells of."""
 
         def draw(places: int) -> None:
@@ -62,7 +59,7 @@ class Passes(Chooser):
             chosen = max(0, min(chosen + places, len(snapshot.passes) - 1))
             self._chosen = chosen if places else self._chosen
             width, height = self.inner_width, self.inner_height
-            self.show(detail(snapshot, chosen, self._known(snapshot, chosen, cells), width, height, ascii=ascii))
+            self.show(detail(snapshot, chosen, self._known(snapshot, chosen, cells), width, height))
 
         self._again = draw
         draw(0)
@@ -76,41 +73,39 @@ class Passes(Chooser):
         return self._cells
 
 
-def rows(snapshot: Snapshot, width: int, height: int, *, with_cache: bool = False, ascii: bool = False) -> list[Row]:
+def rows(snapshot: Snapshot, width: int, height: int, *, with_cache: bool = False) -> list[Row]:
     """Draw passes, then a line of the cache where it is asked for, then collections; at most `height` rows.
 
     Where there are more passes than lines, one line tells of those that are not shown.
     """
     if snapshot.passes:
-        shown = _passes(snapshot, width, max(1, height - with_cache), ascii)
+        shown = _passes(snapshot, width, max(1, height - with_cache))
         if with_cache and len(shown) < height:
-            shown += cache.line(snapshot, width, ascii=ascii)
+            shown += cache.line(snapshot, width)
     else:
         shown = [_before(snapshot, width)]
     shown += _collections(snapshot, width, height - len(shown))
-    return ascii_only(shown) if ascii else shown
+    return shown
 
 
-def detail(
-    snapshot: Snapshot, chosen: int, cells: PassCells, width: int, height: int, *, ascii: bool = False
-) -> list[Row]:
+def detail(snapshot: Snapshot, chosen: int, cells: PassCells, width: int, height: int) -> list[Row]:
     """Draw the passes with one of them chosen, and its whole grid: each batch with its number, its state and its
     seconds. As many rows as that takes, for a pane that scrolls."""
     if not snapshot.passes:
-        return rows(snapshot, width, height, ascii=ascii)
+        return rows(snapshot, width, height)
     lines = max(1, min(len(snapshot.passes), height // 3))
     first = max(0, min(chosen - lines // 2, len(snapshot.passes) - lines))
-    table = _table(snapshot.passes[first : first + lines], snapshot, width - 1, ascii)
+    table = _table(snapshot.passes[first : first + lines], snapshot, width - 1)
     marks = (Span(CURSOR if place == chosen else " ", "accent") for place in range(first, first + lines))
     now = snapshot.passes[chosen]
     shown = [fitted([mark, *row], width) for mark, row in zip(marks, table, strict=True)]
     shown += [
         fitted([Span(_summed(now, cells))], width),
         *(fitted([Span(text)], width) for text in (*_nodes(cells), *_gave(now))),
-        _signs(width, ascii),
-        *_board(now.batches, cells, width, ascii),
+        _signs(width),
+        *_board(now.batches, cells, width),
     ]
-    return ascii_only(shown) if ascii else shown
+    return shown
 
 
 def _summed(each: PassView, cells: PassCells) -> str:
@@ -150,18 +145,14 @@ def _counted(cells: PassCells) -> Counter[str]:
     return Counter(batch.device for batch in cells.committed.values())
 
 
-def _signs(width: int, ascii: bool) -> Row:
+def _signs(width: int) -> Row:
     """What the signs of the grid mean."""
-    texts = [
-        piece
-        for name, (sign, style) in CELLS.items()
-        for piece in (Span(sign[ascii], style), Span(f" {name}  ", "dim"))
-    ]
+    texts = [piece for name, (sign, style) in CELLS.items() for piece in (Span(sign, style), Span(f" {name}  ", "dim"))]
     return fitted([*texts, Span("seconds of each", "dim")], width)
 
 
 @lru_cache(maxsize=2)
-def _board(batches: int, cells: PassCells, width: int, ascii: bool) -> list[Row]:
+def _board(batches: int, cells: PassCells, width: int) -> list[Row]:
     """Batches in their order, as many on a line as it has room for; kept, because there may be ten thousand."""
     digits = len(str(batches))
     size = digits + 2 + SECONDS
@@ -170,12 +161,12 @@ def _board(batches: int, cells: PassCells, width: int, ascii: bool) -> list[Row]
     for begin in range(0, batches, across):
         spans: list[Span] = []
         for index in range(begin, min(begin + across, batches)):
-            spans += [Span(" " * CELL_GAP), *_cell(index, cells, digits, ascii)]
+            spans += [Span(" " * CELL_GAP), *_cell(index, cells, digits)]
         lines.append(fitted(spans[1:], width))
     return lines
 
 
-def _cell(index: int, cells: PassCells, digits: int, ascii: bool) -> list[Span]:
+def _cell(index: int, cells: PassCells, digits: int) -> list[Span]:
     """A batch: its number from 1, its state, its seconds; the worst that is to be said of it is its state."""
     batch = cells.committed.get(index)
     word = "committed" if batch else "queued"
@@ -183,7 +174,7 @@ def _cell(index: int, cells: PassCells, digits: int, ascii: bool) -> list[Span]:
     sign, style = CELLS[word]
     seconds = f"{batch.seconds:.2f}"[:SECONDS] if batch else ""
     number = Span(f"{index + 1:>{digits}} ", "" if batch else "dim")
-    return [number, Span(sign[ascii], style), Span(f"{seconds:>{SECONDS}}")]
+    return [number, Span(sign, style), Span(f"{seconds:>{SECONDS}}")]
 
 
 def _before(snapshot: Snapshot, width: int) -> Row:
@@ -199,11 +190,11 @@ def _before(snapshot: Snapshot, width: int) -> Row:
     return fitted([Span(text, STYLES.get(snapshot.phase, "dim"))], width)
 
 
-def _passes(snapshot: Snapshot, width: int, lines: int, ascii: bool) -> list[Row]:
+def _passes(snapshot: Snapshot, width: int, lines: int) -> list[Row]:
     """A row each; where there are more passes than lines, those around the one that is at work."""
     passes = snapshot.passes
     if len(passes) <= lines:
-        return _table(passes, snapshot, width, ascii)
+        return _table(passes, snapshot, width)
     current = next((place for place, each in enumerate(passes) if each.word == "running"), snapshot.current_pass or 0)
     room = max(1, lines - 1)
     first = max(0, min(current - room // 2, len(passes) - room))
@@ -211,10 +202,10 @@ def _passes(snapshot: Snapshot, width: int, lines: int, ascii: bool) -> list[Row
     failed = any(each.failure for each in others)
     text = f"and {len(others)} more: {tally(each.word for each in others)}"
     more = fitted([Span(text, "error" if failed else "dim")], width)
-    return [*_table(passes[first : first + room], snapshot, width, ascii), more][:lines]
+    return [*_table(passes[first : first + room], snapshot, width), more][:lines]
 
 
-def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int, ascii: bool) -> list[Row]:
+def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int) -> list[Row]:
     """Columns under one another; which are shown, and how long the bars are, is the same for all rows."""
     texts = [[column.text(each, snapshot) for column in COLUMNS] for each in passes]
     sizes = [max(width_of(line[place]) for line in texts) for place in range(len(COLUMNS))]
@@ -242,17 +233,17 @@ def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int, ascii: 
             at = f" at {done}" if each.batches else ""
             rest = [Span(each.word, "error"), Span(f"{at}: ", "dim"), Span(each.failure, "warn")]
         else:
-            rest = [*_grid(each, bar, ascii), *_values(each, line, shown, sizes)]
+            rest = [*_grid(each, bar), *_values(each, line, shown, sizes)]
         table.append(fitted([Span(f"{each.model_pass + 1:>{number}} ", "dim"), name, Span(" "), *rest], width))
     return table
 
 
-def _grid(each: PassView, width: int, ascii: bool) -> list[Span]:
+def _grid(each: PassView, width: int) -> list[Span]:
     """Which batches are committed (all, where there was nothing to compute); what is empty of it steps back."""
-    empty, full = glyphs.SHADES[ascii][0], glyphs.SHADES[ascii][-1]
+    empty, full = glyphs.SHADES[0], glyphs.SHADES[-1]
     if each.word == "reused":
         return [Span(full * width, "dim")]
-    parts = groupby(glyphs.grid(each.cells, each.batches, width, ascii=ascii), key=lambda sign: sign == empty)
+    parts = groupby(glyphs.grid(each.cells, each.batches, width), key=lambda sign: sign == empty)
     return [Span("".join(signs), "rest" if is_empty else "fill") for is_empty, signs in parts]
 
 

@@ -38,9 +38,10 @@ def plain(rows: Iterable[Row]) -> list[str]:
 
 
 LONGEST = 4000
-ELLIPSIS, CUT = "…", "~"
+ELLIPSIS = "…"
 CURSOR, DOT = "▸", "·"
-_ASCII = str.maketrans({ELLIPSIS: CUT, CURSOR: ">", DOT: ".", "±": "~"})
+ASCII = str.maketrans("…▸·±▁▂▃▄▅▆▇█▒│┤╌●○▲✖◇▷▶▼❯─╭╮╰╯┌┐└┘├┼┬┴━┃", "~>.~_.-:=+##o|+.*o!X<>>v>-++++++++++++-|")
+"""What a sign of ours is on a terminal that has no other; a sign has the same meaning everywhere."""
 
 
 def width_of(text: str) -> int:
@@ -54,7 +55,7 @@ def _easy(text: str) -> bool:
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
-    """Bring `text` to exactly `width` cells: padded, or cut with an ellipsis (which `ascii_only` makes a tilde)."""
+    """Bring `text` to exactly `width` cells: padded, or cut with an ellipsis."""
     text = text if _easy(text) else safe(text, LONGEST)
     size = cell_len(text)
     if size <= width:
@@ -101,9 +102,10 @@ def kept(sizes: Sequence[int], ranks: Sequence[int], width: int, gap: int = 1) -
     return sorted(chosen)
 
 
-def ascii_only(rows: Iterable[Row]) -> list[Row]:
-    """Make our signs in rows ASCII, the ellipses that `safe` made among them."""
-    return [tuple(Span(span.text.translate(_ASCII), span.style) for span in each) for each in rows]
+def ascii_only(text: str) -> str:
+    """Write a text in ASCII, in as many cells: our signs as those that are nearest, what is foreign as `?`."""
+    drawn = text.translate(ASCII)
+    return drawn if drawn.isascii() else "".join(sign if sign.isascii() else "?" * cell_len(sign) for sign in drawn)
 
 
 TABLE_GAP = 2
@@ -111,9 +113,7 @@ LEAST_TEXT = 14
 """Cells that a column of texts keeps, where it needs as many."""
 
 
-def table_rows(
-    heads: Sequence[str], cells: Sequence[Sequence[str]], width: int, *, of: int | None = None, ascii: bool = False
-) -> list[Row]:
+def table_rows(heads: Sequence[str], cells: Sequence[Sequence[str]], width: int, *, of: int | None = None) -> list[Row]:
     """Draw the heads and one row for each of `cells`, each `width` cells wide; `of` is how many there are in all."""
     texts = [[safe(cell) for cell in line] for line in cells]
     right = numeric(texts, len(heads))
@@ -125,7 +125,7 @@ def table_rows(
         shown.append(fitted([Span(f"and {of - len(cells):,} more in the tree", "dim")], width))
     if left_out := heads[len(widths) :]:
         shown.append(fitted([Span(f"no room for: {', '.join(left_out)}", "dim")], width))
-    return ascii_only(shown) if ascii else shown
+    return shown
 
 
 def _widths(needs: Sequence[int], right: Sequence[bool], width: int) -> list[int]:

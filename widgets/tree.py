@@ -16,12 +16,11 @@ from textual.widgets.tree import TreeNode
 
 from interlock.engine.record.words import safe, several
 from interlock.widgets.nodes import No, Node, Steps, children, human, title, written
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, plain, width_of
+from interlock.widgets.text import CURSOR, Row, Span, fit, fitted, plain, width_of
 
 MARKS = {"": "", "-": "error", "+": "ok", "~": "warn"}
-SIGNS = (">", "▶", "▼")
+SIGNS = (CURSOR, "▶", "▼")
 STYLES = ("dim", "bold", "title", "ok", "warn", "error")
-PLAIN_SIGNS = ("*", ">", "v")
 """The chosen line, a closed branch, an open one."""
 INDENT = 2
 DEEPEST = 100
@@ -30,16 +29,15 @@ DEEPEST = 100
 
 def line(
     node: Node, width: int, *, name: str = "$", chosen: bool = False, opened: bool = False,
-    differing: Mapping[Steps, int] | None = None, ascii: bool = False,
+    differing: Mapping[Steps, int] | None = None,
 ) -> Row:  # fmt: skip
     """Draw a node in `width` cells; `differing` counts the differences inside branches."""
-    cursor, closed, open_ = PLAIN_SIGNS if ascii else SIGNS
+    cursor, closed, open_ = SIGNS
     fold = " " if not node.branch else open_ if opened else closed
     mark = "" if differing is None else f"{node.mark or ' '} "
     head = [Span(f"{cursor if chosen else ' '}{fold} {mark}", MARKS[node.mark]), *_label(node, name)]
     room = width - sum(width_of(span.text) for span in head)
-    drawn = fitted([*head, *_value(node, room), *_inside(node, differing)], width)
-    return ascii_only([drawn])[0] if ascii else drawn
+    return fitted([*head, *_value(node, room), *_inside(node, differing)], width)
 
 
 def _label(node: Node, name: str) -> list[Span]:
@@ -96,10 +94,10 @@ class DocumentTree(Tree[Node], inherit_bindings=False):
 
     def __init__(
         self, node: Node, name: str, opened: Sequence[Steps] = (),
-        *, differing: Mapping[Steps, int] | None = None, ascii: bool = False, id: str | None = None,
+        *, differing: Mapping[Steps, int] | None = None, id: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__("", id=id)
-        self._ascii, self._below = ascii, ""
+        self._below = ""
         self.show_guides, self.guide_depth = False, INDENT
         self.take(node, name, opened, differing)
 
@@ -139,7 +137,7 @@ class DocumentTree(Tree[Node], inherit_bindings=False):
         chosen = node is self.cursor_node
         drawn = line(
             _of(node), max(0, self.scrollable_content_region.width - INDENT * len(_of(node).steps)), name=self.called,
-            chosen=chosen, opened=node.is_expanded, differing=self.differing, ascii=self._ascii,
+            chosen=chosen, opened=node.is_expanded, differing=self.differing,
         )  # fmt: skip
         text = Text(style=style if chosen else base_style)
         for (_, name), safely in zip(drawn, plain((span,) for span in drawn), strict=True):

@@ -18,7 +18,7 @@ from interlock.widgets import cluster, gauges, glyphs
 from interlock.widgets.cluster import FOLDED, Devices, Fold
 from interlock.widgets.formats import amount, unit
 from interlock.widgets.pane import Chooser
-from interlock.widgets.text import Row, Span, ascii_only, fitted, kept, width_of
+from interlock.widgets.text import Row, Span, fitted, kept, width_of
 
 LEAST_CELL, MOST_PAIRED = 28, 8
 LEAST_BLOCK, BLOCK_WIDTH, SIDE, AXIS = 3, 56, 27, 12
@@ -49,15 +49,15 @@ class Vram(Chooser):
         """The line with the cursor; the one that an operator put it on, before which it is on the first."""
         self._lines: list[cluster.NodeLine] = []
 
-    def draw(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+    def draw(self, snapshot: Snapshot) -> None:
         """Show how full the devices are at this moment of the run."""
-        self._draw(rows, snapshot, ascii)
+        self._draw(rows, snapshot)
 
-    def detail(self, snapshot: Snapshot, *, ascii: bool = False) -> None:
+    def detail(self, snapshot: Snapshot) -> None:
         """Show the whole course of every device."""
-        self._draw(detail, snapshot, ascii)
+        self._draw(detail, snapshot)
 
-    def _draw(self, made: Callable[..., list[Row]], snapshot: Snapshot, ascii: bool) -> None:
+    def _draw(self, made: Callable[..., list[Row]], snapshot: Snapshot) -> None:
         width, height, devices = self.inner_width, self.inner_height, snapshot.devices
 
         def draw(places: int) -> None:
@@ -67,14 +67,14 @@ class Vram(Chooser):
             self._at = names[max(0, min(place + places, len(names) - 1))]
             self._chosen = self._at if places else self._chosen
             fold = cluster.Fold(self._opened, self._at if self.has_focus else "")
-            self.show(made(snapshot, width, height, fold=fold, ascii=ascii))
+            self.show(made(snapshot, width, height, fold=fold))
 
-        self.entitle(below=legend(width, ascii=ascii))
+        self.entitle(below=legend(width))
         self._again = draw if folds(devices, width, height) else None
         if self._again:
             draw(0)
         else:
-            self.show(made(snapshot, width, height, ascii=ascii))
+            self.show(made(snapshot, width, height))
 
     def action_unfold(self, wanted: bool | None = None) -> None:
         """Unfold the chosen node, or fold it; without `wanted`, whichever it is not."""
@@ -108,7 +108,7 @@ class Vram(Chooser):
             self._again(0)
 
 
-def legend(width: int, *, ascii: bool = False) -> Row:
+def legend(width: int) -> Row:
     """Say what the signs of a gauge mean, in its colours; nothing where there is no room to say so."""
     signs = {
         "weights": (glyphs.WEIGHTS, "fill"), "activations": (glyphs.WORK, "work"),
@@ -116,25 +116,23 @@ def legend(width: int, *, ascii: bool = False) -> Row:
         "ceiling": (glyphs.CEILING, "limit"), "peak": (glyphs.PEAK, "limit"),
     }  # fmt: skip
     spans = [
-        piece
-        for name, (sign, style) in signs.items()
-        for piece in (Span(f" {sign[ascii]}", style), Span(f" {name} ", "dim"))
+        piece for name, (sign, style) in signs.items() for piece in (Span(f" {sign}", style), Span(f" {name} ", "dim"))
     ]
     return tuple(spans) if sum(width_of(span.text) for span in spans) + 10 <= width else ()
 
 
-def rows(snapshot: Snapshot, width: int, height: int, *, fold: Fold = FOLDED, ascii: bool = False) -> list[Row]:
+def rows(snapshot: Snapshot, width: int, height: int, *, fold: Fold = FOLDED) -> list[Row]:
     """Draw at most `height` rows of `width` cells; a graph is of the last minutes."""
-    return _drawn(snapshot.devices, width, height, fold, ascii, lambda each: Trace(each.history, each.samples, 1))
+    return _drawn(snapshot.devices, width, height, fold, lambda each: Trace(each.history, each.samples, 1))
 
 
-def detail(snapshot: Snapshot, width: int, height: int, *, fold: Fold = FOLDED, ascii: bool = False) -> list[Row]:
+def detail(snapshot: Snapshot, width: int, height: int, *, fold: Fold = FOLDED) -> list[Row]:
     """Draw at most `height` rows of `width` cells; a graph is of the whole run."""
 
     def course(each: DeviceView) -> Trace:
         return Trace(each.course, len(each.course), each.course_step)
 
-    return _drawn(snapshot.devices, width, height, fold, ascii, course)
+    return _drawn(snapshot.devices, width, height, fold, course)
 
 
 def lines_wanted(devices: Devices) -> int:
@@ -149,14 +147,12 @@ def folds(devices: Devices, width: int, height: int) -> bool:
     return not _pairs(devices, width, height)
 
 
-def _drawn(
-    devices: Devices, width: int, height: int, fold: Fold, ascii: bool, trace: Callable[[DeviceView], Trace]
-) -> list[Row]:
+def _drawn(devices: Devices, width: int, height: int, fold: Fold, trace: Callable[[DeviceView], Trace]) -> list[Row]:
     if folds(devices, width, height):
-        shown = cluster.rows(devices, fold, width, height, ascii=ascii)
+        shown = cluster.rows(devices, fold, width, height)
     else:
-        shown = _with_graphs(devices, width, height, ascii, trace) or _shown(devices, width, height, ascii)
-    return ascii_only(shown) if ascii else shown
+        shown = _with_graphs(devices, width, height, trace) or _shown(devices, width, height)
+    return shown
 
 
 def _columns(devices: Devices, width: int, height: int) -> int:
@@ -173,9 +169,7 @@ def _pairs(devices: Devices, width: int, height: int) -> bool:
     return len(devices) <= min(MOST_PAIRED, 2 * height) and width >= 2 * LEAST_CELL + 1
 
 
-def _with_graphs(
-    devices: Devices, width: int, height: int, ascii: bool, trace: Callable[[DeviceView], Trace]
-) -> list[Row]:
+def _with_graphs(devices: Devices, width: int, height: int, trace: Callable[[DeviceView], Trace]) -> list[Row]:
     """A block of lines for each device, in one column or two, and below them one line of times; nothing where that
     does not fit."""
     columns = _columns(devices, width, height)
@@ -183,7 +177,7 @@ def _with_graphs(
         return []
     each, column = -(-len(devices) // columns), (width - 2 * (columns - 1)) // columns
     lines = (height - 1) // each
-    panel = _Panel.of(devices, column, lines, trace, ascii)
+    panel = _Panel.of(devices, column, lines, trace)
     made = [row for device in devices for row in panel.block(device)]
     made += [(Span(" " * column),)] * (each * columns * lines - len(made))
     parts = [[*made[place * each * lines :][: each * lines], panel.times()] for place in range(columns)]
@@ -201,33 +195,30 @@ class _Panel(NamedTuple):
     step: int
     """Values of a trace in a column of its graph."""
     trace: Callable[[DeviceView], Trace]
-    ascii: bool
 
     @classmethod
-    def of(
-        cls, devices: Devices, width: int, lines: int, trace: Callable[[DeviceView], Trace], ascii: bool
-    ) -> "_Panel":
+    def of(cls, devices: Devices, width: int, lines: int, trace: Callable[[DeviceView], Trace]) -> "_Panel":
         texts = [_packed(each, lines - 1, max(SIDE, width * 2 // 5)) for each in devices]
-        side = max(sum(width_of(span.text) for span in gauges.signed(line, ascii)) for text in texts for line in text)
+        side = max(sum(width_of(span.text) for span in gauges.signed(line)) for text in texts for line in text)
         most = max(len(trace(each).values) for each in devices)
         graph = width - side - AXIS
-        return cls(devices, width, lines, side, glyphs.step_for(min(most, HISTORY), graph), trace, ascii)
+        return cls(devices, width, lines, side, glyphs.step_for(min(most, HISTORY), graph), trace)
 
     def block(self, device: DeviceView) -> list[Row]:
         """A device's gauge; below it what it is made of, and how it went against its ceiling."""
         silent = device.lost or not device.memory
         about = device, self.devices, self.width
-        head = gauges.silent(*about) if silent else gauges.gauge(*about, self.ascii, [])
+        head = gauges.silent(*about) if silent else gauges.gauge(*about, [])
         height, width = self.lines - 1, self.width - self.side - AXIS
         trace, ceiling = self.trace(device), max(1, device.facts.ceiling_bytes)
         values = glyphs.gathered(trace.values, trace.told or len(trace.values), self.step, width)
         top = max(ceiling, *values) if values else ceiling
         scale = {0: f"{amount(top, ceiling)} {unit(ceiling)}", height - 1: "0"}
         rows, facts = [head], _packed(device, height, self.side)
-        drawn = glyphs.graph(values, width, height, top=top, ceiling=ceiling, ascii=self.ascii)
+        drawn = glyphs.graph(values, width, height, top=top, ceiling=ceiling)
         for line, cells in enumerate(drawn):
-            axis = glyphs.axis(scale, line, AXIS, ascii=self.ascii)
-            rows.append((*fitted(gauges.signed(facts[line], self.ascii), self.side), axis, *cells))
+            axis = glyphs.axis(scale, line, AXIS)
+            rows.append((*fitted(gauges.signed(facts[line]), self.side), axis, *cells))
         return rows
 
     def times(self) -> Row:
@@ -248,31 +239,31 @@ def _packed(device: DeviceView, lines: int, width: int) -> list[list[gauges.Figu
     return packed
 
 
-def _shown(devices: Devices, width: int, height: int, ascii: bool) -> list[Row]:
+def _shown(devices: Devices, width: int, height: int) -> list[Row]:
     if not devices:
         return [fitted([Span("no device yet", "dim")], width)]
     if len(devices) * 2 <= height:
-        return [row for device in devices for row in gauges.double(device, devices, width, ascii)]
+        return [row for device in devices for row in gauges.double(device, devices, width)]
     if len(devices) <= height:
-        return [gauges.single(device, devices, width, ascii) for device in devices]
+        return [gauges.single(device, devices, width) for device in devices]
     if _pairs(devices, width, height):
-        return _paired(devices, width, ascii)
-    return _worst(devices, width, height, ascii)
+        return _paired(devices, width)
+    return _worst(devices, width, height)
 
 
-def _paired(devices: Devices, width: int, ascii: bool) -> list[Row]:
+def _paired(devices: Devices, width: int) -> list[Row]:
     """Two devices in a line, the first half of them in the left column."""
     lines, column = (len(devices) + 1) // 2, (width - 2) // 2
-    cells = [gauges.single(device, devices, column, ascii) for device in devices]
+    cells = [gauges.single(device, devices, column) for device in devices]
     rows = [[span for cell in cells[line::lines] for span in (*cell, Span("  "))][:-1] for line in range(lines)]
     return [fitted(row, width) for row in rows]
 
 
-def _worst(devices: Devices, width: int, height: int, ascii: bool) -> list[Row]:
+def _worst(devices: Devices, width: int, height: int) -> list[Row]:
     """The lost and the fullest, in their usual order, and what is to be known of the others."""
     ranked = sorted(range(len(devices)), key=lambda place: (not devices[place].lost, -gauges.fraction(devices[place])))
     shown = max(1, height - 1)
-    rows = [gauges.single(devices[place], devices, width, ascii) for place in sorted(ranked[:shown])]
+    rows = [gauges.single(devices[place], devices, width) for place in sorted(ranked[:shown])]
     others = [devices[place] for place in ranked[shown:]]
     lost = sum(bool(device.lost) for device in others)
     text = f"and {len(others)} more" + (f", {lost} LOST" if lost else "")

@@ -6,17 +6,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from rich.segment import Segment
 from textual import events
 from textual.app import App
+from textual.color import Color
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.driver import Driver
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from interlock.console.actions import Action, actions_of, shown_keys
 from interlock.console.look import GAUGE, OWN, THEMES, Look
 from interlock.console.screens.ask import Find
 from interlock.console.terminal.driver import HangupSafeDriver
+from interlock.widgets.text import ascii_only
 
 T = TypeVar("T")
 
@@ -56,6 +60,16 @@ def offered(screen: Screen[Any]) -> Sequence[Action]:
     return sorted(found, key=lambda action: action.changes)
 
 
+class Ascii(LineFilter):
+    """Whatever is drawn, in ASCII: the one place that knows of terminals that show nothing else."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [Segment(ascii_only(text), style, control) for text, style, control in segments]
+
+
+ASCII_FILTER = Ascii()
+
+
 class Frame(App[T]):
     """An application that looks as the operator wants it."""
 
@@ -70,13 +84,8 @@ class Frame(App[T]):
         overflow: hidden;
     }
     .ascii {
-        & Pane, & Choices, & DocumentTree { border: ascii $foreground 30%; }
-        & Pane:focus, & Choices:focus, & DocumentTree:focus { border: ascii $accent; }
-        & Bar { border: none; }
-        & ModalScreen > Vertical, & ModalScreen > VerticalScroll, & Tree { border: ascii $foreground 30%; }
         & VerticalScroll { scrollbar-size: 0 0; }
         & SelectCurrent .arrow { display: none; }
-        & SelectOverlay { border: ascii $foreground 30%; &:focus { border: ascii $accent; } }
     }
     Pane {
         & > .pane--work { color: $work; }
@@ -107,6 +116,9 @@ class Frame(App[T]):
         """Hand on what was typed in one burst with the key that opens a line; a slow link sends keys so."""
         if event.character and event.is_printable and isinstance(self.screen, Find):
             self.screen.type(event.character)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), *[ASCII_FILTER] * self.look.ascii]
 
     def open(self) -> None:
         """Put the first screen up, once it can look as it is wanted."""

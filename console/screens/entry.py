@@ -125,9 +125,8 @@ class ModelChoices(Choices):
     }
     """
 
-    def __init__(self, *, id: str, ascii: bool) -> None:
-        super().__init__(id=id, ascii=ascii)
-        self._ascii = ascii
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
         self._models: Sequence[ModelRow] = ()
         self._roster = ""
 
@@ -139,7 +138,7 @@ class ModelChoices(Choices):
     def take(self, roster: str, models: Sequence[ModelRow] | None = None) -> None:
         """Show these models, or those that are there, ticked as the roster has them."""
         self._roster, self._models = roster, self._models if models is None else models
-        heads, lines = form_text.models(self._models, placed(roster), self.inner_width, ascii=self._ascii)
+        heads, lines = form_text.models(self._models, placed(roster), self.inner_width)
         keyed = zip((each.key for each in self._models), ([line] for line in lines), strict=True)
         self.show(keyed, heads=[heads])
 
@@ -234,12 +233,11 @@ class Browse(ModalScreen[str | None]):
         Binding("k", "up", show=False),
     ]
 
-    def __init__(self, typed: str, *, ascii: bool) -> None:
+    def __init__(self, typed: str) -> None:
         """`typed` is a path of which what is there already is where one begins to look."""
         super().__init__()
         places = (Path(typed), *Path(typed).parents)
         self._start = next((found for each in places if (found := directory(str(each)))), Path()).absolute()
-        self._ascii = ascii
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
@@ -249,7 +247,6 @@ class Browse(ModalScreen[str | None]):
             yield Directories(self._start)
 
     def on_mount(self) -> None:
-        self._tree.show_guides = not self._ascii
         self._tree.focus()
 
     @property

@@ -159,7 +159,7 @@ class HitScreen(ModalScreen[None]):
 
     def _draw(self) -> None:
         width = self._pane.inner_width
-        self._pane.show(answer_rows.whole(self._hit, self._question, width, ascii=self._look.ascii))
+        self._pane.show(answer_rows.whole(self._hit, self._question, width))
 
     def action_close(self) -> None:
         self.dismiss()

@@ -16,7 +16,7 @@ from interlock.engine.record.runs import Overview
 from interlock.engine.record.words import several
 from interlock.widgets.choices import Choices
 from interlock.widgets.events import Kind
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, row, table_rows
+from interlock.widgets.text import Row, Span, fit, fitted, row, table_rows
 
 STEADY = 1.0
 """Seconds after which a list that is open is drawn anew."""
@@ -36,10 +36,9 @@ class Listing(ModalScreen[ScreenResultType]):
     ]
     TITLE, SUBTITLE, NONE = "", "", ""
 
-    def __init__(self, *, ascii: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._ascii = ascii
-        self._list = Choices(ascii=ascii)
+        self._list = Choices()
 
     def compose(self) -> ComposeResult:
         yield self._list
@@ -58,8 +57,7 @@ class Listing(ModalScreen[ScreenResultType]):
 
     def draw(self) -> None:
         heads, lines = self.content(self._list.inner_width)
-        plain = ascii_only if self._ascii else list[Row]
-        self._list.show(((key, plain([each])) for key, each in lines.items()), heads=plain(heads), none=[self.NONE])
+        self._list.show(((key, [each]) for key, each in lines.items()), heads=heads, none=[self.NONE])
 
     def action_move(self, where: str) -> None:
         self._list.move(where)
@@ -81,10 +79,8 @@ class Kinds(Listing[None]):
     Kinds > Choices { width: 44; }
     """
 
-    def __init__(
-        self, kinds: Callable[[], Sequence[Kind]], toggle: Callable[[Sequence[str]], object], *, ascii: bool
-    ) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self, kinds: Callable[[], Sequence[Kind]], toggle: Callable[[Sequence[str]], object]) -> None:
+        super().__init__()
         self._kinds = kinds
         self._toggle = toggle
 
@@ -114,8 +110,8 @@ class Mitigations(Listing[Steps]):
     NONE = "no mitigations: memory and devices have sufficed so far"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "choose", "Events")]
 
-    def __init__(self, groups: Callable[[], list[Steps]], *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self, groups: Callable[[], list[Steps]]) -> None:
+        super().__init__()
         self._groups = groups
 
     def content(self, width: int) -> tuple[list[Row], Mapping[Hashable, Row]]:
@@ -137,8 +133,8 @@ class EarlierRuns(Listing[Path]):
     TITLE, SUBTITLE = "Earlier runs", "enter fills the form as that run was begun  esc cancels"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "choose", "Choose")]
 
-    def __init__(self, runs: Sequence[Overview], out: str, *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self, runs: Sequence[Overview], out: str) -> None:
+        super().__init__()
         self._runs = {run.path: run for run in runs}
         self.NONE = f"no runs in {out} yet: a run you start there is listed here"
 

@@ -77,7 +77,7 @@ class Main(Steering):
         self._vram = Vram("1 VRAM", id="vram")
         self._passes = Passes("2 Passes", id="passes")
         self._leases = Leases("3 Leases", id="leases")
-        self._events = EventsPane("4 Events", id="events", back=self.shown_key("unzoom"), ascii=look.ascii)
+        self._events = EventsPane("4 Events", id="events", back=self.shown_key("unzoom"))
         self._cache = Cache("5 Cache + throughput", id="cache")
         self._footer = Bar(id="footer")
 
@@ -154,14 +154,13 @@ class Main(Steering):
         self._draw_footer()
         pace = self.source.pace if isinstance(self.source, Playback) else ""
         self._events.entitle(below=safe("  ".join(filter(None, [self.source.note, pace]))))
-        ascii = self._look.ascii
         for pane in (self._vram, self._leases, self._cache):
             if pane.display:
-                (pane.detail if self._zoomed else pane.draw)(snapshot, ascii=ascii)
+                (pane.detail if self._zoomed else pane.draw)(snapshot)
         if self._passes.display and self._zoomed:
-            self._passes.detail(snapshot, self._picture.cells, ascii=ascii)
+            self._passes.detail(snapshot, self._picture.cells)
         elif self._passes.display:
-            self._passes.draw(snapshot, with_cache=not self._cache.display, ascii=ascii)
+            self._passes.draw(snapshot, with_cache=not self._cache.display)
         self._draw_hints()
 
     def _draw_hints(self) -> None:
@@ -175,19 +174,19 @@ class Main(Steering):
             pane.hint("  ".join(hints) if pane.has_focus else "")
 
     def _draw_header(self) -> None:
-        width, ascii = self.size.width, self._look.ascii
+        width = self.size.width
         snapshot, now, _ = self._picture
         state, stale = self._health(snapshot, now), self._stale(snapshot, now)
         if too_small(*self.size):
             shown = header.one_line(
-                snapshot, width, state, source_kind=self.source.kind, pending=self.pending, stale=stale, ascii=ascii,
+                snapshot, width, state, source_kind=self.source.kind, pending=self.pending, stale=stale,
             )  # fmt: skip
             self._header.show(shown)
             return
         shown = header.rows(
             snapshot, width, state, fresh=attention(snapshot) - self._looked, source_kind=self.source.kind,
             pending=self.pending, stale=stale, dropped=self._dropped + self.host.skipped,
-            frozen=self._frozen is not None, readonly=self.readonly, ascii=ascii,
+            frozen=self._frozen is not None, readonly=self.readonly,
         )  # fmt: skip
         self._header.show(shown)
 
@@ -281,13 +280,11 @@ class Main(Steering):
 
     def action_kinds(self) -> None:
         """Let kinds of events be shown or hidden."""
-        self.app.push_screen(Kinds(self._events.kinds, self._events.toggle, ascii=self._look.ascii))
+        self.app.push_screen(Kinds(self._events.kinds, self._events.toggle))
 
     def action_mitigations(self) -> None:
         """Show the mitigations by their causes; then the events of the one that was chosen."""
-        self.app.push_screen(
-            Mitigations(lambda: grouped(self.source.mitigations()), ascii=self._look.ascii), self._show_steps
-        )
+        self.app.push_screen(Mitigations(lambda: grouped(self.source.mitigations())), self._show_steps)
 
     def _show_steps(self, steps: Steps | None) -> None:
         if steps:

@@ -14,7 +14,7 @@ from interlock.console.text.plan_text import PASSES, emptied, long_texts, sizes_
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.words import duration, human_bytes, safe, several
 from interlock.widgets.pane import Pane
-from interlock.widgets.text import Row, ascii_only, row, table_rows, wrapped
+from interlock.widgets.text import Row, row, table_rows, wrapped
 
 if TYPE_CHECKING:
     from interlock.engine.flows.forecast import Forecast
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class PlanPane(Pane):
     """What a run would do."""
 
-    def __init__(self, machine: Machine, *, ascii: bool, id: str) -> None:
+    def __init__(self, machine: Machine, *, id: str) -> None:
         super().__init__("plan", id=id)
-        self._machine, self._ascii = machine, ascii
+        self._machine = machine
         self._plan: Forecast | None = None
         self._planned: Sequence[str] = ()
         self._why = ""
@@ -74,7 +74,7 @@ class PlanPane(Pane):
             ]
             self.show([row(("no plan:", "warn")), *lines])
         elif self._plan and width > 0:
-            self.show(plan_rows(self._plan, width, ascii=self._ascii))
+            self.show(plan_rows(self._plan, width))
         elif not self._plan:
             self.show([row((line, "dim")) for line in wrapped(no_plan(much, key), max(1, width))])
         if self._plan and words is not None and words != self._planned:
@@ -85,7 +85,7 @@ COLUMNS = ("model", "batches", "predicted", "time", "on", "tokens", "truncated",
 """Of the passes, what matters most first: a narrow pane leaves the last ones out."""
 
 
-def plan_rows(seen: "Forecast", width: int, *, ascii: bool = False) -> list[Row]:
+def plan_rows(seen: "Forecast", width: int) -> list[Row]:
     """Draw a plan in rows of at most `width` cells."""
     passes = [[PASSES[name](number, each) for name in COLUMNS] for number, each in enumerate(seen.passes, 1)]
     fitting = table_rows(COLUMNS, passes, width)[: len(passes) + 1]
@@ -98,7 +98,7 @@ def plan_rows(seen: "Forecast", width: int, *, ascii: bool = False) -> list[Row]
         counts = (len(rows.collection.files), rows.chunks, rows.own_texts, rows.duplicates, len(rows.refusals))
         cells.append([rows.collection.name, *(f"{count:,}" for count in counts)])
     lines += [(), *table_rows(heads, cells, width)[: len(cells) + 1]]
-    return ascii_only(lines) if ascii else lines
+    return lines
 
 
 def _total(seen: "Forecast") -> str:

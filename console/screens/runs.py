@@ -27,7 +27,7 @@ from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets.choices import Choices
 from interlock.widgets.events import LONGEST_PATTERN
 from interlock.widgets.pane import Bar, Key
-from interlock.widgets.text import ascii_only, plain, row
+from interlock.widgets.text import plain, row
 
 BEAT = 0.5
 Departure = Callable[[Sequence[str]], object]
@@ -62,7 +62,7 @@ class RunsScreen(Keyed):
         self._notice = ""
         self._head, self._list, self._keys = (
             Bar(id="head"),
-            Choices("Runs", ascii=look.ascii, id="list"),
+            Choices("Runs", id="list"),
             Bar(id="keys"),
         )
 
@@ -98,7 +98,7 @@ class RunsScreen(Keyed):
         return next((each for each in self._seen if each.path == self._list.chosen), None)
 
     def _draw(self) -> None:
-        seen, ascii, width = self._seen, self._look.ascii, self._list.inner_width
+        seen, width = self._seen, self._list.inner_width
         there = {each.path for each in self._runs.seen}
         self._marked = [path for path in self._marked if path in there]
         running = sum(each.held for each in seen)
@@ -108,8 +108,6 @@ class RunsScreen(Keyed):
         words = f" {found}{several(len(there), 'run')} in {self._runs.out}  {running} in use  {size}"
         self._head.show([row((words, "title"), (looking, "dim"), (f"  {self._runs.failure}", "error"))])
         heads, lines = runs_text.rows(seen, self._marked, self._now(), width)
-        if ascii:
-            heads, lines = ascii_only([heads])[0], ascii_only(lines)
         none = [f"No run matches: {self.shown_key('back')} shows all."] if there else runs_text.nothing(self._runs.out)
         listed = [(each.path, [line]) for each, line in zip(seen, lines, strict=True)]
         self._list.show(listed, heads=[heads], none=["", *none] if self._runs.complete else [])
@@ -119,7 +117,7 @@ class RunsScreen(Keyed):
         chosen = self._chosen
         detail = [row(safe(runs_text.about(chosen) if chosen else "", max(1, width - 4)))]
         above = f"Runs  /{safe(self._pattern, LONGEST_PATTERN)}" if self._pattern else "Runs"
-        self._list.entitle(above, plain(ascii_only(detail) if ascii else detail)[0])
+        self._list.entitle(above, plain(detail)[0])
         self._draw_keys()
 
     def _draw_keys(self) -> None:

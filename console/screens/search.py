@@ -38,7 +38,7 @@ from interlock.engine.search.conditions import Condition
 from interlock.engine.search.hits import Answer, Hit
 from interlock.widgets.choices import Choices
 from interlock.widgets.pane import Bar, Key, Note, Pane
-from interlock.widgets.text import Row, Span, ascii_only, fit, fitted, plain, row, width_of, wrapped
+from interlock.widgets.text import Span, fit, fitted, plain, row, width_of, wrapped
 
 TICK = 0.25
 """Seconds between two looks at how long an answer takes."""
@@ -82,14 +82,14 @@ class SearchScreen(Keyed):
         self._failure = self._notice = ""
         self._resident: Sequence[str] = ()
         self._question = QuestionLine()
-        self._list, self._detail = Hits("Chunks", ascii=look.ascii, id="hits"), Pane("Chunk", id="detail")
+        self._list, self._detail = Hits("Chunks", id="hits"), Pane("Chunk", id="detail")
         self._head, self._status, self._keys = (Bar(id=name) for name in ("head", "status", "keys"))
         self._note = Note(id="note")
 
     def compose(self) -> ComposeResult:
         yield self._head
         with Horizontal(id="line"):
-            yield Label("?" if self._look.ascii else "❯")
+            yield Label("❯")
             yield self._question
         with Container(id="parts"):
             yield from (self._list, self._detail)
@@ -209,15 +209,12 @@ class SearchScreen(Keyed):
             return
         told = answer_rows.head(self._shown, wide=self.size.width >= WIDE)
         words = Span(f" SEARCH {safe(self._shown.collection, 60)}  ", "title"), Span(told)
-        self._head.show(self._plain([fitted(words, self.size.width)]))
+        self._head.show([fitted(words, self.size.width)])
         self._draw_hits()
         self._draw_detail()
         self._draw_note()
         self._draw_status()
         self._draw_keys()
-
-    def _plain(self, rows: list[Row]) -> list[Row]:
-        return ascii_only(rows) if self._look.ascii else rows
 
     def _draw_hits(self) -> None:
         width, answer = self._list.inner_width, self._answer
@@ -226,24 +223,23 @@ class SearchScreen(Keyed):
         filtered = f"{self.shown_key('filters')} changes the filters." if answer and self._ask.where else ""
         none = answer_rows.nothing(answer, self._shown, filtered)
         lines = [row(line) for text in none for line in wrapped(text, width - 2)]
-        blocks = answer_rows.blocks(answer, width, ascii=self._look.ascii) if answer else []
-        self._list.show(enumerate(blocks), none=["", *plain(self._plain(lines))])
+        blocks = answer_rows.blocks(answer, width) if answer else []
+        self._list.show(enumerate(blocks), none=["", *plain(lines)])
         asked = fit(safe(" ".join(answer.text.split()), 500), max(10, width - 30)).rstrip() if answer else ""
         above = f"{several(len(answer.hits), 'chunk')} for {asked}" if answer else "Chunks"
-        (title,) = self._plain([row(above)])
         below = answer_rows.stages(self._hit) if self._hit else ""
-        self._list.entitle(title[0].text, fit(below, max(1, width - 4)).rstrip())
+        self._list.entitle(above, fit(below, max(1, width - 4)).rstrip())
 
     def _draw_detail(self) -> None:
         hit, width, answer = self._hit, self._detail.inner_width, self._answer
-        shown = answer_rows.whole(hit, answer.text, width, ascii=self._look.ascii) if hit and answer else []
+        shown = answer_rows.whole(hit, answer.text, width) if hit and answer else []
         name = fit(safe(hit.payload.get("chunk_id")), max(1, width - 4)).rstrip() if hit else "Chunk"
         self._detail.entitle(above=name)
         self._detail.show(shown)
         self._detail.scroll_to(0, 0, animate=False)
 
     def _draw_note(self) -> None:
-        self._note.tell(f"{self._failure}\n{self._notice}".strip(), NOTE_LINES, ascii=self._look.ascii)
+        self._note.tell(f"{self._failure}\n{self._notice}".strip(), NOTE_LINES)
 
     def _draw_status(self) -> None:
         under_way, width = self._under_way, self.size.width
@@ -258,7 +254,7 @@ class SearchScreen(Keyed):
         told = "  ".join([*rules, ""])
         second = f"{told}{answer_rows.in_memory(self._resident, width - 1 - width_of(told))}"
         lines = [row((f" {fit(safe(first), max(1, width - 1))}", "bold" if under_way else ""))]
-        self._status.show(self._plain([*lines, row((f" {fit(safe(second), max(1, width - 1))}", "dim"))]))
+        self._status.show([*lines, row((f" {fit(safe(second), max(1, width - 1))}", "dim"))])
 
     def _draw_keys(self) -> None:
         width, typing = self.size.width, self._question.has_focus

@@ -90,8 +90,8 @@ class Setup(Keyed):
                 for name in FIELDS:
                     yield FormField(form_text.label(name), self._entry(name, self._first.text(name)))
                     if name == "roster":
-                        yield FormField("", ModelChoices(id="models", ascii=self._look.ascii))
-            yield PlanPane(self._machine, ascii=self._look.ascii, id="plan")
+                        yield FormField("", ModelChoices(id="models"))
+            yield PlanPane(self._machine, id="plan")
         yield Static(id="command")
         yield Bar(id="footer")
 
@@ -314,7 +314,7 @@ class Setup(Keyed):
                 entry.action_end()
                 entry.focus()
 
-        self.app.push_screen(Browse(entry.value.strip(), ascii=self._look.ascii), take)
+        self.app.push_screen(Browse(entry.value.strip()), take)
 
     @work(exclusive=True, group="earlier", exit_on_error=False)
     async def action_earlier(self) -> None:
@@ -325,7 +325,7 @@ class Setup(Keyed):
         listed = await aside(lambda: self._machine.earlier(out))
         self._note = ""
         self._draw()
-        if chosen := await self.app.push_screen_wait(EarlierRuns(listed, out, ascii=self._look.ascii)):
+        if chosen := await self.app.push_screen_wait(EarlierRuns(listed, out)):
             self._fill(await aside(lambda: self._machine.begun(chosen)))
 
     def _fill(self, filled: Filled) -> None:

@@ -25,7 +25,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.record.words import human_bytes, safe
 from interlock.widgets.nodes import Node, Steps, children, differences, inside, sought
 from interlock.widgets.pane import Bar, Key, Note, Pane
-from interlock.widgets.text import CUT, ELLIPSIS, Row, Span, ascii_only, fit, fitted, kept, width_of
+from interlock.widgets.text import ELLIPSIS, Row, Span, fit, fitted, kept, width_of
 from interlock.widgets.tree import DocumentTree
 
 NOTE_LINES = 4
@@ -66,7 +66,7 @@ class SummaryScreen(Keyed):
         self._place = -1
         """Of the places that are walked through, the one that was shown last."""
         self._prompt: Find | None = None
-        self._tree = DocumentTree(top(document), "", ascii=self._look.ascii, id="tree")
+        self._tree = DocumentTree(top(document), "", id="tree")
         self._detail = Pane(id="detail")
         self._take(other)
 
@@ -90,7 +90,7 @@ class SummaryScreen(Keyed):
 
     def say(self, text: str) -> None:
         """Write a few lines for the operator, until the next key."""
-        self.query_one(Note).tell(text, NOTE_LINES, ascii=self._look.ascii)
+        self.query_one(Note).tell(text, NOTE_LINES)
 
     def on_key(self, event: events.Key) -> None:
         if self.query_one(Note).display:
@@ -115,7 +115,7 @@ class SummaryScreen(Keyed):
             headers.append(_header(self._other, "2", self.size.width))
         bar = self.query_one("#run", Bar)
         bar.styles.height = len(headers)
-        bar.show(ascii_only(headers) if self._look.ascii else headers)
+        bar.show(headers)
         shown = [
             Key(first_key(action, self._look.keys), action.label, action=action.name)
             for action in actions_of(VIEW)
@@ -125,11 +125,11 @@ class SummaryScreen(Keyed):
         self._draw_detail()
 
     def _draw_detail(self) -> None:
-        node, pane, ascii = self._tree.node, self._detail, self._look.ascii
-        shown = detail.rows(self._document, node, self._siblings(), self._every, pane.inner_width, ascii=ascii)
+        node, pane = self._tree.node, self._detail
+        shown = detail.rows(self._document, node, self._siblings(), self._every, pane.inner_width)
         # The end of a path says more than its beginning.
-        path, width, cut = node.path, pane.inner_width - 4, CUT if ascii else ELLIPSIS
-        pane.entitle(above=path if len(path) <= width else cut + path[max(0, len(path) - width + 1) :])
+        path, width = node.path, pane.inner_width - 4
+        pane.entitle(above=path if len(path) <= width else ELLIPSIS + path[max(0, len(path) - width + 1) :])
         pane.show(shown)
         pane.scroll_to(0, 0, animate=False)
         self._tree.entitle(self._status())

@@ -12,7 +12,7 @@ from interlock.console.summary.document import Document, change, in_a_line, lege
 from interlock.console.summary.tables import Table, listed, overview, table_of
 from interlock.engine.record.words import safe
 from interlock.widgets.nodes import No, Node, children, human, title, written
-from interlock.widgets.text import Row, ascii_only, fitted, row, table_rows, wrapped
+from interlock.widgets.text import Row, fitted, row, table_rows, wrapped
 
 MOST_LINES = 300
 """Lines that a value or a list of differences may take; the tree has all of it."""
@@ -24,19 +24,16 @@ SHORT = 40
 STYLES = {"-": "error", "+": "ok", "~": "warn", "": ""}
 
 
-def rows(
-    document: Document, node: Node, siblings: Sequence[Node], found: Sequence[Node], width: int, *, ascii: bool = False
-) -> list[Row]:
+def rows(document: Document, node: Node, siblings: Sequence[Node], found: Sequence[Node], width: int) -> list[Row]:
     """Draw the chosen `node` beside its `siblings` in the list above, with the differences `found` below it."""
     # Type and meaning; of a branch, whose size the tree shows, only the meaning.
     sort = "" if node.branch else kind(node.value)
     text = ": ".join(filter(None, [sort, meaning(node.steps)]))
     about = list(_wrapped(text, width, "dim")) if node.steps and text else []
-    body = list(_body(document, node, width, ascii))
+    body = list(_body(document, node, width))
     lines = [*_difference(node, found, width), *(about + body if node.branch else body + about)]
     lines += _others(node, siblings, width)
-    drawn = [fitted(line, width) for line in lines]
-    return ascii_only(drawn) if ascii else drawn
+    return [fitted(line, width) for line in lines]
 
 
 def kind(value: object) -> str:
@@ -92,13 +89,13 @@ def _by(node: Node) -> str:
     return ""
 
 
-def _body(document: Document, node: Node, width: int, ascii: bool) -> Iterator[Row]:
+def _body(document: Document, node: Node, width: int) -> Iterator[Row]:
     value = node.value
     if not node.steps:
         if node.there is No.OTHER:
-            yield from _overview(document, width, ascii)
+            yield from _overview(document, width)
     elif cells := table_of(node.steps, value, MOST_LINES):
-        yield from _table(cells, width, ascii)
+        yield from _table(cells, width)
     elif isinstance(value, dict | list):
         yield from _fields(node, width)
     elif node.mark != "~":
@@ -107,7 +104,7 @@ def _body(document: Document, node: Node, width: int, ascii: bool) -> Iterator[R
         yield from _wrapped(text + (f"  ({extra})" if extra else ""), width, "bold")
 
 
-def _overview(document: Document, width: int, ascii: bool) -> Iterator[Row]:
+def _overview(document: Document, width: int) -> Iterator[Row]:
     reason = document.data.get("reason")
     if isinstance(reason, str) and reason:
         yield from _wrapped(reason, width, "warn")
@@ -115,11 +112,11 @@ def _overview(document: Document, width: int, ascii: bool) -> Iterator[Row]:
         if place:
             yield ()
         yield row((f"{each.title} {each.count:,}", "bold"))
-        yield from _table(each, width, ascii)
+        yield from _table(each, width)
 
 
-def _table(cells: Table, width: int, ascii: bool) -> list[Row]:
-    return table_rows(cells.heads, cells.rows, width, of=cells.count, ascii=ascii)
+def _table(cells: Table, width: int) -> list[Row]:
+    return table_rows(cells.heads, cells.rows, width, of=cells.count)
 
 
 def _fields(node: Node, width: int) -> Iterator[Row]:

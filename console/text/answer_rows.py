@@ -15,7 +15,7 @@ from interlock.engine.search.combine import Hybrid, shares_of
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.manifest import Manifest
-from interlock.widgets.text import ELLIPSIS, LONGEST, Row, Span, ascii_only, fit, fitted, row, width_of, wrapped
+from interlock.widgets.text import ELLIPSIS, LONGEST, Row, Span, fit, fitted, row, width_of, wrapped
 
 LINES = 3
 """Rows of a chunk in the list: where it stands, and two of its text."""
@@ -91,7 +91,7 @@ def marked(text: str, words: Sequence[str], style: str = "") -> list[Span]:
     return [span for span in (*spans, Span(text[place:], style)) if span.text]
 
 
-def blocks(answer: Answer, width: int, *, ascii: bool = False) -> list[list[Row]]:
+def blocks(answer: Answer, width: int) -> list[list[Row]]:
     """Draw each chunk of an answer in `LINES` rows of `width` cells."""
     words = words_of(answer.text)
     before = [f"(was {hit.before}.) " if isinstance(hit, RankedHit) else "" for hit in answer.hits]
@@ -99,8 +99,8 @@ def blocks(answer: Answer, width: int, *, ascii: bool = False) -> list[list[Row]
     shown = []
     for place, hit in enumerate(answer.hits):
         lead = f"{place + 1:3}. {before[place]:{room}}{hit.score:.3f}  "
-        block = [_head(hit, lead, width, ascii=ascii), *_lines(hit, words, width, ascii=ascii)]
-        shown.append(ascii_only(block) if ascii else block)
+        block = [_head(hit, lead, width), *_lines(hit, words, width)]
+        shown.append(block)
     return shown
 
 
@@ -114,7 +114,7 @@ def stages(hit: Hit) -> str:
     return "  ".join(by)
 
 
-def whole(hit: Hit, question: str, width: int, *, ascii: bool = False) -> list[Row]:
+def whole(hit: Hit, question: str, width: int) -> list[Row]:
     """Draw all of a chunk: its scores by stage, its text line by line, and below it every field of its payload."""
     if width < 1:
         return []
@@ -122,15 +122,15 @@ def whole(hit: Hit, question: str, width: int, *, ascii: bool = False) -> list[R
     shown.append(())
     words = words_of(question)
     for text in str(hit.payload.get("text", "")).expandtabs(4).splitlines():
-        lines = wrapped(_readable(text, sys.maxsize, ascii=ascii), width)
+        lines = wrapped(safe(text, sys.maxsize), width)
         shown += [tuple(marked(line, words)) for line in lines]
     shown.append(())
     for name, value in _fields(hit.payload):
-        named = f"{_readable(name, ascii=ascii)}:"
-        first, *others = wrapped(f"{named} {_readable(value, sys.maxsize, ascii=ascii)}", max(1, width - 2))
+        named = f"{safe(name, LONGEST)}:"
+        first, *others = wrapped(f"{named} {safe(value, sys.maxsize)}", max(1, width - 2))
         cut = min(len(first), len(named))
         shown += [row((first[:cut], "title"), first[cut:]), *(row(f"  {line}") for line in others)]
-    return ascii_only(shown) if ascii else shown
+    return shown
 
 
 def copied(hit: Hit) -> str:
@@ -248,9 +248,9 @@ def _combined(ask: Ask, shown: StoreShown) -> str:
     return sums if ask.hybrid is Hybrid.WEIGHTED else f"dbsf: {sums}"
 
 
-def _head(hit: Hit, lead: str, width: int, *, ascii: bool) -> Row:
+def _head(hit: Hit, lead: str, width: int) -> Row:
     """Where a chunk stands, as `lead` says it, with its id and source."""
-    name, source = (_readable(hit.payload.get(key) or "", ascii=ascii) for key in ("chunk_id", "source"))
+    name, source = (safe(hit.payload.get(key) or "", LONGEST) for key in ("chunk_id", "source"))
     left = max(0, width - width_of(lead))
     beside = min(width_of(source), left // 3)
     if hit.stale:
@@ -260,9 +260,9 @@ def _head(hit: Hit, lead: str, width: int, *, ascii: bool) -> Row:
     return fitted(spans, width)
 
 
-def _lines(hit: Hit, words: Sequence[str], width: int, *, ascii: bool) -> list[Row]:
+def _lines(hit: Hit, words: Sequence[str], width: int) -> list[Row]:
     """Two rows of the text, from its beginning, or from where the question's words begin in it."""
-    text = _readable(" ".join(str(hit.payload.get("text", "")).split()), ascii=ascii)
+    text = safe(" ".join(str(hit.payload.get("text", "")).split()), LONGEST)
     room = max(1, width - len(INDENT))
     begin = next((each.start() for each in _WORD.finditer(text) if any(alike(each[0].casefold(), w) for w in words)), 0)
     if begin > 2 * room - 20:
@@ -270,12 +270,6 @@ def _lines(hit: Hit, words: Sequence[str], width: int, *, ascii: bool) -> list[R
     first, *others = wrapped(text[: 4 * room], room) or [""]
     second = fit(" ".join(others), room) if others else ""
     return [fitted([Span(INDENT), *marked(line, words)], width) for line in (first, second)]
-
-
-def _readable(value: object, limit: int = LONGEST, *, ascii: bool) -> str:
-    """A text as the terminal can show it."""
-    text = safe(value, limit)
-    return text.encode("ascii", "replace").decode() if ascii else text
 
 
 def _typed(text: str) -> str:

@@ -18,7 +18,7 @@ NAMED = 4
 HEADS = ("    model", "dim", "tokens", "on disk", "languages", "licence")
 
 
-def models(rows: Sequence[ModelRow], places: Mapping[str, str], width: int, *, ascii: bool) -> tuple[Row, list[Row]]:
+def models(rows: Sequence[ModelRow], places: Mapping[str, str], width: int) -> tuple[Row, list[Row]]:
     """Draw the heads, and a row for each model: the number of a ticked one is its place in the roster."""
     lines = []
     for each in rows:
@@ -29,7 +29,7 @@ def models(rows: Sequence[ModelRow], places: Mapping[str, str], width: int, *, a
     needs = [max(map(width_of, column)) + TABLE_GAP for column in zip(HEADS, *lines, strict=True)]
     fitting = max(1, sum(1 for end in accumulate(needs) if end <= width + TABLE_GAP))
     # Columns that would cost the names some signs are left out.
-    heads, *drawn = table_rows(HEADS[:fitting], [line[:fitting] for line in lines], max(1, width), ascii=ascii)
+    heads, *drawn = table_rows(HEADS[:fitting], [line[:fitting] for line in lines], max(1, width))
     drawn = drawn[: len(lines)]
     for place, each in enumerate(rows):
         if each.key in places:
