@@ -28,15 +28,15 @@ from interlock.engine.compute.encoder import PackedRows, encoder_for
 from interlock.engine.compute.parts.tokens import TokenRows, pool_tokens
 from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.corpus.tokens import load_tokenizer, specials_of
+from interlock.engine.evaluation.nearest import maxsim
 from interlock.engine.gpu.devices import choose
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.networks.kernels import pack
 from interlock.engine.models.registry import REGISTRY, find
 from interlock.engine.models.weights import attach_to_host
-from interlock.engine.search.maxsim import maxsim
 
-SOURCES = ("engine/search/maxsim.py", "engine/compute/parts/*.py")
+SOURCES = ("engine/evaluation/nearest.py", "engine/compute/parts/*.py")
 DEPTH, BATCH = 50, 32
 SHARES = (0.3, 0.5)
 WHOLE = "float32"

@@ -8,6 +8,7 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def load(
             value, origin = environment[variable], f"environment {variable}"
         if name in given:
             value, origin = given[name], origin_of(name)
-        values[name], origins[name] = _parsed(item, value, origin), origin
+        default = origin == "default"
+        values[name], origins[name] = getattr(_defaults(), name) if default else _parsed(item, value, origin), origin
     if table:  # what no setting took
         raise UsageError(
             f"{file}: unknown setting {', '.join(map(repr, table))}: `interlock config show` lists all settings"
@@ -80,6 +82,11 @@ def load(
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise UsageError(f'{file}: keys must be a table of actions and keys, such as stop = "f9" under [keys]')
     return Configuration(RunSettings(**values), origins, models, keys)
+
+
+@cache
+def _defaults() -> RunSettings:
+    return RunSettings()
 
 
 def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration:

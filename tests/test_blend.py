@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from interlock.engine.search.blend import SHARE, reranked, standardised
+from interlock.engine.search.combine import SHARE, reranked, standardised
 
 
 def order(*scores, share):

@@ -11,9 +11,9 @@ from sentence_transformers import SentenceTransformer
 import interlock as product
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.search.blend import reranked
+from interlock.engine.evaluation.nearest import maxsim
+from interlock.engine.search.combine import reranked
 from interlock.engine.search.hits import LateHit
-from interlock.engine.search.maxsim import maxsim
 from interlock.engine.search.rerank import Blend, late_reordered
 from tests.builders import corpus, interlock, sentences, toml
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.search.lists import nearest_to_all
+from interlock.engine.search.searcher import nearest_to_all
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.mirror import verify
 from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, batches, deliver

@@ -17,7 +17,7 @@ from interlock.console.writing import Telemetry, check_telemetry
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
-from interlock.engine.search.blend import reranked
+from interlock.engine.search.combine import reranked
 from tests.builders import corpus, interlock, sentences, start, tiny_scorer
 from tests.processes import until
 

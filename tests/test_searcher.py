@@ -384,17 +384,23 @@ def test_a_closed_searcher_says_so(place: Path) -> None:
 
 
 @pytest.mark.parametrize("hybrid", [Hybrid.RRF, Hybrid.DBSF])
-def test_qdrants_own_rules_are_there_as_choices(place: Path, hybrid: Hybrid) -> None:
+def test_qdrants_own_rules_are_there_as_choices(place: Path, hybrid: Hybrid, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against Qdrant's own fusion of the same two lists."""
     import qdrant_edge as edge
 
-    question = "text of the number7 words"
+    asked: dict[str, object] = {}
     with open_store(place, "concat") as searcher:
-        hits = searcher.search([question], Ask(limit=200, hybrid=hybrid, sparse_share=0.5))[0].hits
-        questions = [*searcher._questions(*_asked(searcher, question))]
-        (one,) = questions
-        terms = edge.SparseVector(one.terms["bm25"].indices.tolist(), one.terms["bm25"].values.tolist())
-        lists = [(one.vectors["fused"].tolist(), "fused"), (terms, "bm25")]
+        query = searcher.store.query
+
+        def heard(name: str, question: object, *more: object) -> dict[str, float]:
+            asked[name] = question
+            return query(name, question, *more)
+
+        monkeypatch.setattr(searcher.store, "query", heard)
+        wanted = Ask(limit=200, hybrid=hybrid, sparse_share=0.5)
+        hits = searcher.search(["text of the number7 words"], wanted)[0].hits
+        terms = edge.SparseVector(asked["bm25"].indices.tolist(), asked["bm25"].values.tolist())
+        lists = [(asked["fused"].tolist(), "fused"), (terms, "bm25")]
         prefetches = [edge.Prefetch(limit=200, query=edge.Query.Nearest(each, using=name)) for each, name in lists]
         rule = edge.Fusion.Rrf(k=61) if hybrid is Hybrid.RRF else edge.Fusion.Dbsf()
         request = edge.QueryRequest(limit=200, prefetches=prefetches, query=rule)
@@ -403,14 +409,6 @@ def test_qdrants_own_rules_are_there_as_choices(place: Path, hybrid: Hybrid) -> 
     # Qdrant counts places from 0.
     factor = 1.0 if hybrid is Hybrid.RRF else 2.0  # its lists count 1 each, ours a half
     np.testing.assert_allclose([hit.score * factor for hit in hits], [theirs[hit.id] for hit in hits], atol=2e-3)
-
-
-def _asked(searcher: StoreSearcher, question: str):
-    from interlock.engine.search.ask import comparison_of
-
-    comparison = comparison_of(searcher.manifest, Ask())
-    outputs = searcher._encoded(searcher._serving(comparison), [question], lambda model, rows: None)
-    return comparison, [question], outputs
 
 
 def test_models_stay_under_one_lease_and_all_is_let_go_at_the_end(place: Path) -> None:

@@ -14,7 +14,7 @@ from scipy.spatial.distance import pdist
 from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.compute.parts.tokens import NO_TOKENS, TokenFile, TokenRows, pool, pool_tokens, record_of
 from interlock.engine.errors import DiskError, InterlockError
-from interlock.engine.search.maxsim import maxsim
+from interlock.engine.evaluation.nearest import maxsim
 
 DIM = 16
 PRECISIONS = ("int8", "float16", "bit")
@@ -265,7 +265,7 @@ def test_the_score_is_the_sum_of_the_largest_products_and_there_is_none_without_
     query, rows = units(5, seed=7), some([3, 0, 5, 1, 12, 0, 2], precision)
     expected = by_formula(query, rows)
     np.testing.assert_allclose(maxsim(query, rows), expected, atol=1e-5)
-    monkeypatch.setattr("interlock.engine.search.maxsim.TOKENS", 4)  # texts in several slices, one larger than all
+    monkeypatch.setattr("interlock.engine.evaluation.nearest.TOKENS", 4)  # texts in several slices, one larger than all
     np.testing.assert_allclose(maxsim(query, rows), expected, atol=1e-5)
 
 

@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from interlock.engine.search.lists import words_of
+from interlock.engine.search.searcher import words_of
 from interlock.engine.vectors.bm25 import BM25, Words
 from tests.edge_bridge import EdgeBridge
 from tests.local_bridge import LocalBridge

@@ -15,7 +15,7 @@ from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.errors import InterlockError, UsageError, meant
 from interlock.engine.evaluation.weighing import SideCost
-from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.record.atomic import check_written
@@ -23,6 +23,7 @@ from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.summary import CollectionSummary
+from interlock.engine.search.store_models import the_same
 from interlock.engine.targets.builder import remaining
 from interlock.engine.targets.files.exported import ExportedRun
 from interlock.engine.targets.files.formats import TABLE
@@ -98,6 +99,7 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         there &= ~rows.parked
     kept = np.flatnonzero(there)
     known = chunk_ids if len(set(chunk_ids)) == len(chunk_ids) else ids
+    store = store_of(summary.configuration, summary.run_id, directory)
     smaller = {f"--{setting}": run.setting(setting) for setting in ("project", "quantise")}
     return DeliveredCollection(
         run=directory.name,
@@ -110,7 +112,9 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         costs={entry.model: _cost(delivered, entry.model) for entry in roster},
         parked=len(ids) - len(kept),
         bm25=str(run.setting("bm25_language")) if run.setting("bm25") else "",
-        store=store / delivered.qdrant_collection if (store := store_of(summary, directory)) else None,
+        store=store / delivered.qdrant_collection
+        if (store := store_of(summary.configuration, summary.run_id, directory))
+        else None,
         smaller=" ".join(f"{flag} {value}" for flag, value in smaller.items() if value not in (None, 0, "none")),
         missing=sorted({each.model for each in delivered.missing}),
     )
@@ -130,12 +134,7 @@ def card_of(entry: RosterEntry, registry: Mapping[str, ModelSpec], policy: Polic
         dtype={"cpu": "bfloat16" if entry.dtype == "bfloat16" else "float32"},
         outputs=tuple(output for output in entry.outputs if output != "tokens"),
     )
-    snapshot = resolve(spec, policy, lambda _: None)
-    if snapshot.fingerprint != entry.fingerprint:
-        raise UsageError(
-            f"the run was computed with another {entry.model} (fingerprint {entry.fingerprint[:12]}, this machine has "
-            f"{snapshot.fingerprint[:12]}): install that one, or run again"
-        )
+    snapshot = the_same(spec, None, entry.fingerprint, policy, was="run was computed", again="run")
     return spec, read_card(spec, snapshot, "cpu")
 
 

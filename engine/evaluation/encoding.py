@@ -27,7 +27,7 @@ from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection
 from interlock.engine.evaluation.judging import Lists, Rescored
-from interlock.engine.evaluation.nearest import Postings
+from interlock.engine.evaluation.nearest import Postings, maxsim
 from interlock.engine.evaluation.weighing import DenseSide, SideCost, SparseSide
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard
@@ -35,7 +35,6 @@ from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.models.roster import card_for
 from interlock.engine.models.sources import model_cache
 from interlock.engine.record import atomic
-from interlock.engine.search.maxsim import maxsim
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words
 from interlock.engine.vectors.fusion import Vectors, truncate
 

@@ -36,8 +36,7 @@ from interlock.engine.evaluation.report import (
     verdict,
 )
 from interlock.engine.evaluation.weighing import DenseSide, Material, Share, SparseSide, best_member, chosen, fused
-from interlock.engine.search.blend import reranked
-from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, combined, shares_of
+from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, combined, reranked, shares_of
 from interlock.engine.vectors.fusion import Fusion, Vectors, truncate
 from interlock.engine.vectors.precision import RESCORED
 from interlock.engine.vectors.projection import MOST_WIDTH

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.ragged import owners_of
 from interlock.engine.vectors.precision import BITS, int8_for, signs
 from interlock.engine.vectors.projection import fit, project, turned
@@ -22,6 +23,8 @@ SIZES = (768, 384, 256)
 """Widths that vectors are projected to, where they are wider."""
 SMALLEST = 384
 """The width that is quantised after projection."""
+TOKENS = 8192
+"""Tokens of texts that are compared at once, unless one text has more."""
 
 
 def nearest(documents: npt.NDArray[np.generic], queries: Vectors, depth: int) -> tuple[Rows, Vectors]:
@@ -84,6 +87,23 @@ class Postings:
 def named(ids: Sequence[str], rows: Rows, scores: Vectors) -> dict[str, float]:
     """Write the hits of one query [k] by the ids of the texts, best first."""
     return dict(zip([ids[row] for row in rows], scores.tolist(), strict=True))
+
+
+def maxsim(query: Vectors, texts: TokenRows) -> Vectors:
+    """Score `texts` [n] for the token vectors of a query [tokens, dim]; NaN for one that has no tokens.
+
+    The score of a text is the sum, over the query's tokens, of the largest dot product with any token of the text
+    (Khattab and Zaharia 2020, arXiv:2004.12832). Texts stand one after the other and are never padded to the longest.
+    """
+    scores = np.full(len(texts), np.nan, np.float32)
+    there = np.flatnonzero(texts.counts)
+    slices = texts.starts[there + 1] // TOKENS
+    for rows in np.split(there, np.flatnonzero(np.diff(slices)) + 1):
+        some = texts.taken(rows)
+        if len(some):
+            likeness = query @ some.to_float32().T
+            scores[rows] = np.maximum.reduceat(likeness, some.starts[:-1], axis=1).sum(axis=0)
+    return scores
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from interlock.engine.models.assets import Policy
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.words import several
 from interlock.engine.search.ask import MAXSIM
-from interlock.engine.search.blend import LATE_SHARE
+from interlock.engine.search.combine import LATE_SHARE
 from interlock.engine.search.rerank import Blend, Rerankers
 from interlock.engine.settings import Configuration
 

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import fields
 
-from interlock.engine.record.facts import RosterEntry
-from interlock.engine.record.summary import Summary
+from interlock.engine.record.facts import RosterEntry, Setting
 from interlock.engine.record.words import differences
 
 _USUAL = {each.name: each.default for each in fields(RosterEntry) if each.default is not msgspec.NODEFAULT} | {
@@ -137,10 +136,10 @@ def moved(value: Any, before: Path, now: Path) -> Any:
     return str(_moved(Path(value), before, now)) if isinstance(value, str) and value.startswith("/") else value
 
 
-def store_of(summary: Summary, run: Path) -> Path | None:
+def store_of(configuration: Mapping[str, Setting], run_id: str, run: Path) -> Path | None:
     """Return where the store of a run that lies at `run` now has to be looked for; None where it wrote none."""
-    written, out = (str(summary.configuration[name].value or "") for name in ("qdrant", "out"))
-    return Path(moved(written, Path(out) / summary.run_id, run.absolute())) if written else None
+    written, out = (str(configuration[name].value or "") for name in ("qdrant", "out"))
+    return Path(moved(written, Path(out) / run_id, run.absolute())) if written else None
 
 
 def _moved(path: Path, before: Path, now: Path) -> Path:

@@ -71,26 +71,25 @@ class Comparison:
     calibrated: bool = False
 
     @property
-    def names(self) -> list[str]:
-        """The names of all its vectors."""
-        return [*self.weights, *self.sparse, *filter(None, [self.tokens])]
-
-    @property
     def dense(self) -> str:
         """The name of the list of the dense vectors: not that of a sparse one."""
         return DENSE if DENSE not in self.sparse else f"{DENSE} vectors"
-
-    @property
-    def lists(self) -> list[str]:
-        """The names of the ranked lists that are combined."""
-        return [*([self.dense] if self.weights else []), *self.sparse]
 
 
 def comparison_of(manifest: Manifest, ask: Ask) -> Comparison:
     """Say what of a store is compared. Raises UsageError, naming what there is, for what the store has none of."""
     own = manifest.weights
     terms = [member.model for member in manifest.sparse] + ([BM25] if manifest.bm25 else [])
-    tokens = name_of_output(_late(manifest, ask.late), "tokens") if ask.late else ""
+    tokens = ""
+    if ask.late:
+        there = [member.model for member in manifest.tokens]
+        if not there or ask.late not in (MAXSIM, *there):
+            raise UsageError(
+                f"--rerank {ask.late}: the store of {manifest.collection} has token vectors of "
+                f"{', '.join(there) or 'no model'}: name one that it has, or write a store anew with `interlock run "
+                "--token-vectors`"
+            )
+        tokens = name_of_output(there[0] if ask.late == MAXSIM else ask.late, "tokens")
     if ask.only:
         if ask.only not in (*own, *terms):
             raise UsageError(
@@ -128,15 +127,3 @@ def check_question(text: object) -> None:
         raise UsageError(f"the query is not text: expected UTF-8, got {text!r:.100}")
     if not str(text).strip():
         raise UsageError("the query is empty: pass the words to look for")
-
-
-def _late(manifest: Manifest, wanted: str) -> str:
-    """The model whose token vectors are meant."""
-    there = [member.model for member in manifest.tokens]
-    if not there or wanted not in (MAXSIM, *there):
-        raise UsageError(
-            f"--rerank {wanted}: the store of {manifest.collection} has token vectors of "
-            f"{', '.join(there) or 'no model'}: name one that it has, or write a store anew with `interlock run "
-            "--token-vectors`"
-        )
-    return there[0] if wanted == MAXSIM else wanted

@@ -20,7 +20,7 @@ from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import fewest_processors, lowest_capability
 from interlock.engine.models.scoring import activation_of, read_scorer
 from interlock.engine.record.events import Emit, RerankerPassedOver
-from interlock.engine.search.blend import DEPTH, SHARE, reranked
+from interlock.engine.search.combine import CANDIDATES, SHARE, reranked
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit, Reordering
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Blend:
     """How many candidates are scored, and how much their new scores count beside the old ones."""
 
     share: float = SHARE
-    depth: int = DEPTH
+    depth: int = CANDIDATES
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:

@@ -4,6 +4,7 @@ Questions are encoded as the store's manifest says, or not at all. A question wi
 `combine`; how each list has a chunk is told with it.
 """
 
+import heapq
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from interlock.engine.compute.job import GpuJobs, HostJobs, Job, JobExecutor, Progress, beyond_limit, by_table, unheard
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec, name_of_output
-from interlock.engine.search import lists
 from interlock.engine.search.ask import MAXSIM, Ask, Comparison, check_question, comparison_of, searched
 from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
 from interlock.engine.search.conditions import check_keys, filter_of, why_none
@@ -30,40 +32,37 @@ from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
 from interlock.engine.targets import stores
 from interlock.engine.targets.embedded import Store
-from interlock.engine.vectors.bm25 import BM25
+from interlock.engine.vectors.bm25 import BM25, Words
 from interlock.engine.vectors.form import FUSED
-from interlock.engine.vectors.fusion import fused_width, truncate
+from interlock.engine.vectors.fusion import fused_width, shares, truncate
 from interlock.engine.vectors.manifest import Member, query_vectors, read_manifest
 from interlock.engine.vectors.points import Terms, Vector
 
 if TYPE_CHECKING:
     import qdrant_edge as edge
 
+NEAR = 256
+"""Points of each model that are looked at first, at least, where several models' own vectors are searched."""
+
 
 @dataclass(frozen=True)
-class _Question:
-    """One question as the models made it: dense vectors by the name of what they are compared with, whose cosines count
-    times `scale`, terms by theirs, and tokens [tokens, dim]."""
+class _Asked:
+    """Questions as the models made them: dense vectors by the name of what they are compared with, whose cosines count
+    times `scales`, terms by theirs, and rows of tokens."""
 
-    text: str
-    vectors: Mapping[str, Vector]
-    scale: float
-    terms: Mapping[str, Terms]
-    tokens: Vectors | None
+    comparison: Comparison
+    dense: Mapping[str, Vectors]
+    scales: NDArray[np.float64]
+    terms: Mapping[str, SparseRows | None]
+    tokens: TokenRows | None
 
 
-class Stopwatch:
-    """Seconds by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Count what happens inside for `stage`."""
-        began = time.perf_counter()
-        yield
-        self.seconds[stage] += time.perf_counter() - began
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Count the seconds inside for `stage`."""
+    began = time.perf_counter()
+    yield
+    seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - began
 
 
 class StoreSearcher:
@@ -87,14 +86,18 @@ class StoreSearcher:
 
         Raises UsageError for a store or collection that is not there, damaged or in use, and as `StoreModels` does.
         """
+        names = stores.named(directory, collection)
+        if len(names) > 1:
+            there = ", ".join(names)
+            raise UsageError(f"{directory} has {len(names)} collections: choose one with --collection ({there})")
         with ExitStack() as stack:
-            self.store = stack.enter_context(Store.open_for_read(directory, _named(directory, collection)))
-            store = self.store
+            self.store = store = stack.enter_context(Store.open_for_read(directory, names[0]))
             self.manifest = read_manifest(store.manifest, store.dims, store.sparse, store.tokens)
             devices = passes.devices if passes else lessor.devices
             self._models = StoreModels(self.manifest, registry, policy, devices, given)
             self._on: JobExecutor = passes or stack.enter_context(HostJobs(lessor, kept=kept))
-            self._check_projection()
+            if store.projection is not None:
+                self._check_projection(len(store.projection))
             self._stack, self.closed = stack.pop_all(), False
 
     def __enter__(self) -> Self:
@@ -133,58 +136,54 @@ class StoreSearcher:
             raise UsageError("the store was closed: use another Searcher")
         for text in texts:
             check_question(text)
-        comparison, watch = comparison_of(self.manifest, ask), Stopwatch()
-        check_keys(self.store, ask.where)
-        where = filter_of(ask.where, self.store)
-        limit = min(ask.limit, max(1, self.store.count()))  # the engine takes no more than 64 bits
+        comparison, where, none, seconds = comparison_of(self.manifest, ask), None, "", dict[str, float]()
+        if ask.where:
+            check_keys(self.store, ask.where)
+            where = filter_of(ask.where, self.store)
         if not texts:
             return
-        with watch.timed("models"):
+        ask = ask.to(min(ask.limit, max(1, self.store.count())))  # the engine takes no more than 64 bits
+        with _timed(seconds, "models"):
             models = self._serving(comparison)
-        cuts = _cuts(models, texts)
-        with watch.timed("encoding"):
-            outputs = self._encoded(models, texts, progress)
-        if (loading := self._on.loading) and not all(model.table for model in models):
-            encoding = watch.seconds.pop("encoding") - loading
-            watch.seconds |= {"loading": loading, "encoding": encoding}
-        shared = {stage: seconds / len(texts) for stage, seconds in watch.seconds.items()}
-        none = None
-        for cut, question in zip(cuts, self._questions(comparison, texts, outputs), strict=True):
-            answer = replace(self._answer(question, comparison, ask, where, limit, shared), cut=cut)
+        jobs = [Job(each.card, each.member.query_prompt, texts) for each in models if not each.table]
+        beyond = {job.card.key: beyond_limit(job) for job in jobs}
+        with _timed(seconds, "encoding"):
+            outputs = {
+                each.card.key: Outputs(terms=by_table(each.card, each.table, texts)) for each in models if each.table
+            }
+            if jobs:
+                done = self._on.compute(jobs, progress)
+                outputs |= {job.card.key: each.rows for job, each in zip(jobs, done, strict=True)}
+        if jobs and (loading := self._on.loading):
+            seconds |= {"loading": loading, "encoding": seconds.pop("encoding") - loading}
+        asked = self._asked(comparison, texts, outputs)
+        shared = {stage: each / len(texts) for stage, each in seconds.items()}
+        for row, text in enumerate(texts):
+            answer = self._answer(text, row, asked, ask, where, shared)
             if not answer.hits and ask.where:
-                none = why_none(self.store, ask.where) if none is None else none  # which every question shares
-                answer = replace(answer, why_none=none)
-            yield answer
+                none = none or why_none(self.store, ask.where)  # which every question shares
+            cut = {key: own[row] for key, own in beyond.items() if own[row]}
+            yield replace(answer, cut=cut, why_none="" if answer.hits else none)
 
-    def _encoded(self, models: Sequence[StoreModel], texts: Sequence[str], progress: Progress) -> dict[str, Outputs]:
-        """What each model gives of the questions, by its key: by its table, or as a job."""
-        found = {each.card.key: Outputs(terms=by_table(each.card, each.table, texts)) for each in models if each.table}
-        if jobs := [Job(each.card, each.member.query_prompt, texts) for each in models if not each.table]:
-            for job, done in zip(jobs, self._on.compute(jobs, progress), strict=True):
-                found[job.card.key] = done.rows
-        return found
-
-    def _check_projection(self) -> None:
+    def _check_projection(self, width: int) -> None:
         """Raise UsageError where the fused vectors were projected from others than the manifest's fusion makes."""
-        members, projection = self.manifest.models, self.store.projection
+        members = self.manifest.models
         wide = fused_width(self.manifest.fusion, [each.dim for each in members], [each.model for each in members])
-        if projection is not None and projection.shape[0] != wide:
+        if width != wide:
             raise UsageError(
-                f"{self.store.path} was projected from {projection.shape[0]:,} dimensions, and its manifest has "
-                f"{wide or 'none'}: restore it from a copy, or deliver again"
+                f"{self.store.path} was projected from {width:,} dimensions, and its manifest has {wide or 'none'}: "
+                "restore it from a copy, or deliver again"
             )
 
     def _serving(self, comparison: Comparison) -> list[StoreModel]:
         try:
-            return self._models.serving(comparison.names)
+            return self._models.serving({*comparison.weights, *comparison.sparse, comparison.tokens})
         except UnavailableError as error:
             raise UnavailableError(
                 f"{error}\nuse --only with one of {searched(self.manifest)} to search without the others"
             ) from error
 
-    def _questions(
-        self, comparison: Comparison, texts: Sequence[str], outputs: Mapping[str, Outputs]
-    ) -> Iterator[_Question]:
+    def _asked(self, comparison: Comparison, texts: Sequence[str], outputs: Mapping[str, Outputs]) -> _Asked:
         """What each question is compared by."""
         members = {member.model: member for member in self.manifest.models}
         dense = {name: vectors_of(members[name], outputs[name], texts) for name in comparison.weights}
@@ -196,91 +195,96 @@ class StoreSearcher:
             dense = {FUSED: fused}
         terms = {name_of_output(key, "sparse"): each.terms for key, each in outputs.items()}
         terms |= {key: each.terms for key, each in outputs.items() if each.dense is None}
-        tokens = {name_of_output(key, "tokens"): each.tokens for key, each in outputs.items()}.get(comparison.tokens)
-        for row, text in enumerate(texts):
-            own = {name: self._terms(name, text, row, terms) for name in comparison.sparse}
-            late = tokens.taken(np.array([row])).to_float32() if tokens else None
-            yield _Question(text, {name: each[row] for name, each in dense.items()}, float(scales[row]), own, late)
+        tokens = {name_of_output(key, "tokens"): each.tokens for key, each in outputs.items()}
+        return _Asked(comparison, dense, scales, terms, tokens.get(comparison.tokens))
 
-    def _terms(self, name: str, text: str, row: int, terms: Mapping[str, SparseRows | None]) -> Terms:
+    def _answer(
+        self,
+        text: str,
+        row: int,
+        asked: _Asked,
+        ask: Ask,
+        where: "edge.Filter | None",
+        shared: Mapping[str, float],
+    ) -> Answer:
+        """Answer the question of a row: by each of its lists, these combined, and its tokens compared with the best."""
+        comparison, store, seconds, limit = asked.comparison, self.store, dict(shared), ask.limit
+        several = bool(comparison.weights) + len(comparison.sparse) > 1
+        depth = max(DEPTH, limit) if several else limit
+        found: dict[str, dict[str, float]] = {}
+        if own := {name: each[row] for name, each in asked.dense.items()}:
+            with _timed(seconds, comparison.dense):
+                if len(own) > 1:
+                    found[comparison.dense] = nearest_to_all(store, own, comparison.weights, depth, where)
+                else:
+                    hits = store.query(*next(iter(own.items())), depth, where)
+                    found[comparison.dense] = {point: score * float(asked.scales[row]) for point, score in hits.items()}
+        for name in comparison.sparse:
+            with _timed(seconds, name):
+                terms = self._terms(name, text, asked.terms.get(name), row)
+                hits = store.query(name, terms, depth, where) if len(terms.indices) else {}
+                found[name] = {point: score for point, score in hits.items() if score > 0}  # that share a term
+        best, counts = next(iter(found.values())), dict[str, float]()
+        if several:
+            counts = shares_of([comparison.dense] if comparison.weights else [], comparison.sparse, ask.sparse_share)
+            # Who shares no term with a question has 0 of it, and a list that is not full has all who share one.
+            floors = {name: 0.0 for name in comparison.sparse if len(found[name]) < depth}
+            best = dict([*combined(ask.hybrid, found, counts, floors).items()][:limit])
+        late, own_tokens = dict[str, float](), None
+        if asked.tokens and best:
+            own_tokens = asked.tokens.taken(np.array([row])).to_float32()
+            if len(own_tokens):
+                with _timed(seconds, MAXSIM):
+                    late = store.query(comparison.tokens, own_tokens, len(best), among=best.keys())
+        stages: dict[str, dict[str, StageScore]] = defaultdict(dict)
+        for name, scores in found.items():
+            for rank, (point, score) in enumerate(scores.items(), 1):
+                stages[point][name] = StageScore(rank, score)
+        with _timed(seconds, "payloads"):
+            payloads = store.payloads([*best])
+        made: list[Hit] = []
+        for point, score in best.items():
+            told, by = (point, score, payloads.get(point, {})), stages[point]
+            made.append(LateHit(*told, late.get(point), stages=by) if comparison.tokens else Hit(*told, stages=by))
+        counts = {} if ask.hybrid is Hybrid.RRF else counts
+        return Answer(text, made, counts, seconds, comparison.weights if comparison.calibrated else {})
+
+    def _terms(self, name: str, text: str, rows: SparseRows | None, row: int) -> Terms:
         if name == BM25:
             assert self.manifest.bm25, "which is why it is asked"
-            return lists.words_of(self.manifest.bm25, text)
-        rows = terms[name]
+            return words_of(self.manifest.bm25, text)
         assert rows is not None, "a model that weighs terms has weighed some"
         cut = slice(*rows.starts[row : row + 2])
         return Terms(rows.indices[cut], rows.values[cut])
 
-    def _answer(
-        self,
-        question: _Question,
-        comparison: Comparison,
-        ask: Ask,
-        where: "edge.Filter | None",
-        limit: int,
-        shared: Mapping[str, float],
-    ) -> Answer:
-        watch, several = Stopwatch(), len(comparison.lists) > 1
-        depth = max(DEPTH, limit) if several else limit
-        found: dict[str, dict[str, float]] = {}
-        if question.vectors:
-            with watch.timed(comparison.dense):
-                found[comparison.dense] = self._nearest(question, comparison.weights, depth, where)
-        for name, terms in question.terms.items():
-            with watch.timed(name):
-                found[name] = lists.matching(self.store, name, terms, depth, where)
-        best, shares = next(iter(found.values())), dict[str, float]()
-        if several:
-            shares = shares_of([comparison.dense] if comparison.weights else [], comparison.sparse, ask.sparse_share)
-            # Who shares no term with a question has 0 of it, and a list that is not full has all who share one.
-            floors = {name: 0.0 for name in comparison.sparse if len(found[name]) < depth}
-            best = dict([*combined(ask.hybrid, found, shares, floors).items()][:limit])
-        late: Mapping[str, float] = {}
-        if question.tokens is not None and len(question.tokens) and best:
-            with watch.timed(MAXSIM):
-                late = self.store.query(comparison.tokens, question.tokens, len(best), among=best.keys())
-        with watch.timed("payloads"):
-            hits = self._hits(best, _stages(found), late if comparison.tokens else None)
-        told = {} if ask.hybrid is Hybrid.RRF else shares
-        calibrated = comparison.weights if comparison.calibrated else {}
-        return Answer(question.text, hits, told, {**shared, **watch.seconds}, calibrated)
 
-    def _hits(
-        self,
-        scores: Mapping[str, float],
-        stages: Mapping[str, Mapping[str, StageScore]],
-        late: Mapping[str, float] | None,
-    ) -> list[Hit]:
-        payloads, hits = self.store.payloads([*scores]), list[Hit]()
-        for point, score in scores.items():
-            told, by = (point, score, payloads.get(point, {})), stages[point]
-            hits.append(Hit(*told, stages=by) if late is None else LateHit(*told, late.get(point), stages=by))
-        return hits
+def nearest_to_all(
+    store: Store,
+    vectors: Mapping[str, Vector],
+    weights: Mapping[str, float],
+    limit: int,
+    where: "edge.Filter | None",
+) -> dict[str, float]:
+    """Return the weighted mean cosines of the `limit` points where that is highest, by id, best first.
 
-    def _nearest(
-        self, question: _Question, weights: Mapping[str, float], depth: int, where: "edge.Filter | None"
-    ) -> dict[str, float]:
-        if len(question.vectors) > 1:
-            return lists.nearest_to_all(self.store, question.vectors, weights, depth, where)
-        ((name, vector),) = question.vectors.items()
-        found = lists.nearest(self.store, name, vector, depth, where)
-        return {point: score * question.scale for point, score in found.items()}
-
-
-def _stages(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, StageScore]]:
-    """Where each list has each point that it has."""
-    stages: dict[str, dict[str, StageScore]] = defaultdict(dict)
-    for name, scores in found.items():
-        for rank, (point, score) in enumerate(scores.items(), 1):
-            stages[point][name] = StageScore(rank, score)
-    return stages
-
-
-def _cuts(models: Sequence[StoreModel], texts: Sequence[str]) -> list[dict[str, int]]:
-    """The tokens of each text that each model leaves out."""
-    networks = [model for model in models if not model.table]
-    beyond = {model.card.key: beyond_limit(Job(model.card, model.member.query_prompt, texts)) for model in networks}
-    return [{key: own[at] for key, own in beyond.items() if own[at]} for at in range(len(texts))]
+    Each model gives its nearest points, the union is scored by every model, and the depth grows until no point outside
+    the union can reach the last hit (Fagin's threshold). A point parked for a model scores 0 there.
+    """
+    share = dict(zip(vectors, shares([weights[name] for name in vectors]).tolist(), strict=True))
+    total, depth = store.count(), max(NEAR, 16 * limit)
+    while True:
+        near = {name: store.query(name, vector, depth, where) for name, vector in vectors.items()}
+        union = set().union(*near.values())
+        # A point that no model has among its nearest is for each at most as near as the last of these.
+        beyond = sum(share[n] * max(0.0, min(scores.values(), default=0.0)) for n, scores in near.items())
+        for name, scores in near.items():
+            if rest := union - scores.keys():
+                scores |= store.query(name, vectors[name], len(rest), among=rest)
+        means = {i: sum(share[n] * scores.get(i, 0.0) for n, scores in near.items()) for i in union}
+        best = heapq.nsmallest(limit, means.items(), key=lambda pair: (-pair[1], pair[0]))
+        if depth >= total or (best and best[-1][1] >= beyond):
+            return dict(best)
+        depth *= 4
 
 
 def vectors_of(member: Member, outputs: Outputs, texts: Sequence[str]) -> Vectors:
@@ -294,9 +298,8 @@ def vectors_of(member: Member, outputs: Outputs, texts: Sequence[str]) -> Vector
     return truncate(whole, member.dim) if member.dim < whole.shape[1] else np.asarray(whole, np.float32)
 
 
-def _named(directory: Path, collection: str | None) -> str:
-    """The name in Qdrant of the collection that is meant; that of the only one where none is named."""
-    names = stores.named(directory, collection)
-    if len(names) > 1:
-        raise UsageError(f"{directory} has {len(names)} collections: choose one with --collection ({', '.join(names)})")
-    return names[0]
+def words_of(words: Words, text: str) -> Terms:
+    """Return the words of a question for BM25, 1 for each that is not a stop word."""
+    found = words.engine(words.k, words.b, 1.0).embed_query(text)
+    order = np.argsort(found.indices)
+    return Terms(np.array(found.indices, np.int64)[order], np.array(found.values, np.float32)[order])

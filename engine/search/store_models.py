@@ -9,7 +9,7 @@ from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.assets import ModelSnapshot, Policy, cached, resolve
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.registry import Head, Kind, ModelSpec, Output, Precision, name_of_output
+from interlock.engine.models.registry import Head, Kind, ModelSpec, Output, name_of_output
 from interlock.engine.models.roster import card_for
 from interlock.engine.vectors.manifest import KnownModel, Manifest
 
@@ -46,7 +46,13 @@ class StoreModels:
         """Cards are for `devices`. The registry adds where the models may lie; rows that a caller has `given` for them
         are the only place, and must not say something else than the store. Raises UsageError where they do."""
         for member in (*manifest.models, *manifest.sparse):
-            _check_row(member, given.get(member.model, {}))
+            row = given.get(member.model, {})
+            for name in ("max_tokens", "document_prompt", "query_prompt"):
+                if row.get(name) is not None and row[name] != getattr(member, name):
+                    raise UsageError(
+                        f"[models.{member.model}] {name} is {row[name]!r:.100}, but the store was written with "
+                        f"{getattr(member, name)!r:.100}: drop it from the row, or deliver again"
+                    )
         places = {key: registry[key].sources[0] for key, row in given.items() if {"source", "sources"} & row.keys()}
         self._manifest, self._sources = manifest, {**manifest.run.sources, **places}
         self._registry, self._policy, self._devices = registry, policy, devices
@@ -72,22 +78,14 @@ class StoreModels:
 
     def _model(self, member: KnownModel, kind: Kind, names: set[str], colbert: str = "") -> StoreModel:
         key = member.model, tuple(sorted(names))
-        if key not in self._found:
-            beside: list[Output] = [each for each in BESIDE if name_of_output(member.model, each) in names]
-            spec = self._spec(member, kind, ("dense", *beside) if beside else ())
-            snapshot, terms = self._snapshot(member, spec), name_of_output(member.model, "sparse", kind)
-            if terms in names:
-                stored = next((each.head for each in self._manifest.sparse if each.model == terms), "")
-                _check_head(member, "sparse_linear", stored, snapshot)
-            if "tokens" in beside:
-                _check_head(member, "colbert_linear", colbert, snapshot)
-            card = card_for(spec, snapshot, self._devices)
-            self._found[key] = StoreModel(card, member, weighs_only=kind == "sparse")
-        return self._found[key]
-
-    def _spec(self, member: KnownModel, kind: Kind, outputs: tuple[Output, ...]) -> ModelSpec:
-        known = self._registry.get(member.model)
-        return ModelSpec(
+        if key in self._found:
+            return self._found[key]
+        known, device = self._registry.get(member.model), self._devices[0].kind
+        beside: list[Output] = [each for each in BESIDE if name_of_output(member.model, each) in names]
+        # On a CPU questions are as precise as the store's vectors, but not in float16, which takes it 100 times as
+        # long; on a GPU the card decides.
+        dtype = {device: "float32" if member.dtype == "float16" else member.dtype}
+        spec = ModelSpec(
             member.model,
             tuple(dict.fromkeys((self._sources[member.model], *(known.sources if known else ())))),
             kind=kind,
@@ -97,55 +95,62 @@ class StoreModels:
             allow_pickle=bool(known and known.allow_pickle),
             document_prompt=member.document_prompt,
             query_prompt=member.query_prompt,
-            dtype=self._dtype(member, known),
+            dtype=dtype if device != "cuda" else known.dtype if known else {},
             head_sha256=known.head_sha256 if known else {},
-            outputs=outputs,
+            outputs=("dense", *beside) if beside else (),
             token_precision="float16",  # noqa: S106  # no password: what the store compares in
         )
-
-    def _dtype(self, member: KnownModel, known: ModelSpec | None) -> Mapping[str, Precision]:
-        """The precision of a question's vectors where it is not the card's to decide: on a CPU that of the store's,
-        but not float16, which takes it 100 times as long."""
-        kind = self._devices[0].kind
-        if kind == "cuda":
-            return known.dtype if known else {}
-        return {kind: "float32" if member.dtype == "float16" else member.dtype}
-
-    def _snapshot(self, member: KnownModel, spec: ModelSpec) -> ModelSnapshot:
-        """The store's own model: what lies here before what has to be fetched, another one with its key never."""
-        others: list[ModelSnapshot] = []
-        known = self._registry.get(spec.key)
-        alone = [replace(spec, sources=(source,)) for source in spec.sources]  # at the store's commit ...
-        if known and known.revision != spec.revision:  # ... and as the registry has it
-            alone += [replace(one, revision=known.revision) for one in alone if one.sources[0] in known.sources]
-        here = [one for one in alone if cached(one)]
-        for one in here:
-            snapshot = resolve(one, self._policy, lambda _: None)
-            if snapshot.fingerprint == member.fingerprint:  # which decides; a commit or a place may differ
-                return snapshot
-            others.append(snapshot)
-        held = {source for one in here for source in one.sources}
-        # What lies here is another model, so asking for it again would never fetch the right one.
-        absent = replace(spec, sources=tuple(source for source in spec.sources if source not in held))
-        try:
-            fetched = resolve(absent, self._policy, lambda _: None)
-        except UnavailableError:
-            if not others:
-                raise
-            raise _another(member, others) from None
-        if fetched.fingerprint != member.fingerprint:
-            raise _another(member, [*others, fetched])
-        return fetched
+        snapshot = the_same(spec, known, member.fingerprint, self._policy)
+        if (terms := name_of_output(member.model, "sparse", kind)) in names:
+            stored = next((each.head for each in self._manifest.sparse if each.model == terms), "")
+            _check_head(member, "sparse_linear", stored, snapshot)
+        if "tokens" in beside:
+            _check_head(member, "colbert_linear", colbert, snapshot)
+        card = card_for(spec, snapshot, self._devices)
+        self._found[key] = StoreModel(card, member, weighs_only=kind == "sparse")
+        return self._found[key]
 
 
-def _check_row(member: KnownModel, row: Mapping[str, object]) -> None:
-    """Raise UsageError for a row that would have a model encode otherwise than the store's texts were."""
-    for name in ("max_tokens", "document_prompt", "query_prompt"):
-        if row.get(name) is not None and row[name] != getattr(member, name):
-            raise UsageError(
-                f"[models.{member.model}] {name} is {row[name]!r:.100}, but the store was written with "
-                f"{getattr(member, name)!r:.100}: drop it from the row, or deliver again"
-            )
+def the_same(
+    spec: ModelSpec,
+    known: ModelSpec | None,
+    fingerprint: str,
+    policy: Policy,
+    *,
+    was: str = "store was written",
+    again: str = "deliver",
+) -> ModelSnapshot:
+    """Find the very model of a fingerprint: what lies here before what has to be fetched, another one with its key
+    never. Raises UsageError where this machine has another, UnavailableError where it has none.
+
+    It is at the commit of `spec`, or as the registry has it `known`; a fingerprint decides, and commit or place differ.
+    """
+    others: list[ModelSnapshot] = []
+    alone = [replace(spec, sources=(source,)) for source in spec.sources]
+    if known and known.revision != spec.revision:
+        alone += [replace(one, revision=known.revision) for one in alone if one.sources[0] in known.sources]
+    here = [one for one in alone if cached(one)]
+    for one in here:
+        snapshot = resolve(one, policy, lambda _: None)
+        if snapshot.fingerprint == fingerprint:
+            return snapshot
+        others.append(snapshot)
+    held = {source for one in here for source in one.sources}
+    # What lies here is another model, so asking for it again would never fetch the right one.
+    absent = replace(spec, sources=tuple(source for source in spec.sources if source not in held))
+    try:
+        fetched = resolve(absent, policy, lambda _: None)
+        if fetched.fingerprint == fingerprint:
+            return fetched
+        others.append(fetched)
+    except UnavailableError:
+        if not others:
+            raise
+    there = ", ".join(f"{other.fingerprint[:12]} from {other.source}" for other in others)
+    raise UsageError(
+        f"the {was} with another {spec.key} (fingerprint {fingerprint[:12]}, this machine has {there}): install that "
+        f"one, or {again} again"
+    )
 
 
 def _check_head(member: KnownModel, head: Head, stored: str, snapshot: ModelSnapshot) -> None:
@@ -155,11 +160,3 @@ def _check_head(member: KnownModel, head: Head, stored: str, snapshot: ModelSnap
             f"{stored[:12] or 'none'}, here {here[:12] or 'none'}): install that one, search without them "
             f"({WITHOUT[head]}), or deliver again"
         )
-
-
-def _another(member: KnownModel, others: Sequence[ModelSnapshot]) -> UsageError:
-    here = ", ".join(f"{other.fingerprint[:12]} from {other.source}" for other in others)
-    return UsageError(
-        f"the store was written with another {member.model} (fingerprint {member.fingerprint[:12]}, this "
-        f"machine has {here}): install that one, or deliver again"
-    )

@@ -242,7 +242,8 @@ class Store:
         where: "edge.Filter | None" = None,
         among: Collection[str] | None = None,
     ) -> dict[str, float]:
-        """Return the scores of the `limit` points that answer best by their vectors `name`, by id, best first.
+        """Return the scores of the `limit` points that answer best by their vectors `name`, by id, best first; of
+        equals the lower id first, since the engine's own order of them may change.
 
         A cosine for a dense vector [dim], a dot product for terms (by the store's own IDF for BM25's), and MaxSim for
         the vectors of tokens [tokens, dim]: the sum, over them, of the largest dot product with any token of the point.
@@ -269,7 +270,8 @@ class Store:
             params=edge.SearchParams(exact=True),
         )
         with working(self.path, "searching"):
-            return {str(point.id): float(point.score) for point in self._shard.query(request)}
+            found = {str(point.id): float(point.score) for point in self._shard.query(request)}
+        return dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
 
     def some_payloads(self, most: int) -> list[Mapping[str, object]]:
         """Return the payloads of some points, at most so many."""

@@ -10,6 +10,7 @@ from interlock.api import DEFAULTS, Settings, configured, warned
 from interlock.console.text.answer_text import cut_text
 from interlock.engine.corpus.tokens import is_text
 from interlock.engine.errors import UsageError
+from interlock.engine.record.events import RunResumed, RunStarted
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.words import several
 from interlock.recorded import AnyPath, RecordedRun, path_of
@@ -156,7 +157,10 @@ def search(
 def _directory(store: RecordedRun | AnyPath) -> Path:
     if not isinstance(store, RecordedRun):
         return path_of(store, "store")
-    if directory := store_of(store.summary, store.path):
+    sessions = [each.body for each in store.events() if isinstance(each.body, RunStarted | RunResumed)]
+    if not sessions:
+        raise UsageError(f"run {store.id} has not started: wait until it has")
+    if directory := store_of(sessions[-1].config, sessions[0].run_id, store.path):
         return directory
     raise UsageError(f"run {store.id} wrote no store: use Settings(qdrant=...)")
 
