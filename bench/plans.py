@@ -132,7 +132,7 @@ def _counts(outcome: Outcome) -> dict[str, int]:
         "batches": len(batches),
         "forwards": sum(event.forwards for event in batches),
         "leases": len(outcome.of(ev.LeaseGranted)),
-        "out_of_memory_errors_inside": sum(each.allocator.counters().ooms for each in outcome.devices),
+        "out_of_memory_errors_inside": sum(each.ooms for each in outcome.devices),
         "rows_parked": parked,
         "passes_refused": len(outcome.of(ev.PassFailed)),
         "devices_lost": len(outcome.of(ev.DeviceLost)),

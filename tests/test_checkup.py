@@ -181,5 +181,5 @@ def test_doctor_says_why_there_is_no_gpu_to_check(call, monkeypatch, devices):
 )
 def test_what_a_gpu_lacks_is_asked_of_the_ceiling_or_of_who_holds_it(ceiling, others, advice):
     (gpu,) = choose("sim:T4", ())
-    gpu.allocator.others = others
+    gpu.others = others
     assert checkup.memory(gpu, ceiling).advice.startswith(advice)

@@ -40,7 +40,7 @@ from tests.summaries import PATIENCE, lines_of, shows
 from tools.recorded import Recorded
 
 WRITER = """
-import interlock.engine.models.weightless  # takes seconds, which no reply should
+import interlock.engine.flows.weightless  # takes seconds, which no reply should
 import sys
 from pathlib import Path
 from interlock.console.sources.session import Session

@@ -5,15 +5,12 @@ import gc
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.errors import UsageError
-from interlock.engine.gpu import chip
-from interlock.engine.gpu.chip import WORKSPACE
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.faults import parse
@@ -253,45 +250,14 @@ def test_fake_tensors_are_charged_like_real_ones(model):
     assert fake.peak == pytest.approx(real.peak, rel=0.02)
 
 
-def test_fake_tensors_are_taken_off_in_one_with_statement_with_the_meter():
-    counter = Counter()
-    with FakeTensorMode(), Meter(counter):
-        tensor = torch.empty(GIB, dtype=torch.uint8)
-        assert counter.allocated == GIB
+def test_tensors_of_no_content_are_charged_and_cost_the_host_nothing(device):
+    with device.computing():
+        tensor = torch.empty(512 * MIB, dtype=torch.uint8, device="meta")
         view = tensor[1:]
         del tensor
-        assert counter.allocated == GIB
+        assert device.memory().allocated == 512 * MIB
         del view
-        assert counter.allocated == 0
-
-
-def test_a_traced_architecture_of_real_size_costs_the_host_nothing():
-    from transformers import AutoConfig, AutoModel
-
-    config = AutoConfig.for_model(
-        "xlm-roberta",
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_attention_heads=16,
-        num_hidden_layers=2,
-        vocab_size=250_002,
-        max_position_embeddings=8194,
-    )
-    device = SimDevice("cuda:0", CARDS["T4"])
-    before = psutil.Process().memory_info().rss
-    with FakeTensorMode(), torch.inference_mode(), device.computing():
-        model = AutoModel.from_config(config, attn_implementation="sdpa").eval()
-        weights = sum(parameter.numel() * 2 for parameter in model.parameters())
-        assert weights <= device.memory().allocated < weights * 1.01
-        device.start_peak()
-        held = device.memory().allocated
-        model(input_ids=torch.ones(8, 1024, dtype=torch.long))
-        activations = device.peak().allocated - held
-    assert 150 * MIB < activations - WORKSPACE < 250 * MIB  # 22.5 KB for each of 8192 tokens is 176 MiB
-    assert psutil.Process().memory_info().rss - before < 100 * MIB
-    del model
-    device.reclaim()
-    assert device.memory().allocated == 0
+        assert device.memory().allocated == 0
 
 
 def test_vectors_of_a_simulated_device_are_those_of_outside_bit_for_bit(device, model):
@@ -310,8 +276,8 @@ def test_computing_twice_measures_the_same_peak(device, model):
             encode(model)
         peaks.append(device.peak())
     assert peaks[0] == peaks[1]
-    assert peaks[0].allocated > WORKSPACE + 10 * KIB
-    assert peaks[0].occupied == CONTEXT + peaks[0].reserved > CONTEXT + peaks[0].allocated
+    assert peaks[0].allocated > 10 * KIB
+    assert peaks[0].occupied == CONTEXT + peaks[0].reserved
 
 
 def test_the_device_is_as_before_once_a_model_is_dropped_and_reclaimed(device, model):
@@ -349,12 +315,11 @@ def test_a_model_over_the_wall_runs_out_of_memory_and_frees_all(device):
         with device.computing(), torch.inference_mode():
             kept = torch.ones(4, 1024)
             held = device.memory().allocated
-            with pytest.raises(torch.OutOfMemoryError, match=r"GPU 0 has a total capacity of 1024\.00 MiB") as caught:
+            with pytest.raises(torch.OutOfMemoryError, match="cuda:0 has a total capacity") as caught:
                 layers(torch.ones(8000, 1024))
             assert classify(caught.value) is Trouble.MEMORY
-            assert "Tried to allocate 16.00 MiB" in str(caught.value)  # 8000 x 1024 values, in whole 2 MiB
             del caught
-            assert device.memory().allocated == held + WORKSPACE
+            assert device.memory().allocated == held
             layers(kept)
     finally:
         gc.enable()
@@ -383,7 +348,7 @@ def test_each_device_on_its_thread_is_charged_for_its_own(model):
     assert [device.allocations for device in devices] == [3 * alone.allocations, 6 * alone.allocations]
     assert [device.peak() for device in devices] == [alone.peak()] * 2
     encode(model)  # on none
-    assert [device.memory().allocated for device in devices] == [WORKSPACE] * 2
+    assert [device.memory().allocated for device in devices] == [0, 0]
 
 
 def test_only_the_innermost_of_nested_devices_is_charged():
@@ -400,19 +365,6 @@ def test_only_the_innermost_of_nested_devices_is_charged():
     del tensor, moved
 
 
-def test_the_first_matrix_product_keeps_a_workspace_until_reclaimed(device):
-    with device.computing():
-        torch.ones(4).exp()
-        assert device.memory().allocated == 0
-        for _ in range(2):
-            torch.ones(4, 4) @ torch.ones(4, 4)
-            assert device.memory().allocated == WORKSPACE
-    device.trim()
-    assert device.memory().allocated == WORKSPACE
-    device.reclaim()
-    assert device.memory().reserved == 0
-
-
 def test_cached_memory_of_a_simulated_card_is_room_and_allocated_is_not(device):
     assert device.room(GIB) == GIB - CONTEXT
     assert device.room(CONTEXT + 100 * MIB) == 100 * MIB
@@ -426,27 +378,6 @@ def test_cached_memory_of_a_simulated_card_is_room_and_allocated_is_not(device):
     device.trim()
     assert device.memory().reserved == 60 * MIB
     del kept
-
-
-def test_a_short_host_makes_the_card_run_out_first(device, monkeypatch):
-    low = psutil.virtual_memory()._replace(available=chip.HOST_RESERVE + 300 * MIB)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: low)
-    weight, one, numbers = torch.ones(30_000, 8), torch.ones(1), torch.zeros(10 * MIB, dtype=torch.long)
-    with device.computing():
-        torch.empty(70 * MIB)
-        for make in (
-            lambda: torch.empty(80 * MIB),
-            lambda: torch.zeros(80, MIB),
-            lambda: weight @ weight.t(),
-            lambda: one.expand(80 * MIB).clone(),
-            lambda: nn.functional.embedding(numbers, weight),
-        ):
-            before = device.allocations
-            with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-                make()
-            assert device.allocations == before  # it was never run
-        with FakeTensorMode():
-            torch.empty(80 * MIB)
 
 
 def test_a_simulated_device_says_what_it_is():

@@ -1,25 +1,22 @@
 """Large models on two T4s, by the book: full-size models without content (`tests/weightless.py`), no byte left out.
 
-Weights and activations are those of the published configurations in float16, charged to the allocator of a T4 under a
-ceiling of 12 GiB. What is shown is where bytes go, not that a real T4 computes it.
+Weights are those of the published configurations in float16, activations those of the memory law, counted against a T4
+under a ceiling of 12 GiB. What is shown is where bytes go, not that a real T4 computes it.
 """
 
 import gc
 
 import numpy as np
 import pytest
-import torch
 
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.models.memory import law_of
 from interlock.engine.models.networks.kernels import Kernel
-from interlock.engine.models.weightless import CONTENTLESS
-from interlock.engine.models.weights import Master, Replica
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
 from tests.architectures import ARCHITECTURES
-from tests.oracle import as_on_a_gpu, blank, forward
-from tests.weightless import LIMIT, T4, Desk, card_of, hydrate, law, lengths_of, load, vectors_of
+from tests.oracle import Oracle
+from tests.weightless import T4, Desk, card_of, law, lengths_of, load, vectors_of
 
 GIB = 1 << 30
 CEILING = 12 * GIB
@@ -62,7 +59,7 @@ def test_no_card_is_ever_over_12_gib(large):
 
 
 def test_memory_never_runs_out_and_nothing_stays(large):
-    assert [gpu.allocator.counters().ooms for gpu in large.gpus] == [0, 0]
+    assert [gpu.ooms for gpu in large.gpus] == [0, 0]
     receipts = [receipt for lease in large.of(ev.LeaseReleased) for receipt in lease.receipts]
     assert len(receipts) == 2 * len(large.cards)
     assert {(receipt.residue_bytes, receipt.after.allocated) for receipt in receipts} == {(0, 0)}
@@ -91,16 +88,6 @@ def test_a_batch_of_an_8k_token_chunk_is_replanned_smaller_and_told(
     assert {lease.model: lease.devices for lease in collection.leases} == {
         card.key: ["cuda:0", "cuda:1"] for card in large.cards
     }
-
-
-def test_a_card_has_no_room_for_the_batch_of_an_8k_token_chunk_in_one_forward():
-    gpu = T4(0)
-    gpu.wall(CEILING)
-    replica = Replica(hydrate(HEAVY), gpu)
-    with gpu.computing(), torch.inference_mode():
-        replica.network([LIMIT])
-        with pytest.raises(torch.OutOfMemoryError, match=r"12\.00 GiB allowed"):
-            replica.network([LIMIT, 1504])
 
 
 def shared(desk: Desk) -> Summary:
@@ -136,7 +123,7 @@ def test_a_shared_companion_is_on_the_second_card_beside_the_primary(pair):
 
 def test_a_companion_without_room_on_any_card_is_on_the_cpu(pair):
     pair.ceiling = 3 * GIB
-    pair.gpus[1].allocator.others = 14 * GIB
+    pair.gpus[1].others = 14 * GIB
     summary = shared(pair)
     assert leases_of(summary) == [(PRIMARY.key, ["cuda:0"]), (COMPANION.key, ["cpu"])]
     assert [(each.model, each.device) for each in summary.collections[0].passes] == [
@@ -148,7 +135,7 @@ def test_a_companion_without_room_on_any_card_is_on_the_cpu(pair):
 def test_the_summary_tells_why_a_companion_went_to_the_cpu(pair):
     def fill(event: ev.AnyEvent) -> None:
         if isinstance(event, ev.ModelAttached):
-            pair.gpus[1].allocator.others = 14 * GIB
+            pair.gpus[1].others = 14 * GIB
 
     pair.hears = fill
     summary = shared(pair)
@@ -162,17 +149,8 @@ def test_the_summary_tells_why_a_companion_went_to_the_cpu(pair):
 
 def test_one_row_of_32768_tokens_fits_its_prediction_on_a_t4():
     """Qwen3-Embedding-0.6B as a T4 computes it: packed, float16, memory-efficient attention, every layer."""
-    config, gpu, lengths = ARCHITECTURES["Qwen3-0.6B"], T4(0), [32768]
+    config = ARCHITECTURES["Qwen3-0.6B"]
     foreseen = law_of(config, 2, packed=True, kernel=Kernel.EFFICIENT)
-    with CONTENTLESS:
-        master = Master(blank(config, "sdpa", torch.float16, packed=True))
-    gpu.wall(CEILING)
-    replica = Replica(master, gpu)
-    before = gpu.memory().allocated
-    gpu.start_peak()
-    with gpu.computing(), torch.inference_mode(), as_on_a_gpu(Kernel.EFFICIENT):
-        forward(replica.network, lengths, packed=True, causal=False, kernel=Kernel.EFFICIENT)
-    taken = gpu.peak().allocated - before
-    assert gpu.allocator.counters().ooms == 0
+    taken = Oracle(config, packed=True, kernel=Kernel.EFFICIENT).peak([32768])
     assert taken == pytest.approx(foreseen.activations(32768, 32768), rel=0.02)
     assert foreseen.peak(32768, 32768) < 4 * GIB

@@ -16,14 +16,13 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.compute.source import Queue
 from interlock.engine.errors import Stopped, UnavailableError
-from interlock.engine.flows.weightless_rows import WeightlessRows
+from interlock.engine.flows.weightless import WeightlessHost, WeightlessRows
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import CONTEXT
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.memory import Calibration
-from interlock.engine.models.weightless import WeightlessHost
 from interlock.engine.models.weights import Replica
 from interlock.engine.record import events as ev
 from tests import weightless

@@ -1,11 +1,9 @@
 """Large published models without content on simulated T4s, computed by the engine's own passes.
 
-`engine/models/weightless.py` says what is real of them. Here are also those that transformers builds. The
-kernels are those that torch has for a CPU: what a T4's own take is not shown here.
+`engine/flows/weightless.py` says what is real of them. Here are also those that transformers builds.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,28 +13,22 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.compute.source import BatchSource
-from interlock.engine.flows.weightless_rows import WeightlessRows
+from interlock.engine.flows import weightless
+from interlock.engine.flows.weightless import META, WeightlessGpu, WeightlessHost, WeightlessNetwork, WeightlessRows
 from interlock.engine.gpu.faults import Fault
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import CARDS
-from interlock.engine.models import weightless
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.memory import Law, law_of
 from interlock.engine.models.networks.kernels import Kernel
-from interlock.engine.models.weightless import (
-    CONTENTLESS,
-    WeightlessGpu,
-    WeightlessHost,
-    WeightlessNetwork,
-)
 from interlock.engine.models.weights import DTYPES, Master
 from interlock.engine.record import events as ev
 from interlock.engine.record.summary import Summary, summarise
 from tests.architectures import ARCHITECTURES
 from tests.harness import File, Told, grid_of
-from tests.oracle import blank, forward, is_causal
+from tests.oracle import blank
 
 LIMIT = 8192
 
@@ -100,14 +92,13 @@ class T4(WeightlessGpu):
 
 def load(card: ModelCard) -> WeightlessNetwork:
     """A network in place of reading files: ours, or one that transformers builds."""
-    causal = is_causal(card.config, card.attention)
-    with CONTENTLESS:
+    with META:
         network = blank(card.config, card.attention, DTYPES[card.dtype], packed=card.packed)
-    return WeightlessNetwork(network, partial(forward, packed=card.packed, causal=causal))
+    return WeightlessNetwork(network, law(card, "sim"), packed=card.packed)
 
 
 def hydrate(card: ModelCard) -> Master:
-    with CONTENTLESS:
+    with META:
         return Master(load(card))
 
 

@@ -200,15 +200,15 @@ class Bench:
     def shortages(self) -> tuple[int, int]:
         """Out-of-memory errors and retries of the allocator so far."""
         if isinstance(self.device, SimDevice):
-            counters = self.device.allocator.counters()
-            return counters.ooms, counters.retries
+            return self.device.ooms, self.device.retries()
         stats = torch.cuda.memory_stats(self.device.torch)
         return int(stats.get("num_ooms", 0)), int(stats.get("num_alloc_retries", 0))
 
     def free(self) -> int:
         """Bytes of the card that the driver could still give to anybody."""
         if isinstance(self.device, SimDevice):
-            return self.device.allocator.driver_free
+            readings = self.device.readings()
+            return readings.total - readings.used if readings else 0
         return int(torch.cuda.mem_get_info(self.device.torch)[0])
 
 

@@ -12,11 +12,13 @@ import numpy as np
 
 from bench.scenarios.stage import Outcome
 from interlock.engine.compute.schedule import Schedule
-from interlock.engine.gpu.chip import WORKSPACE
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Receipt
 
 TOLERANCE = 2e-6
+
+SLACK = 8 << 20
+"""Bytes that a plan without trouble has to spare where nothing is to be mitigated."""
 
 
 def wrongs(outcome: Outcome) -> list[str]:
@@ -87,7 +89,7 @@ def told(outcome: Outcome) -> Iterator[str]:
 def quiet(outcome: Outcome) -> Iterator[str]:
     """Where nothing goes wrong and everything fits, nothing is told."""
     plan = outcome.plan
-    fits = max(outcome.predicted) + WORKSPACE <= plan.ceiling - plan.reserve
+    fits = max(outcome.predicted) + SLACK <= plan.ceiling - plan.reserve
     if plan.calm and fits and Schedule.SHARED not in plan.schedules:
         for event in outcome.of(ev.Mitigated):
             yield f"mitigated for nothing: {event.cause}; {event.action}"
@@ -103,7 +105,7 @@ def residues(outcome: Outcome) -> Iterator[str]:
     if left["cpu"]:
         yield "weights stayed on the host"
     for device in outcome.devices:
-        there, said = device.allocator.counters().allocated, left[device.name]
+        there, said = device.memory().allocated, left[device.name]
         if there and not (device.leaks or device.lost):
             yield f"{there} bytes stayed on {device.name}"
         side_by_side = Schedule.SHARED in outcome.plan.schedules  # then each lease that ends tells it

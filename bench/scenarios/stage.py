@@ -3,7 +3,6 @@
 Vectors and token ids are in memory; nothing else of a run is left out but files and front ends.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,9 +42,8 @@ class WatchedGpu(SimDevice):
 
     def __init__(self, number: int, plan: Plan) -> None:
         self.faults = parse(",".join(plan.faults))
-        self._slept = 0.0
         card = Card("GPU of a plan", plan.totals[number], min(KIB, plan.ceiling))
-        super().__init__(f"cuda:{number}", card, self.faults, clock=self._now, sleep=self._pass)
+        super().__init__(f"cuda:{number}", card, self.faults, sleep=lambda _: None)
 
     def start_peak(self) -> None:
         self.highest = max(self.highest, self.peak().occupied)
@@ -76,12 +74,6 @@ class WatchedGpu(SimDevice):
             for fault in own
             if (self.canaries if fault.kind == "skew" else self.allocations >= max(1, fault.first))
         }
-
-    def _now(self) -> float:
-        return time.monotonic() + self._slept
-
-    def _pass(self, seconds: float) -> None:
-        self._slept += seconds
 
 
 @dataclass

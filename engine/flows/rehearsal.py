@@ -44,6 +44,8 @@ OPERATIONS = 3e12
 READ, RESOLVED = 1 << 30, 0.6
 """Bytes of weights that are read in a second, and seconds until a model's files are found."""
 BATCH_TOKENS = 8192
+HOST_ROOM = 24 << 30
+"""Bytes that a host is taken to have free: nothing here takes any of them."""
 
 
 def _encoder(kind: str, width: int, layers: int, heads: int, words: int, positions: int) -> dict[str, Any]:
@@ -131,11 +133,10 @@ def configured(configuration: Configuration) -> Configuration:
 def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sleep) -> "Backend":
     """Put weightless models on simulated devices; `pause` is how their time passes, `speed` times as fast."""
     from interlock.engine.compute.context import Backend
-    from interlock.engine.flows.weightless_rows import WeightlessRows
+    from interlock.engine.flows import weightless
     from interlock.engine.gpu.device import Device
     from interlock.engine.gpu.faults import parse
     from interlock.engine.gpu.sim import simulated
-    from interlock.engine.models import weightless
     from interlock.engine.models.layout import cost_of
     from interlock.engine.models.weights import Master
 
@@ -156,7 +157,7 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
             pairs = sum(length * length for length in lengths)
             return pause((cost.per_token * sum(lengths) + cost.per_pair * pairs) / rate)
 
-        return WeightlessRows(card, network, pace, 1)
+        return weightless.WeightlessRows(card, network, pace, 1)
 
     def cards(specs: "Sequence[ModelSpec]", _: "Policy", devices: "Sequence[Device]", emit: Any) -> "list[ModelCard]":
         return [resolved(spec, out, emit, lambda seconds: pause(seconds / speed)) for spec in specs]
@@ -169,7 +170,7 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
 
 def resolved(spec: "ModelSpec", out: Path, emit: Callable[[ev.AnyEvent], object], pause: Any) -> "ModelCard":
     """Make the card of a model that has no files but a tokenizer; this takes its time, and one model a retry."""
-    from interlock.engine.models import weightless
+    from interlock.engine.flows import weightless
     from interlock.engine.models.assets import ModelSnapshot
     from interlock.engine.models.card import ModelCard
 

@@ -4,8 +4,7 @@
     cublas:K         the same in the words of cuBLAS on a full card, an internal error
     nvml:K           the same in the words of torch where NVML cannot answer, a failed assertion
     oom-over:SIZE    every allocation of more than SIZE fails, out of memory
-    fragment:SIZE    while anything is allocated, SIZE of the device is reserved and useless for large tensors: segments
-                     of 20 MiB, each pinned by one small piece
+    fragment:SIZE    while anything is allocated, SIZE of the device is reserved and useless
     leak:SIZE        SIZE stays allocated for good from the first clean-up (`reclaim`) after something was computed
     other:SIZE:K[:M] another process holds SIZE, or what is free of it, from the K-th to the M-th allocation
     lose:K           the device is lost at its K-th allocation: from then on every operation on it fails
@@ -14,7 +13,7 @@
                      before anything else
     nan:K            what the K-th allocation holds is filled with NaN, if it is of a floating type
     skew:N           during the first N canaries the device computes wrongly
-    lag:SECONDS      the driver notices that late what was given back
+    lag:SECONDS      a clean-up takes that long, as if the driver noticed late what was given back
 
 DEVICE is `cuda:1` or `1`; without it the fault strikes every device, each on its own count. Allocations are counted
 from 1, failed ones too, but not those of canaries, which only `skew` strikes. A SIZE is that of the device (`800MiB`),
@@ -97,6 +96,11 @@ class DeviceFaults:
 
     def spoils(self, number: int) -> bool:
         return any(number == fault.first for fault in self._by_kind["nan"])
+
+    @property
+    def crowded(self) -> bool:
+        """Whether another process is there at all."""
+        return bool(self._by_kind["other"])
 
     def others(self, number: int) -> int:
         """Bytes that other processes want to hold at this allocation."""

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from interlock.engine.gpu.allocator import ROUND
+ROUND = 512
+"""Bytes: an allocation takes whole ones."""
 
 Operation = Any  # an OpOverload or a HigherOrderOperator; torch exports neither name
 
@@ -25,13 +26,16 @@ _LIVE: dict[tuple[int, int], "weakref.ref[torch.UntypedStorage]"] = {}
 
 
 class Ledger(Protocol):
-    """Where storages are charged. `allocate` raises torch.OutOfMemoryError for what does not fit."""
+    """Where storages are charged."""
 
-    def allocate(self, size: int) -> Any:
-        """Take `size` bytes; what it returns stands for them."""
+    def charge(self, tensor: torch.Tensor, size: int) -> int:
+        """Take `size` bytes for a new storage, whose first tensor is `tensor`; return how many that takes.
 
-    def free(self, handle: Any) -> None:
-        """Give back what `allocate` returned; called on any thread, in the middle of anything."""
+        Raises torch.OutOfMemoryError for what does not fit.
+        """
+
+    def free(self, taken: int) -> None:
+        """Give back what a charge took; called on any thread, in the middle of anything."""
 
 
 class Counter:
@@ -42,16 +46,16 @@ class Counter:
         self.peak = 0
         self._lock = threading.RLock()
 
-    def allocate(self, size: int) -> int:
-        rounded = -(-size // ROUND) * ROUND
+    def charge(self, _: torch.Tensor, size: int) -> int:
+        taken = -(-size // ROUND) * ROUND
         with self._lock:
-            self.allocated += rounded
+            self.allocated += taken
             self.peak = max(self.peak, self.allocated)
-        return rounded
+        return taken
 
-    def free(self, handle: int) -> None:
+    def free(self, taken: int) -> None:
         with self._lock:
-            self.allocated -= handle
+            self.allocated -= taken
 
     def start_peak(self) -> None:
         with self._lock:
@@ -102,18 +106,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.decompose(*args, **kwargs)
         if effect is MemoryEffect.QUIET:
             return func(*args, **kwargs)
-        self.before(func, args, kwargs)
         out = func(*args, **kwargs)
         for tensor in (out,) if isinstance(out, torch.Tensor) else _tensors(out):
             self._look(tensor, args, kwargs)
         return out
-
-    def before(self, func: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """What is to be done before an operation that may create storages; may raise instead of it."""
-
-    def charge(self, tensor: torch.Tensor, size: int) -> Any:
-        """Charge a new storage of `size` bytes, whose first tensor is `tensor`; returns the ledger's handle."""
-        return self.ledger.allocate(size)
 
     def _look(self, tensor: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         try:
@@ -129,14 +125,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if self.narrow and tensor.dtype is torch.float32:
             size = (size + 1) // 2
-        handle = self.charge(tensor, size)
+        taken = self.ledger.charge(tensor, size)
         # torch keeps the Python object of a storage for as long as any tensor uses it: its end is the memory's
-        _LIVE[key] = weakref.ref(storage, partial(_settle, key, self.ledger, handle))
+        _LIVE[key] = weakref.ref(storage, partial(_settle, key, self.ledger, taken))
 
 
-def _settle(key: tuple[int, int], ledger: Ledger, handle: Any, _: object) -> None:
+def _settle(key: tuple[int, int], ledger: Ledger, taken: int, _: object) -> None:
     _LIVE.pop(key, None)
-    ledger.free(handle)
+    ledger.free(taken)
 
 
 @cache
