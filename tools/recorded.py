@@ -151,7 +151,7 @@ class Recorded:
 
     def preview(self, schedule: Schedule) -> Placement | None:
         """What the engine would lease next, by its own rule and what leases took in the recording."""
-        from interlock.engine.flows.rehearsal import HOST_ROOM
+        from interlock.engine.flows.weightless import HOST_ROOM
 
         seen = self.snapshot()
         left = [sorted(set(range(each.batches)) - set(each.cells)) for each in seen.passes]

@@ -44,8 +44,6 @@ OPERATIONS = 3e12
 READ, RESOLVED = 1 << 30, 0.6
 """Bytes of weights that are read in a second, and seconds until a model's files are found."""
 BATCH_TOKENS = 8192
-HOST_ROOM = 24 << 30
-"""Bytes that a host is taken to have free: nothing here takes any of them."""
 
 
 def _encoder(kind: str, width: int, layers: int, heads: int, words: int, positions: int) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from torch import nn
 from interlock.engine.compute.encoder import Ids, terms_of
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.tokens import TokenRows
-from interlock.engine.flows.rehearsal import HOST_ROOM
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.sim import SimDevice
 from interlock.engine.models.card import ModelCard
@@ -29,6 +28,8 @@ from interlock.engine.models.networks.streaming import size_of, slot_bytes, walk
 from interlock.engine.models.registry import Kind
 from interlock.engine.models.weights import DTYPES, Master
 
+HOST_ROOM = 24 << 30
+"""Bytes that a host is taken to have free: nothing here takes any of them."""
 META = torch.device("meta")
 """Where tensors have a shape and no content."""
 Vectors = npt.NDArray[np.float32]
