@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from textual.binding import Binding, BindingType
 
 from interlock.engine.errors import UsageError
+from interlock.widgets.panes import PANES
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ ACTIONS = (
     Action("detail", "enter", "Detail", "show every field of the selected event", wide=160),
     Action("export", "e", "Export", "save the listed events to a file", wide=200),
     Action("summary", "s", "Summary", "show the summary as a tree and tables", footer=True),
-    *(Action(f"pane('{name.lower()}')", str(number), name, f"go to the {name} pane")
-      for number, name in enumerate(("VRAM", "Passes", "Leases", "Events", "Cache"), 1)),
+    *(Action(f"pane('{kind.name}')", str(kind.key), kind.title.split()[0], f"go to the {kind.title.split()[0]} pane")
+      for kind in PANES),
     Action("zoom", "z", "Zoom", "zoom the focused pane, or show all", wide=120),
     Action("unzoom", "escape", "Unzoom", "show all events and panes again"),
     Action("faster", "plus", "Faster", "refresh faster (a replay: double its speed)"),

@@ -6,6 +6,7 @@ field of `Snapshot` may be given by its name and has the last word. The same arg
 
 from collections import deque
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,6 +15,8 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Memory, Readings, Receipt, Tally, node_of
 from interlock.engine.record.snapshot import CollectionView, DeviceView, PassView, Snapshot
 from interlock.engine.record.state import Lately, LeaseState, NodeState, Pace
+from interlock.widgets.pane import View
+from interlock.widgets.text import Row
 
 MIB, GIB = 2**20, 2**30
 T4 = 15_828_254_720
@@ -112,6 +115,14 @@ def on_nodes(nodes: int, gpus: int = 2, *, lost: Sequence[int] = (), **fields: A
             for number in range(1, nodes + 1)
         ),
     )  # fmt: skip
+
+
+def drawn(
+    pane: ModuleType, snapshot: Snapshot, width: int, height: int, *, shown: Sequence[str] = ("cache",), **view: Any
+) -> list[Row]:
+    """The rows of a pane, that of the cache on the screen with it."""
+    rows: list[Row] = pane.PANE.rows(View(snapshot, width, height, shown=shown, **view))
+    return rows
 
 
 def many_passes(

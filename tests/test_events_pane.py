@@ -17,7 +17,7 @@ from interlock.console.text.dialog_text import exported
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.words import safe
-from interlock.widgets.events import LEVELS, SEVERITIES, EventsPane, Line, Sieve, rows, title
+from interlock.widgets.panes.events import LEVELS, SEVERITIES, EventsPane, Line, Sieve, rows, title
 from interlock.widgets.text import plain, width_of
 from tests.test_lines import EVENTS, HOSTILE, entry, example
 

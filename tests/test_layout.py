@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.console.screens.layout import PANES, Box, Wants, layout, too_small
+from interlock.console.screens.layout import Box, Wants, layout, too_small
+from interlock.widgets.panes import PANES as KINDS
 
 SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
 WANTS = st.builds(Wants, st.integers(1, 16), st.integers(1, 6))
+
+PANES = tuple(kind.name for kind in KINDS)
 
 
 def cells(box: Box) -> set[tuple[int, int]]:

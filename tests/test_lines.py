@@ -23,7 +23,7 @@ from interlock.engine.record.fold import fold
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import safe
-from interlock.widgets.events import SEVERITIES
+from interlock.widgets.panes.events import SEVERITIES
 
 EVENTS = get_args(ev.AnyEvent)
 SILENT = (ev.BatchCommitted, ev.DeviceSampled, ev.PassPlanned)

@@ -21,8 +21,9 @@ from interlock.engine.record.fold import fold_all
 from interlock.engine.record.journal import Entry
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
-from interlock.widgets import passes
+from interlock.widgets.panes import passes
 from tests.builders import corpus, entries, events_of, interlock, sentences, summary_of, tiny_model, tiny_sparse, toml
+from tests.snapshots import drawn
 
 TEXTS = 48
 WEIGHTS = {"a": 3, "b": 2, "c": 1}
@@ -195,7 +196,7 @@ def test_the_console_and_the_last_words_of_a_run_show_what_is_missing(gapped):
     told = entries(gapped.run("one"))
     seen = snapshot(fold_all(RunState(), told), told[-1].seq)
     assert [each.word for each in seen.passes] == ["done", "missing", "done", "missing"]
-    lines = ["".join(span.text for span in row) for row in passes.rows(seen, 100, 8)]
+    lines = ["".join(span.text for span in row) for row in drawn(passes, seen, 100, 8)]
     assert " 2 b missing: model b is not on this machine" in lines[1]
     last = recap(seen, gapped.run("one"))
     assert last[0].startswith("INCOMPLETE")

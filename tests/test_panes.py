@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,17 +19,20 @@ from interlock.engine.record.health import Attention, Health, health, time_left
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of
 from interlock.engine.record.state import Course, Pace, RunState
 from interlock.engine.record.words import duration
-from interlock.widgets import cache, cluster, gauges, glyphs, header, leases, passes, vram
+from interlock.widgets import cluster, gauges, glyphs, header
 from interlock.widgets import formats as words
-from interlock.widgets.pane import Pane
+from interlock.widgets.pane import Pane, PaneKind, RunPane, View
+from interlock.widgets.panes import PANES as REGISTERED
+from interlock.widgets.panes import cache, leases, passes, vram
 from interlock.widgets.text import Row, plain, width_of
-from tests.snapshots import GIB, MIB, did, on_nodes, one_device, one_lease, one_pass, sample
+from tests.snapshots import GIB, MIB, did, drawn, on_nodes, one_device, one_lease, one_pass, sample
 
 Draw = Callable[..., list[Row]]
 
 
-def _vram(snapshot: Snapshot, width: int, height: int) -> list[Row]:
-    return vram.rows(snapshot, width, height)
+def _of_kind(kind: PaneKind, snapshot: Snapshot, width: int, height: int, **view: Any) -> list[Row]:
+    assert kind.rows
+    return kind.rows(View(snapshot, width, height, shown=("cache",), **view))
 
 
 def _now(snapshot: Snapshot) -> Health:
@@ -55,23 +59,20 @@ def some_cells() -> PassCells:
     return PassCells(batches, {2: 3}, {3: 1})
 
 
+def every_cell(_: int) -> PassCells:
+    return some_cells()
+
+
 PANES: dict[str, Draw] = {
-    "header": lambda snapshot, width, height: _head(snapshot, width),
+    "header": lambda snapshot, width, _: _head(snapshot, width),
     "one line": _line,
-    "vram": _vram,
-    "passes": passes.rows,
-    "passes and cache": lambda snapshot, width, height: passes.rows(snapshot, width, height, with_cache=True),
-    "leases": leases.rows,
-    "cache": cache.rows,
-    "vram in detail": vram.detail,
-    "passes in detail": lambda snapshot, width, height: passes.detail(
-        snapshot, len(snapshot.passes) // 2, some_cells(), width, height
-    ),
-    "leases in detail": lambda snapshot, width, height: leases.detail(
-        snapshot, len(snapshot.leases) - 1, width, height
-    ),
-    "cache line": lambda snapshot, width, height: cache.line(snapshot, width),
-}
+    "passes and cache": partial(drawn, passes, shown=()),
+    "cache line": lambda snapshot, width, _: [cache.line(snapshot, width)],
+    **{
+        kind.name + " in detail" * zoomed: partial(_of_kind, kind, zoomed=zoomed, cells=every_cell)
+        for kind in REGISTERED if kind.rows for zoomed in (False, True)
+    },
+}  # fmt: skip
 SCROLLS = ("leases", "passes in detail", "leases in detail")
 PHASES = ("starting", "resolving", "reading", "planning", "running", "delivering", "completed", "incomplete", "failed")
 HOSTILE = (
@@ -223,14 +224,14 @@ def test_nothing_is_called_stale_while_events_keep_coming() -> None:
 
 def test_nothing_says_100_percent_before_the_last_batch() -> None:
     snapshot = sample(1, 1, at=0.9999, batches=20_000)
-    assert "100%" not in _text(_head(snapshot, 200)) + _text(passes.rows(snapshot, 200, 5))
+    assert "100%" not in _text(_head(snapshot, 200)) + _text(drawn(passes, snapshot, 200, 5))
 
 
 @pytest.mark.parametrize(
     ("devices", "height", "lines"), [(1, 2, 2), (2, 2, 2), (2, 4, 4), (4, 4, 4), (8, 4, 4), (12, 5, 5)]
 )
 def test_many_devices_are_paired_and_then_only_the_worst_are_shown(devices: int, height: int, lines: int) -> None:
-    made = plain(vram.rows(sample(devices), 78, height))
+    made = plain(drawn(vram, sample(devices), 78, height))
     assert len(made) == lines
     shown = [number for number in range(devices) if f"cuda:{number} " in "\n".join(made)]
     assert shown == (list(range(devices)) if devices <= 8 else [8, 9, 10, 11])
@@ -238,9 +239,9 @@ def test_many_devices_are_paired_and_then_only_the_worst_are_shown(devices: int,
 
 
 def test_a_lost_device_is_always_shown_with_its_reason() -> None:
-    made = plain(vram.rows(sample(16, lost=(2,)), 78, 4))
+    made = plain(drawn(vram, sample(16, lost=(2,)), 78, 4))
     assert "LOST" in made[0] and "illegal memory access" in made[0]
-    assert "1 LOST" in plain(vram.rows(sample(16, lost=(2, 3)), 78, 2))[-1]
+    assert "1 LOST" in plain(drawn(vram, sample(16, lost=(2, 3)), 78, 2))[-1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -250,15 +251,14 @@ def test_a_lost_device_is_always_shown_with_its_reason() -> None:
 )  # fmt: skip
 def test_any_number_of_nodes_fills_the_pane_the_lost_first(nodes, gpus, lost, width, height, opened, detail):
     run = on_nodes(nodes, gpus, lost=sorted(lost))
-    fold = cluster.Fold(opened, "node-2/cuda:0")
-    made = plain((vram.detail if detail else vram.rows)(run, width, height, fold=fold))
+    made = plain(drawn(vram, run, width, height, zoomed=detail, opened=opened, chosen="node-2/cuda:0"))
     assert 1 <= len(made) <= height and all(width_of(line) == width for line in made)
     worst = [line.lost for line in cluster.lines(run.devices, opened) if not line.device]
     assert worst == sorted(worst, reverse=True) and len(worst) == nodes
 
 
 def test_nodes_whose_devices_fit_are_not_folded_and_those_of_one_machine_never_are() -> None:
-    assert [line.split()[0] for line in plain(vram.rows(on_nodes(2), 78, 4))] == [
+    assert [line.split()[0] for line in plain(drawn(vram, on_nodes(2), 78, 4))] == [
         "node-1/cuda:0", "node-1/cuda:1", "node-2/cuda:0", "node-2/cuda:1",
     ]  # fmt: skip
     assert not vram.folds(sample(16).devices, 78, 4) and not vram.folds(on_nodes(1, 16).devices, 78, 4)
@@ -267,21 +267,21 @@ def test_nodes_whose_devices_fit_are_not_folded_and_those_of_one_machine_never_a
 
 def test_a_folded_node_tells_of_its_fullest_device_and_an_unfolded_one_of_all() -> None:
     run = on_nodes(8, lost=(3,))
-    folded = plain(vram.rows(run, 78, 4))
+    folded = plain(drawn(vram, run, 78, 4))
     assert folded[0].startswith(" ▶ node-3  2 GPUs LOST no answer for 30 s")
     assert folded[1].startswith(" ▶ node-8  2 GPUs cuda:1 ") and " 9.6/12.0/14.7 GiB  79%" in folded[1]
     assert folded[3].startswith("and 5 more nodes, none above 67%")
-    opened = plain(vram.rows(run, 78, 5, fold=cluster.Fold(frozenset({"node-8"}), "node-8/cuda:0")))
+    opened = plain(drawn(vram, run, 78, 5, opened=frozenset({"node-8"}), chosen="node-8/cuda:0", focused=True))
     assert [line[:24].split() for line in opened[1:4]] == [
         ["▼", "node-8", "2", "GPUs", "cuda:1"], ["▸", "cuda:0"], ["cuda:1"],
     ]  # fmt: skip
-    assert "1 LOST" in plain(vram.rows(run, 78, 3, fold=cluster.Fold(chosen="node-1")))[-1]
+    assert "1 LOST" in plain(drawn(vram, run, 78, 3, chosen="node-1"))[-1]
 
 
 def test_a_node_that_lacks_a_device_stands_before_the_whole_ones_and_says_so() -> None:
     run = on_nodes(8)
     devices = [replace(each, lost="gone" * (each.facts.name == "node-2/cuda:1")) for each in run.devices]
-    line = plain(vram.rows(replace(run, devices=tuple(devices)), 78, 4))[0]
+    line = plain(drawn(vram, replace(run, devices=tuple(devices)), 78, 4))[0]
     assert line.startswith(" ▶ node-2  1 of 2 GPUs cuda:0 ")
 
 
@@ -320,17 +320,19 @@ def test_a_pass_in_detail_tells_how_fast_its_nodes_are_the_slowest_first() -> No
         index: replace(batch, device=f"node-{index}/cuda:0,node-{index}/cuda:1")
         for index, batch in cells.committed.items()
     }
-    made = plain(passes.detail(on_nodes(5), 1, replace(cells, committed=moved), 160, 20))
+    made = plain(
+        drawn(passes, on_nodes(5), 160, 20, zoomed=True, chosen="1", cells=lambda _: replace(cells, committed=moved))
+    )
     assert made[3].rstrip().endswith("5 of 512 batches, median 0.75 s, longest 1.25 s")
     assert made[4].startswith("5 nodes: node-5 1 at 1600 tokens/s, node-4 1 at 2000 tokens/s, node-3 1 at 2667")
     assert made[4].rstrip().endswith("and 1 faster")
 
 
 async def test_enter_unfolds_a_node_arrows_move_and_leaving_goes_back_to_the_worst() -> None:
-    app = _Screen(vram.Vram())
+    app = _Screen(RunPane(vram.PANE))
     async with app.run_test(size=(80, 8)) as pilot:
         pane: Any = app.pane
-        pane.draw(on_nodes(8, lost=(3,)))
+        pane.draw(View(on_nodes(8, lost=(3,))))
         pane.focus()
         await pilot.pause()
 
@@ -355,20 +357,20 @@ async def test_enter_unfolds_a_node_arrows_move_and_leaving_goes_back_to_the_wor
 
 def test_weights_work_ceiling_and_peak_have_their_own_signs() -> None:
     device = one_device(0, weights=3 * GIB, work=3 * GIB, peak=10 * GIB)
-    line = _text(vram.rows(replace(sample(1), devices=(device,)), 78, 1))
+    line = _text(drawn(vram, replace(sample(1), devices=(device,)), 78, 1))
     for signs in (glyphs.WEIGHTS, glyphs.WORK, glyphs.FREE, glyphs.CEILING, glyphs.PEAK):
         assert signs in line
     assert "6.3/12.0/14.7 GiB" in line and "52%" in line and "^10.0" in line
 
 
 def test_the_second_line_of_a_device_breaks_its_memory_down() -> None:
-    made = plain(vram.rows(sample(2), 78, 4))
+    made = plain(drawn(vram, sample(2), 78, 4))
     assert "weights  3.1  act  6.2  ^11.5  62C  busy 47%" in made[3]
     assert made[3].rstrip()[-1] in glyphs.LEVELS
 
 
 def test_a_strip_has_a_graph_below_each_gauge_with_labels_of_bytes_and_time() -> None:
-    made = plain(vram.rows(sample(2), 118, 7))
+    made = plain(drawn(vram, sample(2), 118, 7))
     assert [line.split()[0] for line in (made[0], made[3])] == ["cuda:0", "cuda:1"]
     assert "12.0 GiB┤" in made[1] and " 0┤" in made[2]
     assert "▇ weights  3.1" in made[1] and "▅ act  0.8" in made[1]
@@ -380,7 +382,7 @@ def test_a_strip_has_a_graph_below_each_gauge_with_labels_of_bytes_and_time() ->
 def test_a_device_near_its_ceiling_says_so_by_colour_and_sign(share: float, style: str) -> None:
     used = int(12 * GIB * share)
     device = one_device(0, weights=used - 300 * MIB, work=0, peak=used)
-    (row,) = vram.rows(replace(sample(1), devices=(device,)), 78, 1)
+    (row,) = drawn(vram, replace(sample(1), devices=(device,)), 78, 1)
     percent = next(span for span in row if "%" in span.text)
     assert percent == (f"{int(share * 100):>3}%{gauges.SIGNS[style]}", style)
     assert (style in {span.style for span in row if span.text[0] in "▇#▃+"}) == bool(style)
@@ -388,7 +390,7 @@ def test_a_device_near_its_ceiling_says_so_by_colour_and_sign(share: float, styl
 
 def test_a_small_ceiling_is_told_in_mebibytes_and_has_a_bar_of_full_length() -> None:
     device = one_device(0, weights=200 * MIB, work=40 * MIB, ceiling=600 * MIB, peak=560 * MIB)
-    line = _text(vram.rows(replace(sample(1), devices=(device,)), 118, 1))
+    line = _text(drawn(vram, replace(sample(1), devices=(device,)), 118, 1))
     assert " 540/600 MiB  90%▲" in line
     before, _, _ = line.partition(glyphs.CEILING)
     assert before.count("▇") + before.count("▅") + before.count("▃") > 0.85 * (len(before) - len("cuda:0 Tesla T4 "))
@@ -398,7 +400,7 @@ def test_figures_of_a_device_stay_in_their_columns_whatever_they_are() -> None:
     ends = set()
     for used in (5 * MIB, GIB, 9 * GIB, int(11.9 * GIB)):
         device = one_device(0, weights=used, work=0, peak=12 * GIB)
-        lines = plain(vram.rows(replace(sample(1), devices=(device,)), 118, 4))
+        lines = plain(drawn(vram, replace(sample(1), devices=(device,)), 118, 4))
         ends.add((lines[0].index("/"), lines[0].index("%"), lines[1].index("act")))
     assert len(ends) == 1
 
@@ -407,12 +409,12 @@ def test_figures_of_a_device_stay_in_their_columns_whatever_they_are() -> None:
 def test_a_name_of_twenty_letters_is_whole_from_100_columns_on(width: int) -> None:
     name = "jina-code-embeddings"
     snapshot = sample(names=(name, name, name))
-    assert all(name in line for line in plain(passes.rows(snapshot, width, 3)))
-    assert all(name in line for line in plain(leases.rows(snapshot, width, 5))[1:3])
+    assert all(name in line for line in plain(drawn(passes, snapshot, width, 3)))
+    assert all(name in line for line in plain(drawn(leases, snapshot, width, 5))[1:3])
 
 
 def test_a_high_pane_of_the_cache_draws_graphs_with_scales_and_times() -> None:
-    made = plain(cache.rows(sample(), 48, 40))
+    made = plain(drawn(cache, sample(), 48, 40))
     text = "\n".join(made)
     for words_of in ("texts/s", "tokens/s", "occupied", "warmest", "of 24.0 GiB", "now", "models", "trouble"):
         assert words_of in text
@@ -420,23 +422,23 @@ def test_a_high_pane_of_the_cache_draws_graphs_with_scales_and_times() -> None:
 
 def test_the_memory_of_the_host_is_this_process_of_all() -> None:
     device = one_device(0, name="cpu", kind="cpu", weights=GIB, work=GIB, total=32 * GIB, ceiling=32 * GIB)
-    line = _text(vram.rows(replace(sample(1, kind="cpu"), devices=(device,)), 78, 1))
+    line = _text(drawn(vram, replace(sample(1, kind="cpu"), devices=(device,)), 78, 1))
     assert line.startswith("cpu host") and "2.3/32.0 GiB" in line
     assert glyphs.CEILING not in line
 
 
 def test_a_device_before_its_first_reading_says_what_may_be_used() -> None:
     silent = replace(sample(1), devices=(one_device(0, memory=None),))
-    assert "12.0/14.7 GiB, no reading yet" in _text(vram.rows(silent, 78, 1))
+    assert "12.0/14.7 GiB, no reading yet" in _text(drawn(vram, silent, 78, 1))
 
 
 def test_drawing_ten_thousand_batches_again_takes_no_time() -> None:
     view = one_pass(1, done=9_999, batches=10_000)
     snapshot = sample(passes=1, batches=10_000, at=0.9999)
-    passes.rows(snapshot, 198, 10)
+    drawn(passes, snapshot, 198, 10)
     began = time.process_time()
     for _ in range(20):
-        passes.rows(replace(snapshot, passes=(replace(view, cells=(*view.cells,)),)), 198, 10)
+        drawn(passes, replace(snapshot, passes=(replace(view, cells=(*view.cells,)),)), 198, 10)
     assert (time.process_time() - began) / 20 < 0.02
 
 
@@ -446,7 +448,7 @@ def test_every_state_of_a_pass_has_its_word_without_colour() -> None:
     made = tuple(one_pass(number, done=3, batches=9, word=word) for number, word in enumerate(words_of))
     failed = one_pass(5, done=3, batches=9, word="failed", failure="out of memory at one row")
     for width in (58, 78, 118):
-        lines = plain(passes.rows(replace(snapshot, passes=(*made, failed), collections=()), width, 9))
+        lines = plain(drawn(passes, replace(snapshot, passes=(*made, failed), collections=()), width, 9))
         assert [word for word, line in zip(words_of, lines, strict=False) if word in line] == list(words_of)
         assert "failed at 33% 3/9: out of memory" in " ".join(lines[5].split())
 
@@ -455,25 +457,25 @@ def test_the_bar_of_a_pass_keeps_its_length_while_its_batches_are_done() -> None
     ends = set()
     for done in (1, 9, 10, 99, 100, 511):
         view = did(one_pass(0, done=done, batches=512), seconds=0.0)
-        ends.add(plain(passes.rows(replace(sample(passes=1), passes=(view,)), 78, 1))[0].index("%"))
+        ends.add(plain(drawn(passes, replace(sample(passes=1), passes=(view,)), 78, 1))[0].index("%"))
     assert len(ends) == 1
 
 
 def test_mitigations_and_parked_rows_fit_80_columns() -> None:
-    made = plain(passes.rows(sample(), 78, 4, with_cache=True))
+    made = plain(drawn(passes, sample(), 78, 4, shown=()))
     assert "!3 parked 1" in made[1] and "left" in made[1] and "209/512" in made[1]
     assert "texts/s" in made[3] and "3072 vectors reused" in made[3] and "!3 parked 1" in made[3]
 
 
 def test_the_pass_at_work_is_shown_and_the_others_are_counted() -> None:
-    made = plain(passes.rows(sample(2, 12, at=5.3), 78, 4))
+    made = plain(drawn(passes, sample(2, 12, at=5.3), 78, 4))
     assert any("running" in line for line in made)
     assert made[-1].startswith("and 9 more: 4 done, 5 queued")
-    assert "running" in plain(passes.rows(sample(2, 12, at=5.3), 78, 1))[0]
+    assert "running" in plain(drawn(passes, sample(2, 12, at=5.3), 78, 1))[0]
 
 
 def test_collections_without_a_line_are_counted_by_state() -> None:
-    made = plain(passes.rows(sample(collections=6), 78, 5))
+    made = plain(drawn(passes, sample(collections=6), 78, 5))
     assert made[3].startswith("Python-Stdlib") and made[4].startswith("and 5 more collections: 5 planned")
 
 
@@ -481,17 +483,27 @@ def test_a_chosen_pass_tells_what_it_keeps_beside_vectors() -> None:
     snapshot = sample()
     first, *others = (replace(did(each, terms=0, token_vectors=0), truncated=0) for each in snapshot.passes)
     dense = replace(snapshot, passes=(first, *others))
-    assert "so far" not in _text(passes.detail(dense, 0, some_cells(), 78, 20))
+    assert "so far" not in _text(drawn(passes, dense, 78, 20, zoomed=True, chosen="0", cells=every_cell))
     rich = did(first, terms=40 * first.done.rows, termless=3, token_vectors=9000)
     rich = replace(rich, word="running", kept_bytes=2**21)
-    rows = plain(passes.detail(replace(dense, passes=(rich, *others)), 0, some_cells(), 110, 20))
+    rows = plain(
+        drawn(
+            passes,
+            replace(dense, passes=(rich, *others)),
+            110,
+            20,
+            zoomed=True,
+            chosen="0",
+            cells=every_cell,
+        )
+    )
     wanted = "so far: 40 terms a text, 3 without terms, 9,000 token vectors (2.0 MiB)"
     assert [row.rstrip() for row in rows if row.startswith("so far")] == [wanted]
 
 
 def test_a_pass_in_detail_tells_state_and_seconds_of_each_batch() -> None:
     snapshot = sample(passes=3, batches=7, names=("one", "two", "three"))
-    made = plain(passes.detail(snapshot, 1, some_cells(), 90, 20))
+    made = plain(drawn(passes, snapshot, 90, 20, zoomed=True, chosen="1", cells=every_cell))
     assert [line[0] for line in made[:3]] == [" ", "▸", " "]
     assert made[3].startswith("pass 2 two: 5 of 7 batches, median 0.75 s, longest 1.25 s; cuda:0 2, cuda:1 3")
     grid = " ".join(made[5:]).split()
@@ -517,13 +529,13 @@ def test_the_cells_of_a_pass_are_its_batches_with_what_befell_them() -> None:
 def test_a_lease_in_detail_tells_its_receipt_in_full() -> None:
     found = (one_lease(1, held=65, residue=34 * MIB), one_lease(2, held=5, lost=["cuda:1"]))
     snapshot = replace(sample(), leases=found)
-    text = _text(leases.detail(snapshot, 1, 78, 20))
+    text = _text(drawn(leases, snapshot, 78, 20, zoomed=True, chosen="L001"))
     for words_of in ("▸L001", "RELEASED, pass 1", "cuda:0 11.7 GiB, cuda:1 11.7 GiB", "attached in 1.2 s"):
         assert words_of in text
     rows = [line.split() for line in text.splitlines() if line.startswith("cuda:")]
     assert [row[1] for row in rows] == ["before", "peak", "after"] * 2
     assert rows[2][2:] == ["334.0", "MiB", "34.0", "MiB", "34.0", "MiB", "34.0", "MiB", "0"]
-    assert "cuda:1  lost" in _text(leases.detail(snapshot, 0, 78, 20))
+    assert "cuda:1  lost" in _text(drawn(leases, snapshot, 78, 20, zoomed=True, chosen="L002"))
 
 
 def test_the_course_of_a_device_is_kept_whole_and_its_highest_moment_never_lost() -> None:
@@ -553,7 +565,7 @@ def test_a_held_lease_is_first_with_its_time_and_memory_now() -> None:
     snapshot = sample()
     older = one_lease(9, model="later", held=1.0)
     held = replace(snapshot.leases[1], granted_at=snapshot.latest_at - 132)
-    made = plain(leases.rows(replace(snapshot, leases=(held, older)), 78, 3))
+    made = plain(drawn(leases, replace(snapshot, leases=(held, older)), 78, 3))
     assert made[0].split()[:2] == ["lease", "model"]
     assert made[1].startswith("L002") and "HELD" in made[1] and "2:12" in made[1] and "9.6 now" in made[1]
     assert made[2].startswith("L009") and "RELEASED" in made[2]
@@ -561,7 +573,7 @@ def test_a_held_lease_is_first_with_its_time_and_memory_now() -> None:
 
 def test_receipts_tell_before_peak_after_and_residue_of_all_devices() -> None:
     found = (one_lease(1, held=65, residue=34 * MIB), one_lease(2, held=5, weights=3.1))
-    made = plain(leases.rows(replace(sample(), leases=found), 78, 3))
+    made = plain(drawn(leases, replace(sample(), leases=found), 78, 3))
     assert "0.3 > 9.6 > 0.3" in made[1] and made[1].split("0.3")[-1].split()[:2] == ["0", "B"]
     assert "!68 MiB" in made[2]
 
@@ -572,7 +584,7 @@ def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:
         one_lease(2, left=True),
         one_lease(3, held=1, lost=["cuda:0", "cuda:1"]),
     )
-    made = plain(leases.rows(replace(sample(), leases=found), 118, 4))
+    made = plain(drawn(leases, replace(sample(), leases=found), 118, 4))
     assert [line.split()[3] for line in made[1:4]] == ["LOST"] * 3
     assert "lost cuda:0,1" in made[1] and "unknown" in made[1]
     assert "session ended" in made[2]
@@ -580,15 +592,15 @@ def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:
 
 
 def test_leases_beyond_those_kept_are_counted() -> None:
-    assert plain(leases.rows(sample(leases_in_all=80), 78, 9))[-1].startswith("and 78 earlier")
+    assert plain(drawn(leases, sample(leases_in_all=80), 78, 9))[-1].startswith("and 78 earlier")
 
 
 @pytest.mark.parametrize("kind", ["sim", "scripted"])
 def test_the_rates_of_a_run_that_is_not_real_say_so(kind: str) -> None:
     word = {"sim": "(simulated)", "scripted": "(scripted)"}[kind]
     snapshot = sample(kind=kind)
-    assert all(word in line for line in plain(cache.rows(snapshot, 58, 2)) if "/s" in line)
-    assert word in _text(cache.line(snapshot, 58))
+    assert all(word in line for line in plain(drawn(cache, snapshot, 58, 2)) if "/s" in line)
+    assert word in _text([cache.line(snapshot, 58)])
 
 
 def test_a_healthy_run_of_slow_batches_is_never_told_as_nothing() -> None:
@@ -600,18 +612,18 @@ def test_a_healthy_run_of_slow_batches_is_never_told_as_nothing() -> None:
 
 
 def test_everything_that_a_run_saved_is_told() -> None:
-    text = "\n".join(plain(cache.rows(sample(), 78, 7)))
+    text = "\n".join(plain(drawn(cache, sample(), 78, 7)))
     for words_of in ("2 in cache, 1 downloaded (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k computed",
                      "12.3k read, 120 duplicates, 2 refused", "3 mitigations, 1 row parked, 1 warning"):  # fmt: skip
         assert words_of in text
-    few = plain(cache.rows(sample(), 78, 2))
+    few = plain(drawn(cache, sample(), 78, 2))
     assert few[0].startswith("texts/s") and few[1].startswith("vectors")
 
 
 def test_the_rates_of_a_finished_run_are_its_mean() -> None:
     rows, tokens = words.rates(sample(phase="completed", seconds=100.0))
     assert (round(rows), round(tokens)) == (96, 8000)  # on two devices
-    assert "mean" in _text(cache.rows(sample(phase="completed"), 78, 1))
+    assert "mean" in _text(drawn(cache, sample(phase="completed"), 78, 1))
 
 
 def test_a_resumed_run_holds_no_lease_of_the_dead_session() -> None:
@@ -651,20 +663,20 @@ class _Screen(App[None]):
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (60, 15)])
-@pytest.mark.parametrize("kind", [vram.Vram, passes.Passes, leases.Leases, cache.Cache])
-async def test_a_pane_redraws_only_what_changed(kind: type[Any], size: tuple[int, int]) -> None:
-    app = _Screen(kind())
+@pytest.mark.parametrize("kind", [kind for kind in REGISTERED if kind.rows])
+async def test_a_pane_redraws_only_what_changed(kind: PaneKind, size: tuple[int, int]) -> None:
+    app = _Screen(RunPane(kind))
     async with app.run_test(size=size) as pilot:
         pane: Any = app.pane
-        pane.draw(sample())
+        pane.draw(View(sample()))
         await pilot.pause()
         first = "".join(segment.text for segment in pane.render_line(0))
         assert first.strip() and width_of(first) == pane.inner_width
         drawn: list[Any] = []
         pane.refresh = lambda *regions, **options: drawn.extend(regions)
-        pane.draw(sample())
+        pane.draw(View(sample()))
         assert not drawn
-        pane.draw(sample(at=1.9, seconds=300.0))
+        pane.draw(View(sample(at=1.9, seconds=300.0)))
         assert all(region.height == 1 for region in drawn)
 
 
@@ -675,9 +687,9 @@ def _text(rows: list[Row]) -> str:
 @pytest.mark.parametrize(("changed", "word"), [({"paused": True}, "paused"), ({"phase": GONE}, "died")])
 def test_a_pass_that_does_not_go_on_promises_no_end_and_a_dead_run_holds_nothing(changed, word) -> None:
     now = replace(sample(), **changed)
-    shown = "\n".join(plain(passes.rows(now, 80, 12)))
+    shown = "\n".join(plain(drawn(passes, now, 80, 12)))
     assert word in shown and "running" not in shown and " left" not in shown
-    held = "\n".join(plain(leases.rows(now, 80, 6)))
+    held = "\n".join(plain(drawn(leases, now, 80, 6)))
     assert ("HELD" in held) is (word == "paused")
 
 

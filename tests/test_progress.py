@@ -21,10 +21,12 @@ from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import load
 from interlock.widgets import formats as words
-from interlock.widgets import header, passes
+from interlock.widgets import header
+from interlock.widgets.panes import passes
 from interlock.widgets.text import plain
 from tests.architectures import ARCHITECTURES
 from tests.builders import corpus, entries, events_of, sentences, tiny_model, toml
+from tests.snapshots import drawn
 
 CHEAP = {"width": 32, "layers": 1, "heads": 4}
 DEAR = {"width": 256, "layers": 6, "heads": 8}
@@ -58,7 +60,7 @@ def shown(now: Snapshot) -> dict[str, tuple[int, int]]:
     number = now.current_pass or 0
     (head,) = plain(header.rows(now, 140, health(now, now.latest_at)))
     (small,) = plain(header.one_line(now, 60, health(now, now.latest_at)))
-    row = plain(passes.rows(now, 100, 10))[number]
+    row = plain(drawn(passes, now, 100, 10))[number]
     line = progress(now)
     places = {
         "header": re.search(r"(\d+)%  pass \d/2 at (\d+)%", head),
@@ -103,7 +105,7 @@ def test_pass_and_batch_are_counted_from_1_wherever_people_read_them(unlike):
     (head,) = plain(header.rows(now, 140, health(now, now.latest_at)))
     assert "pass 2/2" in head and f"batch 1/{of}" in head
     assert "pass 2/2 dear" in progress(now) and f"batch 1/{of}" in progress(now)
-    assert f" 1/{of} " in plain(passes.rows(now, 100, 10))[1]
+    assert f" 1/{of} " in plain(drawn(passes, now, 100, 10))[1]
     first = events_of(run, ev.BatchCommitted)[0]
     assert (first.model_pass, first.batch_index) == (0, 0)  # in files from 0
 

@@ -15,22 +15,12 @@ from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.words import several
 from interlock.widgets import gauges
 from interlock.widgets.formats import several_devices
-from interlock.widgets.text import Row, Span, fit, fitted, width_of
-from interlock.widgets.tree import SIGNS
+from interlock.widgets.pane import Choice, around
+from interlock.widgets.text import CURSOR, FOLDED, UNFOLDED, Row, Span, fit, fitted, width_of
 
 STEPS, LONGEST_NAME = 20, 16
 """Of the ceiling: nodes within one of these stand in the order of their names. Cells of a name, at most."""
 Devices = tuple[DeviceView, ...]
-
-
-class Fold(NamedTuple):
-    """The nodes that are unfolded, and the line that is chosen, by its name; none where it is empty."""
-
-    opened: frozenset[str] = frozenset()
-    chosen: str = ""
-
-
-FOLDED = Fold()
 
 
 class NodeLine(NamedTuple):
@@ -81,47 +71,44 @@ def _calm(line: NodeLine) -> tuple[bool, bool, int, int, str]:
     return not line.lost, not some_lost, -full, len(line.node), line.node
 
 
-def in_sight(found: Sequence[NodeLine], chosen: str, height: int) -> range:
+def in_sight(count: int, place: int, height: int) -> range:
     """Choose the lines that are shown, the chosen one in the middle; where they are not all, one line is left over."""
-    room = height if len(found) <= height else max(1, height - 1)
-    place = next((place for place, line in enumerate(found) if line.name == chosen), 0)
-    first = max(0, min(place - room // 2, len(found) - room))
-    return range(first, min(first + room, len(found)))
+    return around(count, place, height if count <= height else max(1, height - 1))
 
 
-def rows(devices: Devices, fold: Fold, width: int, height: int) -> list[Row]:
-    """Draw at most `height` rows; the last one tells of what is not in sight."""
-    found = lines(devices, fold.opened)
-    sight = in_sight(found, fold.chosen, height)
+def rows(
+    devices: Devices, opened: Collection[str], choice: Choice, width: int, height: int, *, pointed: bool
+) -> list[Row]:
+    """Draw at most `height` rows, with a sign before the chosen one where it is `pointed` at; the last one tells of
+    what is not in sight."""
+    found, sight = lines(devices, opened), choice.sight
     shown, others = found[sight.start : sight.stop], found[: sight.start] + found[sight.stop :]
-    heads = [_head(line, fold) for line in shown]
-    size = max(width_of(head) for head in heads)
+    heads = [_head(line, opened) for line in shown]
+    size = max(map(width_of, heads)) + 1
     local = [_local(line.worst) for line in shown]
-    drawn = [
-        _line(line, Span(fit(head, size)), gauges.single(device, tuple(local), max(1, width - size - 1)), width)
-        for line, head, device in zip(shown, heads, local, strict=True)
-    ]
+    drawn = []
+    for place, line, head, device in zip(sight, shown, heads, local, strict=True):
+        text = fit(f"{CURSOR if pointed and place == choice.place else ' '}{head}", size)
+        drawn.append(_line(line, text, gauges.single(device, tuple(local), max(1, width - size - 1)), width))
     return [*drawn, *([_more(others, width)] if others else [])][: max(1, height)]
 
 
-def _head(line: NodeLine, fold: Fold) -> str:
-    """Whether it is chosen and unfolded, its name, and what it has."""
-    cursor, closed, opened = SIGNS
-    mark = cursor if line.name == fold.chosen else " "
+def _head(line: NodeLine, opened: Collection[str]) -> str:
+    """Whether it is unfolded, its name, and what it has."""
     if line.device:
-        return mark
+        return ""
     left = sum(not each.lost for each in line.devices)
     of = f"{left} of " * (0 < left < len(line.devices))
     have = several_devices([each.facts.name for each in line.devices])
     name = fit(line.node, min(width_of(line.node), LONGEST_NAME))
-    return f"{mark}{opened if line.node in fold.opened else closed} {name}  {of}{have}"
+    return f"{UNFOLDED if line.node in opened else FOLDED} {name}  {of}{have}"
 
 
-def _line(line: NodeLine, head: Span, gauge: Row, width: int) -> Row:
+def _line(line: NodeLine, head: str, gauge: Row, width: int) -> Row:
     if line.lost and not line.device:
-        return fitted([head, Span(" "), Span("LOST", "error"), Span(f" {line.worst.lost}", "warn")], width)
+        return fitted([Span(f"{head} "), Span("LOST", "error"), Span(f" {line.worst.lost}", "warn")], width)
     some_lost = any(each.lost for each in line.devices)
-    return fitted([Span(head.text, "warn" if some_lost else ""), Span(" "), *gauge], width)
+    return fitted([Span(head, "warn" if some_lost else ""), Span(" "), *gauge], width)
 
 
 def _local(device: DeviceView) -> DeviceView:

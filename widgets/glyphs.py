@@ -4,7 +4,7 @@ Signs, not colours, carry the meaning. All are exactly `width` cells wide.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -174,11 +174,22 @@ def graph(values: Sequence[float], width: int, height: int, *, top: float, ceili
     return lines
 
 
-def axis(labels: Mapping[int, str], line: int, width: int) -> Span:
-    """Draw one line of a graph's scale, `width` cells wide: what the top and the bottom of the graph stand for."""
-    label = labels.get(line, "")
-    sign = TICKED if label else UNTICKED
-    return Span(f"{label:>{width - 1}}{sign}", "dim")
+def chart(
+    values: Sequence[float], told: int, step: int, width: int, height: int,
+    *, axis: int, label: Callable[[float], str], ceiling: float = 0,
+) -> list[list[Span]]:  # fmt: skip
+    """Draw a graph with its scale, of `axis` cells, before it: of a `ceiling` the highest values, else their means.
+    `values` are the latest of `told` in all, and a column is `step` of them."""
+    shown = gathered(values, max(told, len(values)), step, width, max if ceiling else _mean)
+    top = max([ceiling, *shown]) if ceiling else rounded_up(max(shown, default=0.0))
+    scale = {0: label(top), height - 1: "0"}
+    lines = graph(shown, width, height, top=top, ceiling=ceiling)
+    ticks = (f"{scale.get(line, ''):>{axis - 1}}{TICKED if line in scale else UNTICKED}" for line in range(height))
+    return [[Span(tick, "dim"), *cells] for tick, cells in zip(ticks, lines, strict=True)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def gathered(

@@ -1,20 +1,23 @@
-"""The widget under every pane: it is given rows, and writes to the terminal only the lines that changed.
+"""What a pane of the main screen is, and the widget under every pane: it is given rows, and writes to the terminal only
+the lines that changed.
 
 The line API costs about 85 bytes for a changed row, where a widget that is updated whole costs thousands.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from interlock.engine.record.snapshot import PassCells, Snapshot
 from interlock.engine.record.words import safe
 from interlock.widgets.text import LONGEST, STYLES, Row, Span, fitted, row, width_of, wrapped
 
@@ -121,32 +124,133 @@ class Pane(ScrollView, can_focus=True):
         return Strip(segments).adjust_cell_length(width, base)
 
 
-class Chooser(Pane):
-    """A pane that, mostly while it is shown in detail, tells of one thing among several: up and down choose it."""
+class View(NamedTuple):
+    """What a pane is drawn from: the run at one moment, the cells that there are, and what an operator did to it."""
+
+    snapshot: Snapshot
+    width: int = 0
+    height: int = 0
+    zoomed: bool = False
+    """Whether it has the screen to itself, for all that is known."""
+    chosen: str = ""
+    """The thing that an operator chose, by its name; nothing before that."""
+    opened: frozenset[str] = frozenset()
+    """The things that are unfolded."""
+    focused: bool = False
+    shown: Collection[str] = ()
+    """The panes that are on the screen with it."""
+    cells: Callable[[int], PassCells] = lambda _: PassCells()
+    """Tells of a pass's batches."""
+
+
+class Choice(NamedTuple):
+    """Things of which a pane tells of one: their names, which it is, and which stand in sight from line `top` on.
+    `branch` is what enter unfolds, or folds; nothing where it does neither."""
+
+    names: Sequence[str]
+    place: int
+    sight: range
+    top: int = 0
+    branch: str = ""
+
+
+def around(count: int, place: int, room: int) -> range:
+    """Choose which of `count` things are in sight where there is `room` for so many, one `place` in the middle."""
+    first = max(0, min(place - room // 2, count - room))
+    return range(first, min(first + room, count))
+
+
+class PaneKind(NamedTuple):
+    """A pane of the main screen: a pure function from what there is to see to rows, and what is said about it."""
+
+    name: str
+    key: int
+    """The digit that goes to it."""
+    title: str
+    rows: Callable[[View], list[Row]] | None = None
+    """None for one with a widget of its own."""
+    choice: Callable[[View], Choice | None] = lambda _: None
+    """What can be chosen in it now."""
+    legend: Callable[[int], Row] = lambda _: ()
+    """What its signs mean, for a border of so many cells."""
+    help: Sequence[tuple[str, str]] = ()
+    """Keys in it, and what they do; `{zoom}` is the key of that action."""
+    sign: str = ""
+    """What the help says of its signs."""
+
+
+class RunPane(Pane):
+    """A pane that draws rows of a run; up and down choose one of the things that it tells of, or scroll."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "choose(-1)", "Up", show=False),
         Binding("down,j", "choose(1)", "Down", show=False),
+        Binding("enter", "unfold", "Unfold", show=False),
+        Binding("right,l", "unfold(True)", "Unfold", show=False),
+        Binding("left,h", "unfold(False)", "Fold", show=False),
     ]
-    KEYS: ClassVar[str] = "up/down choose"
-    """What the keys of it do, while it tells of one thing."""
 
-    def __init__(self, title: str = "", *, id: str | None = None) -> None:
-        super().__init__(title, id=id)
-        self._again: Callable[[int], None] | None = None
-        """Draws it anew, so many places further; None while there is nothing to choose."""
+    def __init__(self, kind: PaneKind) -> None:
+        super().__init__(f"{kind.key} {kind.title}", id=kind.name)
+        self._kind = kind
+        self._view = View(Snapshot())
+        self._choice: Choice | None = None
 
     @property
-    def chooses(self) -> bool:
-        """Whether there is something to choose now."""
-        return self._again is not None
+    def keys(self) -> str:
+        """Say what keys do to what can be chosen now."""
+        return "" if not self._choice else "up/down choose" + "  enter unfold" * bool(self._choice.branch)
+
+    def draw(self, view: View) -> None:
+        """Show this moment of the run, with what was chosen and unfolded before."""
+        chosen, opened = self._view.chosen, self._view.opened
+        self._again(view._replace(chosen=chosen, opened=opened))
+
+    def _again(self, view: View) -> None:
+        self._view = view._replace(width=self.inner_width, height=self.inner_height, focused=self.has_focus)
+        self._choice = self._kind.choice(self._view)
+        self.entitle(below=self._kind.legend(self.inner_width))
+        self.show(self._kind.rows(self._view) if self._kind.rows else [])
 
     def action_choose(self, places: int) -> None:
         """Choose the next one, or the one before; scroll where nothing is chosen."""
-        if self._again:
-            self._again(places)
+        if self._choice:
+            names, place = self._choice.names, self._choice.place + places
+            self._again(self._view._replace(chosen=names[max(0, min(place, len(names) - 1))]))
         else:
             self.scroll_relative(y=places, animate=False)
+
+    def action_unfold(self, wanted: bool | None = None) -> None:
+        """Unfold what is chosen, or fold it; without `wanted`, whichever it is not."""
+        if not (self._choice and self._choice.branch):
+            raise SkipAction
+        branch, opened = self._choice.branch, self._view.opened
+        unfold = branch not in opened if wanted is None else wanted
+        chosen = self._choice.names[self._choice.place] if unfold else branch
+        self._again(self._view._replace(chosen=chosen, opened=opened | {branch} if unfold else opened - {branch}))
+
+    def on_click(self, event: events.Click) -> None:
+        """Choose a line; unfold it, or fold it."""
+        where, choice = event.get_content_offset(self), self._choice
+        line = where.y + self.scroll_offset.y - choice.top if where and choice else -1
+        if choice and 0 <= line < len(choice.sight):
+            self._again(self._view._replace(chosen=choice.names[choice.sight[line]]))
+            if choice.branch:
+                self.action_unfold()
+
+    def on_focus(self, event: events.Focus) -> None:
+        self.call_next(self._mark)
+
+    def on_blur(self, event: events.Blur) -> None:
+        """Go back to the top of what can be unfolded: who looks elsewhere has the worst in sight."""
+        if self._choice and self._choice.branch:
+            self._view = self._view._replace(chosen="")
+        self.call_next(self._mark)
+
+    def _mark(self) -> None:
+        """Draw the cursor, or leave it out: only after a handler of ours the widget knows whether it has the focus."""
+        if self._choice:
+            self._again(self._view)
 
 
 class Key(NamedTuple):

@@ -4,7 +4,7 @@ Width is counted in terminal cells, not in signs. Every text that comes from a r
 screen (`Pane.render_line` does it), so no name of a model or a file can steer a terminal, and none is read as markup.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -39,7 +39,7 @@ def plain(rows: Iterable[Row]) -> list[str]:
 
 LONGEST = 4000
 ELLIPSIS = "…"
-CURSOR, DOT = "▸", "·"
+CURSOR, FOLDED, UNFOLDED, DOT = "▸▶▼·"
 ASCII = str.maketrans("…▸·±▁▂▃▄▅▆▇█▒│┤╌●○▲✖◇▷▶▼❯─╭╮╰╯┌┐└┘├┼┬┴━┃", "~>.~_.-:=+##o|+.*o!X<>>v>-++++++++++++-|")
 """What a sign of ours is on a terminal that has no other; a sign has the same meaning everywhere."""
 
@@ -106,6 +106,42 @@ def ascii_only(text: str) -> str:
     """Write a text in ASCII, in as many cells: our signs as those that are nearest, what is foreign as `?`."""
     drawn = text.translate(ASCII)
     return drawn if drawn.isascii() else "".join(sign if sign.isascii() else "?" * cell_len(sign) for sign in drawn)
+
+
+class Column(NamedTuple):
+    """A column of lines that stand under one another; of low `rank` is what stays on a narrow screen. With a `least` it
+    may be cut to so many cells, and takes `most` at most."""
+
+    rank: int
+    title: str = ""
+    right: bool = False
+    least: int = 0
+    most: int = LONGEST
+
+
+def sized(lines: Sequence[Sequence[Span]], columns: Sequence[Column], width: int, gap: int = 1) -> dict[int, int]:
+    """Choose the columns that say anything and fit in `width`, with their cells; what is over goes to those that may be
+    cut."""
+    widest = [max((width_of(line[place].text) for line in lines), default=0) for place in range(len(columns))]
+    some = [place for place, size in enumerate(widest) if size]
+    sizes = {place: min(widest[place], columns[place].least or widest[place]) for place in some}
+    fits = kept([sizes[place] for place in some], [columns[place].rank for place in some], width, gap)
+    chosen = {some[at]: sizes[some[at]] for at in fits}
+    spare = width + gap - sum(size + gap for size in chosen.values())
+    for place in chosen:
+        more = max(0, min(spare, min(widest[place], columns[place].most) - chosen[place]))
+        chosen[place] += more
+        spare -= more
+    return chosen
+
+
+def in_columns(line: Sequence[Span], columns: Sequence[Column], sizes: Mapping[int, int], gap: int = 1) -> list[Span]:
+    """Draw a line in these columns."""
+    spans: list[Span] = []
+    for place, size in sizes.items():
+        text, style = line[place]
+        spans += [Span(" " * gap), Span(fit(text, size, right=columns[place].right), style)]
+    return spans[1:]
 
 
 TABLE_GAP = 2

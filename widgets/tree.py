@@ -16,10 +16,9 @@ from textual.widgets.tree import TreeNode
 
 from interlock.engine.record.words import safe, several
 from interlock.widgets.nodes import No, Node, Steps, children, human, title, written
-from interlock.widgets.text import CURSOR, Row, Span, fit, fitted, plain, width_of
+from interlock.widgets.text import CURSOR, FOLDED, UNFOLDED, Row, Span, fit, fitted, plain, width_of
 
 MARKS = {"": "", "-": "error", "+": "ok", "~": "warn"}
-SIGNS = (CURSOR, "▶", "▼")
 STYLES = ("dim", "bold", "title", "ok", "warn", "error")
 """The chosen line, a closed branch, an open one."""
 INDENT = 2
@@ -32,10 +31,9 @@ def line(
     differing: Mapping[Steps, int] | None = None,
 ) -> Row:  # fmt: skip
     """Draw a node in `width` cells; `differing` counts the differences inside branches."""
-    cursor, closed, open_ = SIGNS
-    fold = " " if not node.branch else open_ if opened else closed
+    fold = " " if not node.branch else UNFOLDED if opened else FOLDED
     mark = "" if differing is None else f"{node.mark or ' '} "
-    head = [Span(f"{cursor if chosen else ' '}{fold} {mark}", MARKS[node.mark]), *_label(node, name)]
+    head = [Span(f"{CURSOR if chosen else ' '}{fold} {mark}", MARKS[node.mark]), *_label(node, name)]
     room = width - sum(width_of(span.text) for span in head)
     return fitted([*head, *_value(node, room), *_inside(node, differing)], width)
 

@@ -15,6 +15,7 @@ from textual.widgets import Input, Static
 
 from interlock.console.actions import HELP, MAIN, actions_of, bindings_of, first_key, named, shown_keys
 from interlock.console.look import Look
+from interlock.widgets.panes import PANES
 
 AREAS = {
     "Run": ("exclusive", "fallback", "pause", "stop", "quit"),
@@ -22,32 +23,14 @@ AREAS = {
     "Events": ("find", "find_next", "find_previous", "filter", "attend", "follow", "detail", "export", "copy"),
 }
 """What the actions of the main screen concern, by the beginning of their names; the rest is the screen itself."""
-IN_PANES = {
-    "vram": [
-        ("{zoom}", "the whole course of each device"),
-        ("% !", "the sign behind a percentage: from 90 % of the ceiling on, and from 97 %"),
-    ],
-    "passes": [
-        ("{zoom}", "the whole grid of a pass, with the state and seconds of each batch"),
-        ("up down", "choose the pass, once zoomed; pageup and pagedown scroll its grid"),
-    ],
-    "leases": [("{zoom}", "the whole receipt of a lease"), ("up down", "choose the lease, once zoomed")],
-    "events": [("up down", "move; the end follows again"), ("click", "choose an event")],
-    "cache": [("{zoom}", "graphs of paces, memory and heat")],
-}
-"""What keys do in the panes of the main screen; `{zoom}` is the key of that action."""
 LEGEND = (
-    ("VRAM", "weights, activations, context, others; the tick is the ceiling, ^ the peak so far"),
-    ("Passes", "the bar fills as batches are committed"),
-    ("Leases", "GiB before > peak > after, and the residue left behind"),
-    ("Events", "note, notice, warning, error"),
     ("RUN", "healthy; DEGRADED: goes on without a GPU or a model; STALLED: no progress for long"),
     ("!12", "warnings, mitigations, parked and refused rows that you have not looked at: {attend} shows them"),
     ("EXCL on*", "* marks a request that the engine has not answered yet"),
     ("STALE", "time since the last event"),
     ("SIMULATED", "the GPUs are not real: the logic is, the speed is not"),
 )
-"""What the signs of the main screen mean; `{attend}` is the key of that action."""
+"""What the signs mean that are in no pane; `{attend}` is the key of that action."""
 
 
 class HelpLine(NamedTuple):
@@ -64,8 +47,9 @@ def entries(screen: str, look: Look, pane: str = "") -> list[HelpLine]:
     if screen != MAIN:
         return [HelpLine("Keys", keys, text) for _, keys, text in actions]
     made = [HelpLine(_area(name), keys, text) for name, keys, text in actions]
-    told = [(name.capitalize(), line) for name, lines in IN_PANES.items() for line in lines]
-    told += [("Signs", line) for line in LEGEND]
+    told = [(kind.name.capitalize(), line) for kind in PANES for line in kind.help]
+    signs = [(kind.title.split()[0], kind.sign) for kind in PANES if kind.sign]
+    told += [("Signs", line) for line in (*signs, *LEGEND)]
     named_keys = {name: first_key(named(name), look.keys) for name in ("zoom", "attend")}
     made += [HelpLine(area, keys.format(**named_keys), text.format(**named_keys)) for area, (keys, text) in told]
     order = [pane.capitalize(), "Run", "Panes", "Events", "Screen"]

@@ -7,7 +7,8 @@
 
 from typing import NamedTuple
 
-PANES = ("vram", "passes", "leases", "events", "cache")
+OWN = ("vram", "passes", "leases", "events")
+"""Panes that have a place of their own."""
 LEAST_WIDTH, LEAST_HEIGHT = 40, 10
 COLUMN, WIDE, WIDEST, TALL = 80, 120, 160, 24
 BORDER = 2
@@ -40,11 +41,11 @@ def layout(width: int, height: int, wants: Wants, chosen: str, *, zoomed: bool) 
         return {chosen: room}
     if width < COLUMN or height < TALL:
         return _accordion(room, wants, chosen)
-    # The chosen pane is always shown: where the cache has no place of its own, it takes that of the leases.
-    middle = "cache" if chosen == "cache" else "leases"
+    # The chosen pane is always shown: where it has no place of its own, it takes that of the leases.
+    middle = "leases" if chosen in OWN else chosen
     if width < WIDE:
         return _column(room, wants, middle)
-    return _graphed(room, wants) if width >= WIDEST else _strip(room, wants, middle)
+    return _graphed(room, wants, middle) if width >= WIDEST else _strip(room, wants, middle)
 
 
 def too_small(width: int, height: int) -> bool:
@@ -95,9 +96,10 @@ def _strip(room: Box, wants: Wants, middle: str) -> dict[str, Box]:
     }
 
 
-def _graphed(room: Box, wants: Wants) -> dict[str, Box]:
+def _graphed(room: Box, wants: Wants, middle: str) -> dict[str, Box]:
     """The same, and below the strip at the right a column of graphs down to the footer."""
-    boxes = _strip(room, wants, "leases")
+    middle = "leases" if middle == "cache" else middle
+    boxes = _strip(room, wants, middle)
     top, graphs = boxes["vram"].height, max(GRAPHS, room.width // 4)
-    rest = _strip(Box(0, room.y, room.width - graphs, room.height), wants, "leases") | {"vram": boxes["vram"]}
+    rest = _strip(Box(0, room.y, room.width - graphs, room.height), wants, middle) | {"vram": boxes["vram"]}
     return rest | {"cache": Box(room.width - graphs, room.y + top, graphs, room.height - top)}

@@ -15,7 +15,7 @@ from interlock.console.text.event_lists import Steps, tabled
 from interlock.engine.record.runs import Overview
 from interlock.engine.record.words import several
 from interlock.widgets.choices import Choices
-from interlock.widgets.events import Kind
+from interlock.widgets.panes.events import Kind
 from interlock.widgets.text import Row, Span, fit, fitted, row, table_rows
 
 STEADY = 1.0

@@ -5,6 +5,7 @@ It draws how a source tells that the run stands (`update`); a replay, a journal 
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import ClassVar, NamedTuple
 
 from textual import events
@@ -16,7 +17,7 @@ from interlock.console.screens.ask import Find
 from interlock.console.screens.base import Host
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
-from interlock.console.screens.layout import PANES, Wants, layout, too_small
+from interlock.console.screens.layout import Wants, layout, too_small
 from interlock.console.screens.lists import Kinds, Mitigations
 from interlock.console.screens.steering import Steering
 from interlock.console.sources.live import Playback, Source
@@ -26,13 +27,11 @@ from interlock.engine.record.health import Attention, Health, attention, health
 from interlock.engine.record.snapshot import PassCells, Snapshot
 from interlock.engine.record.words import safe, several
 from interlock.widgets import header
-from interlock.widgets.cache import Cache
-from interlock.widgets.events import EventsPane
-from interlock.widgets.leases import Leases
-from interlock.widgets.pane import Bar, Chooser, Key, Pane
-from interlock.widgets.passes import Passes
+from interlock.widgets.pane import Bar, Key, Pane, RunPane, View
+from interlock.widgets.panes import PANES
+from interlock.widgets.panes.events import EventsPane
+from interlock.widgets.panes.vram import lines_wanted
 from interlock.widgets.text import row
-from interlock.widgets.vram import Vram, lines_wanted
 
 
 class Picture(NamedTuple):
@@ -59,6 +58,9 @@ class Main(Steering):
         self.source = source
         self.host = host
         self.snapshot = Snapshot()
+        self._marks: object = None
+        """What the batches of passes depend on, as far as they were asked for."""
+        self._cells = cache(source.cells)
         self._look = look
         self._feed = Feed()
         self.seen = -1
@@ -74,15 +76,12 @@ class Main(Steering):
         self._looked = Attention()
         self._notice = ""
         self._header = Bar(id="header")
-        self._vram = Vram("1 VRAM", id="vram")
-        self._passes = Passes("2 Passes", id="passes")
-        self._leases = Leases("3 Leases", id="leases")
         self._events = EventsPane("4 Events", id="events", back=self.shown_key("unzoom"))
-        self._cache = Cache("5 Cache + throughput", id="cache")
+        self._panes: dict[str, Pane] = {kind.name: RunPane(kind) if kind.rows else self._events for kind in PANES}
         self._footer = Bar(id="footer")
 
     def compose(self) -> ComposeResult:
-        yield from (self._header, self._vram, self._passes, self._leases, self._events, self._cache, self._footer)
+        yield from (self._header, *self._panes.values(), self._footer)
 
     def on_mount(self) -> None:
         self._events.focus()
@@ -93,7 +92,7 @@ class Main(Steering):
         self.call_after_refresh(self._draw)
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        if event.widget.id in PANES and event.widget.id != self._chosen:
+        if event.widget.id in self._panes and event.widget.id != self._chosen:
             self._chosen = str(event.widget.id)
             self._arrange()
 
@@ -109,6 +108,9 @@ class Main(Steering):
             self.seen = entries[-1].seq
         lines = self._feed.take(entries)
         self.snapshot = snapshot
+        marks = [(each.batches_done, each.mitigations, each.parked) for each in snapshot.passes]
+        if marks != self._marks:
+            self._marks, self._cells = marks, cache(self.source.cells)
         if not self._frozen:
             self._events.feed(lines)
             self._draw()
@@ -142,7 +144,7 @@ class Main(Steering):
     @property
     def _picture(self) -> Picture:
         """What is drawn: the run now, or as it was when the screen was frozen."""
-        return self._frozen or Picture(self.snapshot, time.time(), self.source.cells)
+        return self._frozen or Picture(self.snapshot, time.time(), self._cells)
 
     def _draw(self) -> None:
         snapshot = self._picture.snapshot
@@ -154,22 +156,19 @@ class Main(Steering):
         self._draw_footer()
         pace = self.source.pace if isinstance(self.source, Playback) else ""
         self._events.entitle(below=safe("  ".join(filter(None, [self.source.note, pace]))))
-        for pane in (self._vram, self._leases, self._cache):
-            if pane.display:
-                (pane.detail if self._zoomed else pane.draw)(snapshot)
-        if self._passes.display and self._zoomed:
-            self._passes.detail(snapshot, self._picture.cells)
-        elif self._passes.display:
-            self._passes.draw(snapshot, with_cache=not self._cache.display)
+        shown = [name for name, pane in self._panes.items() if pane.display]
+        view = View(snapshot, zoomed=self._zoomed, shown=shown, cells=self._picture.cells)
+        for pane in self._panes.values():
+            if pane.display and isinstance(pane, RunPane):
+                pane.draw(view)
         self._draw_hints()
 
     def _draw_hints(self) -> None:
         """Say above the pane that has the focus what keys do in it."""
         keys = {name: self.shown_key(name) for name in ("zoom", "unzoom", "detail")}
-        for name in PANES:
-            pane = self._pane(name)
+        for pane in self._panes.values():
             hints = [f"{keys['unzoom']} all panes" if self._zoomed else f"{keys['zoom']} zoom"]
-            hints[:0] = [pane.KEYS] if isinstance(pane, Chooser) and pane.chooses else []
+            hints[:0] = [pane.keys] if isinstance(pane, RunPane) and pane.keys else []
             hints += [f"{keys['detail']} detail"] * (pane is self._events)
             pane.hint("  ".join(hints) if pane.has_focus else "")
 
@@ -218,23 +217,18 @@ class Main(Steering):
     def _arrange(self) -> None:
         """Put every pane where this size of the terminal has it."""
         boxes = layout(*self.size, self._wants, self._chosen, zoomed=self._zoomed)
-        for name in PANES:
-            pane, box = self._pane(name), boxes.get(name)
+        for name, pane in self._panes.items():
+            box = boxes.get(name)
             pane.set_class(box is None, "hidden")
             if box:
                 pane.styles.offset = (box.x, box.y)
                 pane.styles.width, pane.styles.height = box.width, box.height
         self._footer.styles.offset = (0, max(0, self.size.height - 1))
 
-    def _pane(self, name: str) -> Pane:
-        # Not looked for: while the app ends, a last look at the run finds no children any more.
-        panes = {"vram": self._vram, "passes": self._passes, "leases": self._leases, "events": self._events}
-        return {**panes, "cache": self._cache}[name]
-
     def action_freeze(self) -> None:
         """Stop drawing, or go on and show what came meanwhile."""
         if not self._frozen:
-            cells = {each.model_pass: self.source.cells(each.model_pass) for each in self.snapshot.passes}
+            cells = {each.model_pass: self._cells(each.model_pass) for each in self.snapshot.passes}
             self._frozen = Picture(self.snapshot, time.time(), cells.__getitem__)
         else:
             self._frozen = None
@@ -244,7 +238,7 @@ class Main(Steering):
     def action_pane(self, name: str) -> None:
         self._chosen = name
         self._arrange()
-        self._pane(name).focus()
+        self._panes[name].focus()
         self.call_after_refresh(self._draw)
 
     def action_zoom(self) -> None:

@@ -25,8 +25,8 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.record.runs import Overview, delete
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets.choices import Choices
-from interlock.widgets.events import LONGEST_PATTERN
 from interlock.widgets.pane import Bar, Key
+from interlock.widgets.panes.events import LONGEST_PATTERN
 from interlock.widgets.text import plain, row
 
 BEAT = 0.5

@@ -7,8 +7,8 @@ from interlock.engine.record.facts import on_host
 from interlock.engine.record.health import time_left
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, several
-from interlock.widgets.events import Line
 from interlock.widgets.formats import clock, placed
+from interlock.widgets.panes.events import Line
 
 
 def label(action: Action, snapshot: Snapshot) -> str:

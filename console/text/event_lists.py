@@ -13,8 +13,8 @@ from interlock.console.text.event_text import describe
 from interlock.engine.record.events import Entry, Mitigated
 from interlock.engine.record.facts import timed
 from interlock.engine.record.words import human_bytes, safe, several
-from interlock.widgets.events import Line
 from interlock.widgets.formats import clock
+from interlock.widgets.panes.events import Line
 
 MOST_LINES = 4096
 ONE_BY_ONE = 20

@@ -13,7 +13,7 @@ from interlock.engine.record.facts import REFUSALS_TOLD, RosterEntry, Status, ti
 from interlock.engine.record.words import duration, human_bytes, pass_of, several
 
 if TYPE_CHECKING:  # plain output loads no terminal library
-    from interlock.widgets.events import Severity
+    from interlock.widgets.panes.events import Severity
 
 BY_STATUS: "dict[Status, Severity]" = {
     "completed": "notice", "skipped": "notice", "stopped": "warning", "incomplete": "warning", "failed": "error",

@@ -11,7 +11,7 @@ from interlock.engine.record.words import batch_of, distinct_sizes, duration, hu
 from interlock.widgets.formats import placed
 
 if TYPE_CHECKING:  # plain output loads no terminal library
-    from interlock.widgets.events import Severity
+    from interlock.widgets.panes.events import Severity
 
 
 class Description(NamedTuple):

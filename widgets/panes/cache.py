@@ -12,11 +12,11 @@ from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.words import human_bytes, several
 from interlock.widgets import glyphs
 from interlock.widgets.formats import amount, count, rates, smoothed, trouble, unit, unreal, window
-from interlock.widgets.pane import Pane
+from interlock.widgets.pane import PaneKind, View
 from interlock.widgets.text import Row, Span, fitted, kept, width_of, wrapped
 
 LABEL, LEAST_HISTORY, MOST_HISTORY = 9, 8, 120
-LEAST_GRAPH, MOST_GRAPH, SCALE = 3, 14, 7
+LEAST_GRAPH, MOST_GRAPH, SCALE = 3, 14, 8
 """Lines of a graph, and the cells of its scale."""
 HOT = 100
 """Degrees that fill a graph."""
@@ -35,27 +35,29 @@ class Series(NamedTuple):
     scale: Callable[[float], str] = count
 
 
-class Cache(Pane):
-    def draw(self, snapshot: Snapshot) -> None:
-        self.show(rows(snapshot, self.inner_width, self.inner_height))
-
-    detail = draw
-
-
-def rows(snapshot: Snapshot, width: int, height: int) -> list[Row]:
-    """Draw at most `height` rows of `width` cells: on few lines, those that change."""
-    facts = _facts(snapshot)
-    whole = [fitted(spans, width) for _, fact in facts for spans in _lines(fact, width)]
+def rows(view: View) -> list[Row]:
+    """Draw it in the lines that there are: on few, those that change."""
+    snapshot, width, height = view.snapshot, view.width, view.height
+    made = [*_paces(snapshot, width), *_facts(snapshot)]
+    whole = [fitted(spans, width) for rank, fact in made if rank in FACTS for spans in _lines(fact, width)]
     if graphs := _graphs(snapshot, width, height - len(whole) - 1):
         return [*graphs, (Span(" " * width),), *whole]
-    pace, (rows_now, tokens_now) = snapshot.pace, rates(snapshot)
-    ranked = [
-        (0, _pace("texts/s", rows_now, pace.rows, snapshot, width)),
-        (3, _pace("tokens/s", tokens_now, pace.tokens, snapshot, width)),
-        *facts,
-    ]
-    most = sorted(rank for rank, _ in ranked)[: max(1, height)]
-    return [fitted(spans, width) for rank, spans in ranked if rank in most]
+    most = sorted(rank for rank, _ in made)[: max(1, height)]
+    return [fitted(spans, width) for rank, spans in made if rank in most]
+
+
+FACTS = (1, 2, 4, 5)
+"""The ranks of what stands below graphs."""
+
+
+def _paces(snapshot: Snapshot, width: int) -> list[tuple[int, list[Span]]]:
+    """The paces, and how they went, a line each with its rank."""
+    lines = []
+    for rank, each in zip((0, 3), _series(snapshot), strict=False):
+        spare = min(width - LABEL - width_of(each.now) - 2, MOST_HISTORY)
+        history = glyphs.sparkline(each.values, spare) if spare >= LEAST_HISTORY else ""
+        lines.append((rank, [*_fact(each.label, each.now, "bold"), Span("  "), Span(history, "fill")]))
+    return lines
 
 
 def _facts(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
@@ -82,12 +84,16 @@ def _graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
     """Graphs of all that there is to draw, one line of times below them; nothing where they do not fit."""
     series = [each for each in _series(snapshot) if each.values]
     lines = min(MOST_GRAPH, (height - 1) // len(series) - 1) if series else 0
-    size = width - SCALE - 1
+    size = width - SCALE
     if lines < LEAST_GRAPH or size < LEAST_HISTORY:
         return []
     step = glyphs.step_for(max(len(each.values) for each in series), size)
-    shown = [row for each in series for row in _graph(each, step, size, lines)]
-    return [*shown, fitted([Span(" " * (SCALE + 1)), Span(glyphs.ages(size, size * step), "dim")], width)]
+    shown: list[Row] = []
+    for label, now, values, told, ceiling, scale in series:
+        shown.append(fitted(_fact(label, now, "bold"), width))
+        drawn = glyphs.chart(values, told, step, size, lines, axis=SCALE, label=scale, ceiling=ceiling)
+        shown += [tuple(spans) for spans in drawn]
+    return [*shown, fitted([Span(" " * SCALE), Span(glyphs.ages(size, size * step), "dim")], width)]
 
 
 def _series(snapshot: Snapshot) -> list[Series]:
@@ -117,23 +123,7 @@ def _together(histories: Sequence[Sequence[int]], pick: Callable[[Sequence[int]]
     return [pick([value for value in second if value is not None]) for second in reversed(seconds)]
 
 
-def _graph(each: Series, step: int, width: int, height: int) -> list[Row]:
-    """What it is now, and below that how it went, with its scale."""
-    pick = max if each.ceiling else _mean
-    values = glyphs.gathered(each.values, max(each.told, len(each.values)), step, width, pick)
-    top = max(each.ceiling, *values, 0) if each.ceiling else glyphs.rounded_up(max(values))
-    scale = {0: each.scale(top), height - 1: "0"}
-    shown = [fitted(_fact(each.label, each.now, "bold"), SCALE + 1 + width)]
-    for line, cells in enumerate(glyphs.graph(values, width, height, top=top, ceiling=each.ceiling)):
-        shown.append((glyphs.axis(scale, line, SCALE + 1), *cells))
-    return shown
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def line(snapshot: Snapshot, width: int) -> list[Row]:
+def line(snapshot: Snapshot, width: int) -> Row:
     """Draw the most of it in one row, with as much of the history as there is room for."""
     rate, word = rates(snapshot)[0], unreal(snapshot)
     hits, downloads = _outcomes(snapshot)
@@ -151,17 +141,7 @@ def line(snapshot: Snapshot, width: int) -> list[Row]:
     if spare >= LEAST_HISTORY and rate:
         picture = glyphs.sparkline(smoothed(snapshot.pace.rows, window(snapshot)), spare)
         spans[1:1] = [Span(" "), Span(picture, "fill")]
-    return [fitted(spans, width)]
-
-
-def _pace(label: str, now: float, seconds: Sequence[int], snapshot: Snapshot, width: int) -> list[Span]:
-    """The pace, how it went, and that it is not real where it is not."""
-    word = unreal(snapshot)
-    text = f"{count(now):>6}" + (" mean" if snapshot.over else "") + (f" ({word})" if word else "")
-    spare = min(width - LABEL - width_of(text) - 2, MOST_HISTORY)
-    values = smoothed(seconds, window(snapshot))
-    history = glyphs.sparkline(values, spare) if spare >= LEAST_HISTORY else ""
-    return [*_fact(label, text, "bold"), Span("  "), Span(history, "fill")]
+    return fitted(spans, width)
 
 
 def _fact(label: str, text: str, style: str = "") -> list[Span]:
@@ -196,3 +176,6 @@ def _trouble(snapshot: Snapshot) -> tuple[str, str]:
     parts += [f"{several(parked, 'row')} parked"] * bool(parked)
     parts += [several(snapshot.warnings, "warning")] * bool(snapshot.warnings)
     return (", ".join(parts), "warn") if parts else ("none", "")
+
+
+PANE = PaneKind("cache", 5, "Cache + throughput", rows, help=[("{zoom}", "graphs of paces, memory and heat")])

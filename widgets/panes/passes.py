@@ -4,20 +4,20 @@ Below them stand the collections, as far as there are lines; before anything is 
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import NamedTuple
 
 from interlock.engine.record.events import BatchCommitted
 from interlock.engine.record.facts import node_of
 from interlock.engine.record.health import outputs_of, time_left_of
 from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, several
-from interlock.widgets import cache, glyphs
+from interlock.widgets import glyphs
 from interlock.widgets.formats import count, devices_of, tally, trouble
-from interlock.widgets.pane import Chooser
-from interlock.widgets.text import CURSOR, Row, Span, fit, fitted, kept, width_of
+from interlock.widgets.pane import Choice, PaneKind, View, around
+from interlock.widgets.panes import cache
+from interlock.widgets.text import CURSOR, Column, Row, Span, fit, fitted, in_columns, sized, width_of
 
 LEAST_BAR, USUAL_BAR, LEAST_MODEL, MOST_MODEL = 6, 14, 8, 28
 WHOLE_MODEL, WIDE = 20, 56
@@ -31,81 +31,46 @@ CELLS = {"queued": ("▁", "rest"), "committed": ("▇", "fill"), "mitigated": (
 SECONDS, CELL_GAP, MOST_NODES = 6, 2, 4
 
 
-class PassColumn(NamedTuple):
-    """A column: what it says of a pass, and how long it stays on a narrow screen (`rank`, low stays)."""
-
-    rank: int
-    text: Callable[[PassView, Snapshot], str]
-    right: bool = False
-    style: str = ""
-
-
-class Passes(Chooser):
-    _chosen: int | None = None
-    """The pass that an operator chose; before that, the one at work is told of."""
-    _of: object = None
-    _cells = PassCells()
-
-    def draw(self, snapshot: Snapshot, *, with_cache: bool = False) -> None:
-        """Show this moment of the run; `with_cache` where the pane of the cache is not on the screen."""
-        self._again = None
-        self.show(rows(snapshot, self.inner_width, self.inner_height, with_cache=with_cache))
-
-    def detail(self, snapshot: Snapshot, cells: Callable[[int], PassCells]) -> None:
-        """Show all batches of one pass, which `cells` tells of."""
-
-        def draw(places: int) -> None:
-            chosen = snapshot.current_pass or 0 if self._chosen is None else self._chosen
-            chosen = max(0, min(chosen + places, len(snapshot.passes) - 1))
-            self._chosen = chosen if places else self._chosen
-            width, height = self.inner_width, self.inner_height
-            self.show(detail(snapshot, chosen, self._known(snapshot, chosen, cells), width, height))
-
-        self._again = draw
-        draw(0)
-
-    def _known(self, snapshot: Snapshot, chosen: int, cells: Callable[[int], PassCells]) -> PassCells:
-        """Ask only for what has changed."""
-        now = snapshot.passes[chosen] if snapshot.passes else None
-        of = (chosen, now.batches_done, now.mitigations, now.parked) if now else None
-        if of != self._of:
-            self._of, self._cells = of, cells(chosen)
-        return self._cells
+def choice(view: View) -> Choice | None:
+    """Zoomed it tells of one pass, before one was chosen of that at work."""
+    count = len(view.snapshot.passes)
+    if not view.zoomed or not count:
+        return None
+    place = int(view.chosen) if view.chosen else view.snapshot.current_pass or 0
+    place = max(0, min(place, count - 1))
+    names = [str(each) for each in range(count)]
+    return Choice(names, place, around(count, place, max(1, min(count, view.height // 3))))
 
 
-def rows(snapshot: Snapshot, width: int, height: int, *, with_cache: bool = False) -> list[Row]:
-    """Draw passes, then a line of the cache where it is asked for, then collections; at most `height` rows.
-
-    Where there are more passes than lines, one line tells of those that are not shown.
-    """
+def rows(view: View) -> list[Row]:
+    """Draw passes, then a line of the cache where that has no pane, then collections, in the lines that there are; of
+    more passes than lines, one line tells of those that are not shown. Zoomed all batches of one pass stand below."""
+    snapshot, width, height = view.snapshot, view.width, view.height
+    if found := choice(view):
+        return _detail(view, found)
+    with_cache = "cache" not in view.shown and not view.zoomed
     if snapshot.passes:
         shown = _passes(snapshot, width, max(1, height - with_cache))
-        if with_cache and len(shown) < height:
-            shown += cache.line(snapshot, width)
+        shown += [cache.line(snapshot, width)] if with_cache and len(shown) < height else []
     else:
         shown = [_before(snapshot, width)]
-    shown += _collections(snapshot, width, height - len(shown))
-    return shown
+    return [*shown, *_collections(snapshot, width, height - len(shown))]
 
 
-def detail(snapshot: Snapshot, chosen: int, cells: PassCells, width: int, height: int) -> list[Row]:
-    """Draw the passes with one of them chosen, and its whole grid: each batch with its number, its state and its
-    seconds. As many rows as that takes, for a pane that scrolls."""
-    if not snapshot.passes:
-        return rows(snapshot, width, height)
-    lines = max(1, min(len(snapshot.passes), height // 3))
-    first = max(0, min(chosen - lines // 2, len(snapshot.passes) - lines))
-    table = _table(snapshot.passes[first : first + lines], snapshot, width - 1)
-    marks = (Span(CURSOR if place == chosen else " ", "accent") for place in range(first, first + lines))
-    now = snapshot.passes[chosen]
-    shown = [fitted([mark, *row], width) for mark, row in zip(marks, table, strict=True)]
-    shown += [
-        fitted([Span(_summed(now, cells))], width),
-        *(fitted([Span(text)], width) for text in (*_nodes(cells), *_gave(now))),
+def _detail(view: View, found: Choice) -> list[Row]:
+    """The passes around the chosen one, and its whole grid: each batch with its number, its state and its seconds. As
+    many rows as that takes, for a pane that scrolls."""
+    snapshot, width, cells = view.snapshot, view.width, view.cells(found.place)
+    table = _table(snapshot.passes[found.sight.start : found.sight.stop], snapshot, width - 1)
+    marks = (Span(CURSOR if place == found.place else " ", "accent") for place in found.sight)
+    now = snapshot.passes[found.place]
+    told = (_summed(now, cells), *_nodes(cells), *_gave(now))
+    return [
+        *(fitted([mark, *row], width) for mark, row in zip(marks, table, strict=True)),
+        *(fitted([Span(text)], width) for text in told),
         _signs(width),
         *_board(now.batches, cells, width),
     ]
-    return shown
 
 
 def _summed(each: PassView, cells: PassCells) -> str:
@@ -114,7 +79,7 @@ def _summed(each: PassView, cells: PassCells) -> str:
     text = f"pass {each.model_pass + 1} {each.model}: {len(seconds)} of {several(each.batches, 'batch', 'batches')}"
     if seconds:
         text += f", median {seconds[len(seconds) // 2]:.2f} s, longest {seconds[-1]:.2f} s; "
-        counts = sorted(_counted(cells).items())
+        counts = sorted(Counter(batch.device for batch in cells.committed.values()).items())
         text += ", ".join(f"{name} {number}" for name, number in counts if not node_of(name))
     return text.removesuffix("; ")
 
@@ -139,10 +104,6 @@ def _gave(each: PassView) -> list[str]:
     """What it has beside a vector of each text, where it has."""
     facts = outputs_of(each)
     return ["so far: " * (each.word == "running") + ", ".join(facts)] if facts else []
-
-
-def _counted(cells: PassCells) -> Counter[str]:
-    return Counter(batch.device for batch in cells.committed.values())
 
 
 def _signs(width: int) -> Row:
@@ -196,45 +157,38 @@ def _passes(snapshot: Snapshot, width: int, lines: int) -> list[Row]:
     if len(passes) <= lines:
         return _table(passes, snapshot, width)
     current = next((place for place, each in enumerate(passes) if each.word == "running"), snapshot.current_pass or 0)
-    room = max(1, lines - 1)
-    first = max(0, min(current - room // 2, len(passes) - room))
-    others = passes[:first] + passes[first + room :]
-    failed = any(each.failure for each in others)
+    sight = around(len(passes), current, max(1, lines - 1))
+    others = passes[: sight.start] + passes[sight.stop :]
     text = f"and {len(others)} more: {tally(each.word for each in others)}"
-    more = fitted([Span(text, "error" if failed else "dim")], width)
-    return [*_table(passes[first : first + room], snapshot, width), more][:lines]
+    more = fitted([Span(text, "error" if any(each.failure for each in others) else "dim")], width)
+    return [*_table(passes[sight.start : sight.stop], snapshot, width), more][:lines]
 
 
 def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int) -> list[Row]:
     """Columns under one another; which are shown, and how long the bars are, is the same for all rows."""
-    texts = [[column.text(each, snapshot) for column in COLUMNS] for each in passes]
-    sizes = [max(width_of(line[place]) for line in texts) for place in range(len(COLUMNS))]
-    number = max(2, len(str(len(snapshot.passes))))
-    model = min(
-        MOST_MODEL,
-        max(width_of(each.model) for each in passes),
-        max(WHOLE_MODEL if width >= WIDE else LEAST_MODEL, width // 4),
-    )
-    room = width - number - 1 - model - 1
-    # Nothing is written under a column that is empty in every row, so it takes no room from the others.
-    present = [place for place, size in enumerate(sizes) if size]
+    columns, texts = [column for column, _, _ in COLUMNS], [_texts(each, snapshot) for each in passes]
+    number = max(2, len(str(len(snapshot.passes)))) + 1
+    least = max(WHOLE_MODEL if width >= WIDE else LEAST_MODEL, width // 4)
+    name = min(MOST_MODEL, least, max(width_of(each.model) for each in passes))
     # The bar keeps its usual length where the needed columns leave that much; else it shrinks so that they stay.
-    needed = [place for place in present if COLUMNS[place].rank <= NEEDED]
-    bar = USUAL_BAR if sum(sizes[place] + 1 for place in needed) + USUAL_BAR <= room else LEAST_BAR
-    chosen = kept([sizes[place] for place in present], [COLUMNS[place].rank for place in present], room - bar - 1)
-    shown = [present[place] for place in chosen]
+    room = width - number - name - 1
+    needed = [max(width_of(line[place].text) for line in texts) for place in range(len(columns))]
+    taken = sum(size + 1 for size, column in zip(needed, columns, strict=True) if size and column.rank <= NEEDED)
+    bar = USUAL_BAR if taken + USUAL_BAR <= room else LEAST_BAR
+    sizes = sized(texts, columns, room - bar - 1)
     # What the columns that were left out would have taken goes back to the bar: every row ends at the right edge.
-    bar = max(0, room - sum(sizes[place] + 1 for place in shown))
+    bar = max(0, room - sum(size + 1 for size in sizes.values()))
     table = []
     for each, line in zip(passes, texts, strict=True):
-        name = Span(fit(each.model, model), "bold" if each.word == "running" else "")
+        spans = [Span(f"{each.model_pass + 1:>{number - 1}} ", "dim")]
+        spans += [Span(fit(each.model, name), "bold" if each.word == "running" else ""), Span(" ")]
         if each.failure:  # the reason stands where others have their grid: nothing else matters of a pass that failed
-            done = " ".join(text for text in line[:2] if text)
+            done = " ".join(text for text, _ in line[:2] if text)
             at = f" at {done}" if each.batches else ""
-            rest = [Span(each.word, "error"), Span(f"{at}: ", "dim"), Span(each.failure, "warn")]
+            spans += [Span(each.word, "error"), Span(f"{at}: ", "dim"), Span(each.failure, "warn")]
         else:
-            rest = [*_grid(each, bar), *_values(each, line, shown, sizes)]
-        table.append(fitted([Span(f"{each.model_pass + 1:>{number}} ", "dim"), name, Span(" "), *rest], width))
+            spans += [*_grid(each, bar), Span(" "), *in_columns(line, columns, sizes)]
+        table.append(fitted(spans, width))
     return table
 
 
@@ -247,14 +201,9 @@ def _grid(each: PassView, width: int) -> list[Span]:
     return [Span("".join(signs), "rest" if is_empty else "fill") for is_empty, signs in parts]
 
 
-def _values(each: PassView, line: list[str], shown: list[int], sizes: list[int]) -> list[Span]:
-    spans = []
-    for place in shown:
-        column = COLUMNS[place]
-        text = line[place].rjust(sizes[place]) if column.right else line[place].ljust(sizes[place])
-        style = STYLES.get(line[place].strip(), "") if column.text is _word else column.style
-        spans += [Span(" "), Span(text, style)]
-    return spans
+def _texts(each: PassView, snapshot: Snapshot) -> list[Span]:
+    told = [(text(each, snapshot), style) for _, style, text in COLUMNS]
+    return [Span(text, style or STYLES.get(text, "")) for text, style in told]
 
 
 def _word(each: PassView, snapshot: Snapshot) -> str:
@@ -285,16 +234,16 @@ def _weight(each: PassView) -> str:
 
 
 NEEDED = 4
-COLUMNS = (
-    PassColumn(0, lambda each, _: percent(each.share_done), right=True),
-    PassColumn(2, lambda each, _: _of_all(each), right=True),
-    PassColumn(1, _word),
-    PassColumn(3, _time, right=True),
-    PassColumn(4, lambda each, _: trouble(each.mitigations, each.parked), style="warn"),
-    PassColumn(6, lambda each, _: devices_of(each.devices), style="dim"),
-    PassColumn(7, lambda each, _: _weight(each), style="dim"),
+COLUMNS: Sequence[tuple[Column, str, Callable[[PassView, Snapshot], str]]] = (
+    (Column(0, right=True), "", lambda each, _: percent(each.share_done)),
+    (Column(2), "", lambda each, _: _of_all(each)),
+    (Column(1), "", _word),
+    (Column(3, right=True), "", _time),
+    (Column(4), "warn", lambda each, _: trouble(each.mitigations, each.parked)),
+    (Column(6), "dim", lambda each, _: devices_of(each.devices)),
+    (Column(7), "dim", lambda each, _: _weight(each)),
 )
-"""In their order on the screen."""
+"""In their order on the screen: where, in what style (else that of the word it says), and what."""
 
 
 def _collections(snapshot: Snapshot, width: int, lines: int) -> list[Row]:
@@ -305,7 +254,16 @@ def _collections(snapshot: Snapshot, width: int, lines: int) -> list[Row]:
     shown = collections if len(collections) <= lines else collections[: lines - 1]
     name = min(MOST_MODEL, max(width_of(each.name) for each in collections), max(LEAST_MODEL, width // 3))
     word = max(width_of(each.word) for each in collections)
-    rows = [_collection(each, name, word, width) for each in shown]
+    rows = [
+        fitted(
+            [
+                Span(fit(each.name, name)), Span(" "), Span(each.word.ljust(word), STYLES.get(each.word, "dim")),
+                Span("  " + ", ".join(_known(each)), "error" if each.verified is False else "dim"),
+            ],
+            width,
+        )
+        for each in shown
+    ]  # fmt: skip
     if rest := collections[len(shown) :]:
         more = "more " if shown else ""
         text = f"and {len(rest)} {more}{'collection' if len(rest) == 1 else 'collections'}: "
@@ -313,18 +271,21 @@ def _collections(snapshot: Snapshot, width: int, lines: int) -> list[Row]:
     return rows
 
 
-def _collection(each: CollectionView, name: int, word: int, width: int) -> Row:
-    """Its name, what became of it, and why."""
+def _known(each: CollectionView) -> list[str]:
+    """What became of a collection, and why."""
     facts = [each.reason] if each.reason else []
     facts += [f"{each.chunks} chunks"] * bool(each.chunks)
     facts += [several(each.duplicates, "duplicate")] * bool(each.duplicates)
     facts += [f"{each.refused} refused"] * bool(each.refused)
     facts += [several(each.artefacts, "file")] * bool(each.artefacts)
-    facts += [] if each.verified is None else ["verified" if each.verified else "DIFFERS"]
-    spans = [
-        Span(fit(each.name, name)),
-        Span(" "),
-        Span(each.word.ljust(word), STYLES.get(each.word, "dim")),
-        Span("  " + ", ".join(facts), "error" if each.verified is False else "dim"),
-    ]
-    return fitted(spans, width)
+    return facts + ([] if each.verified is None else ["verified" if each.verified else "DIFFERS"])
+
+
+PANE = PaneKind(
+    "passes", 2, "Passes", rows, choice,
+    help=[
+        ("{zoom}", "the whole grid of a pass, with the state and seconds of each batch"),
+        ("up down", "choose the pass, once zoomed; pageup and pagedown scroll its grid"),
+    ],
+    sign="the bar fills as batches are committed",
+)  # fmt: skip

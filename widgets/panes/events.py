@@ -16,7 +16,7 @@ from textual.binding import Binding, BindingType
 
 from interlock.engine.record.words import safe, several
 from interlock.widgets.formats import clock
-from interlock.widgets.pane import Pane
+from interlock.widgets.pane import Pane, PaneKind
 from interlock.widgets.text import CURSOR, DOT, ELLIPSIS, Row, Span, fit, fitted, width_of
 
 Severity = Literal["note", "notice", "warning", "error"]
@@ -344,3 +344,9 @@ class EventsPane(Pane):
         self.show(rows(lines, cursor, self._top, width, height, sieve=sieve, back=back))
         following, matches = self.following, len(lines)
         self.entitle(above=title(self._heading, self._sieve, following=following, fresh=self.fresh, matches=matches))
+
+
+PANE = PaneKind(
+    "events", 4, "Events", help=[("up down", "move; the end follows again"), ("click", "choose an event")],
+    sign="note, notice, warning, error",
+)  # fmt: skip
