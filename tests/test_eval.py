@@ -14,7 +14,7 @@ import pytest
 import interlock as product
 from interlock.console.text.evaluation_text import evaluation_text
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.corpus.judged import read_judged
+from interlock.engine.corpus.questions import read_judged
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import read_delivered
 from interlock.engine.evaluation.encoding import bm25_side
@@ -339,7 +339,7 @@ def test_texts_without_a_word_are_left_out_and_told(tmp_path):
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
-        ("corpus.jsonl", '{"_id": "d1", "te', "corpus.jsonl:2: expected"),
+        ("corpus.jsonl", '{"_id": "d1", "te', "corpus.jsonl:2: Input data was truncated"),
         ("corpus.jsonl", '{"_id": "d0", "text": "twice"}', "corpus.jsonl:2: _id 'd0' was there before"),
         ("queries.jsonl", '{"_id": "q1", "text": " "}', "queries.jsonl:2: query 'q1' is empty"),
         ("qrels/test.tsv", "q0\td99\t1", "test.tsv:2: text 'd99' is not in the corpus"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from interlock.engine.corpus.pairs import PairLine, read_pairs
+from interlock.engine.corpus.questions import PairLine, read_pairs
 from interlock.engine.errors import UsageError
 
 

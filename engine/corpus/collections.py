@@ -244,7 +244,7 @@ class Glance:
 def glance(root: Path, stopped: Callable[[], bool] = lambda: False, most: int = MOST) -> tuple[list[Glance], bool]:
     """Look at the collections under `root`; add whether all of it was seen. Raises OSError for what is no directory."""
     found, left = [], most
-    for place in _sampled_places(root):
+    for place in (each for each in _directories(root.resolve()) if each == root.resolve() or each.name[0] != "."):
         files: list[Path] = []
         for folder, folders, names in os.walk(place):
             files += [Path(folder, name) for name in names if name.endswith(SUFFIXES)]
@@ -256,15 +256,6 @@ def glance(root: Path, stopped: Callable[[], bool] = lambda: False, most: int = 
         if left < 0 or stopped():
             return found, False
     return found, True
-
-
-def _sampled_places(root: Path) -> list[Path]:
-    """The root itself where it holds chunk files, else the directories in it."""
-    with os.scandir(root) as listing:
-        entries = sorted(listing, key=lambda entry: entry.name)
-    if any(entry.name.endswith(SUFFIXES) for entry in entries):
-        return [root.resolve()]
-    return [Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
 
 
 def _glance(place: Path, files: Sequence[Path]) -> Glance:

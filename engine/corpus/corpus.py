@@ -2,29 +2,37 @@
 
 Texts themselves stay in their files; what is kept is 20 bytes a row (its text's number and its point id) and 16 a text
 (its digest). A text that stands in several chunks is one row of work. With these the same files are read once more
-when they are delivered, and nothing is taken from them that is not the text that was embedded.
+when they are delivered, and nothing is taken from them that is not the text that was embedded. While they are read the
+tokens of each distinct text are kept; what was read and what was refused is told.
 """
 
 import hashlib
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import asdict
 
 from interlock.engine.corpus.chunks import Chunk, ChunkReader, Refusals
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.errors import InterlockError
+from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
+from interlock.engine.errors import InterlockError, Stopped, UsageError
 from interlock.engine.record import atomic
+from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused
 from interlock.engine.record.facts import Refusal
 
 Digests = npt.NDArray[np.void]
 DIGEST = np.dtype("V16")
 WINDOW = 512
+FEW = 3
+"""Places, and records of a file, that are named where nothing can be embedded."""
 
 
 @dataclass
@@ -134,11 +142,19 @@ def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
     `digests` are those of the corpus. Raises InterlockError where a file, a chunk or a refusal is not what it was when
     the run read it; what came before may then belong to a file that is no longer the one that was read.
     """
-    reader, planned = ChunkReader(rows.collection, rows.features), _planned(rows, digests)
-    files, refused, known = 0, 0, len(rows.refusals)
+    reader, planned, known = ChunkReader(rows.collection, rows.features), _planned(rows, digests), len(rows.refusals)
+    files = refused = 0
+
+    def check_files() -> int:
+        """Compare the files that were read since; how many that makes."""
+        for name, digest in islice(reader.hashes.items(), files, None):
+            if rows.hashes.get(name) != digest:
+                raise _changed(rows, name, "different contents")
+        return len(reader.hashes)
+
     for chunk in reader:
         if len(reader.hashes) != files:  # a file has been read to its end: the next chunk may be of one that changed
-            files = _check_files(rows, reader.hashes, files)
+            files = check_files()
         if isinstance(chunk, Chunk):
             if next(planned, None) != (bytes.fromhex(chunk.point_id.replace("-", "")), digest_of(chunk.text)):
                 raise _changed(rows, _differing(rows), "different chunks")
@@ -148,7 +164,7 @@ def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
         refused += 1
         if expected not in ([chunk], []) or refused > known:
             raise _changed(rows, chunk.file, chunk.reason)
-    _check_files(rows, reader.hashes, files)
+    check_files()
     for name in rows.hashes.keys() - reader.hashes.keys():
         raise _changed(rows, name, "deleted")
     if next(planned, None) or refused < known:
@@ -160,14 +176,6 @@ def _planned(rows: Rows, digests: Digests) -> Iterator[tuple[bytes, bytes]]:
     for start in range(0, rows.chunks, WINDOW):
         points, texts = rows.points[start : start + WINDOW], digests[rows.texts[start : start + WINDOW]]
         yield from zip(points.tolist(), texts.tolist(), strict=True)
-
-
-def _check_files(rows: Rows, hashes: dict[str, str], checked: int) -> int:
-    """Compare the files read since the first `checked` of them; how many that makes."""
-    for name, digest in islice(hashes.items(), checked, None):
-        if rows.hashes.get(name) != digest:
-            raise _changed(rows, name, "different contents")
-    return len(hashes)
 
 
 def _differing(rows: Rows) -> str | None:
@@ -188,3 +196,106 @@ def _changed(rows: Rows, file: str | None, what: str) -> InterlockError:
     if file is None:
         return InterlockError(f"{name}: its files are unchanged but gave different records when read again; {advice}")
     return InterlockError(f"{name}/{file} changed during the run ({what}); {advice}")
+
+
+@dataclass(frozen=True)
+class Tokenising:
+    """One tokenizer with one prompt, and the models that share what it gives; `cap` is their longest limit."""
+
+    tokenizer: Path
+    prompt: str
+    cap: int
+    models: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Who looks on while a corpus is read: `texts` gets the distinct ones, a window at a time, and `each` every chunk,
+    with the terms that `features` reads of it."""
+
+    texts: Callable[[list[str]], object] = lambda _: None
+    each: Callable[[Chunk], object] = lambda _: None
+    features: Features = no_features
+
+
+def read_and_tokenise(
+    collections: Sequence[Collection],
+    wanted: Mapping[str, Tokenising],
+    directory: Path,
+    emit: Emit,
+    stop: Callable[[], bool],
+    beside: Beside = Beside(),
+) -> tuple[Corpus, dict[str, TokenStore]]:
+    """Read the corpus, and make in `directory` a token store for each key of `wanted`; `beside` says who else looks on.
+
+    Raises UsageError when no chunk is good, Stopped when `stop` says so.
+    """
+    spent = dict.fromkeys(wanted, 0.0)
+    with ExitStack() as stack:
+        stores: dict[str, TokenStore] = {}
+        for key, job in wanted.items():
+            with naming(job.models, job.tokenizer):
+                store = TokenStore(directory / key, load_tokenizer(job.tokenizer), job.prompt, job.cap)
+            stores[key] = stack.enter_context(store)
+
+        def take(texts: list[str]) -> None:
+            if stop():
+                raise Stopped("stopped by the operator while reading: nothing was kept, repeat the command")
+            for key, store in stores.items():
+                began = time.monotonic()
+                with naming(wanted[key].models, wanted[key].tokenizer):
+                    store.add(texts)
+                spent[key] += time.monotonic() - began
+            beside.texts(texts)
+
+        corpus = read_corpus(collections, take, beside.each, beside.features)
+    for rows in corpus.rows:
+        for refusal in rows.refusals.told:
+            emit(RecordRefused(collection=rows.collection.name, **asdict(refusal)))
+        emit(
+            CollectionRead(
+                collection=rows.collection.name,
+                qdrant_collection=rows.collection.qdrant_collection,
+                files=len(rows.collection.files),
+                chunks=rows.chunks,
+                duplicates=rows.duplicates,
+                refused=len(rows.refusals),
+                borrows=corpus.owners(rows),
+                reasons=dict(rows.refusals.reasons),
+                seconds=round(rows.seconds, 3),
+            )
+        )
+    for key, store in stores.items():
+        emit(
+            CorpusTokenised(
+                models=list(wanted[key].models),
+                texts=len(store),
+                tokens=int(store.full_lengths.sum()),
+                seconds=round(spent[key], 3),
+                digest=digest_of_texts(corpus.digests),
+            )
+        )
+    if not corpus.chunks:
+        raise UsageError("nothing to embed: " + _refusals(corpus.rows))
+    return corpus, stores
+
+
+def _refusals(corpus: Sequence[Rows]) -> str:
+    """Why there is no chunk: the first places and reasons, each reason of a file once, with its records."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for rows in corpus:
+        for refusal in rows.refusals.told:
+            place = f"{rows.collection.name}/{refusal.file}", refusal.reason
+            found.setdefault(place, []).extend([] if refusal.record is None else [f"{refusal.record:,}"])
+    if not found:
+        return "no chunk file has a record"
+    shown = dict(islice(found.items(), FEW))
+    left = sum(len(rows.refusals) for rows in corpus) - sum(len(records) or 1 for records in shown.values())
+    texts = [f"{file}{_records(records)}: {reason}" for (file, reason), records in shown.items()]
+    return "; ".join(texts) + f" (and {left:,} more)" * bool(left)
+
+
+def _records(numbers: Sequence[str]) -> str:
+    """Which records of a file are meant, or nothing for the whole of it."""
+    more = f" and {len(numbers) - FEW:,} more" if len(numbers) > FEW else ""
+    return f" record{'s' * (len(numbers) > 1)} {', '.join(numbers[:FEW])}{more}" if numbers else ""

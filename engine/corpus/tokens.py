@@ -7,6 +7,7 @@ longer texts; the full length is kept, so that every model knows exactly what it
 import json
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -159,7 +160,7 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
     raise UnavailableError("the tokenizer's template changes the text, which is not supported: use another model")
 
 
-class Tokenised:
+class Tokenised(ABC):
     """Texts as token ids, whoever keeps them: their lengths [texts], and the rows that models are given."""
 
     def __init__(self, full_lengths: Lengths, specials: Specials) -> None:
@@ -167,9 +168,9 @@ class Tokenised:
         self.full_lengths = full_lengths
         self.specials = specials
 
+    @abstractmethod
     def stored(self, text: int) -> Ids:
         """Return the ids that are kept of a text."""
-        raise NotImplementedError
 
     def lengths(self, limit: int) -> Lengths:
         """Count the tokens of every text, special tokens included, for a model that takes at most `limit`."""

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from interlock.engine.corpus.judged import Grades
+from interlock.engine.corpus.questions import Grades
 from interlock.engine.errors import UnavailableError
 
 Values = npt.NDArray[np.float64]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from interlock.engine.compute.job import GpuJobs
-from interlock.engine.corpus.judged import Judged, read_grades, read_judged, read_queries
-from interlock.engine.corpus.questions import read_questions
+from interlock.engine.corpus.questions import Judged, read_grades, read_judged, read_queries, read_questions
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, late_scores, sides_of

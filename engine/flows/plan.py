@@ -18,8 +18,7 @@ from interlock.engine.compute.grid import Layout, lay_out
 from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.compute.reuse import Mask
 from interlock.engine.corpus.collections import Collection, discover, overlooked
-from interlock.engine.corpus.corpus import Corpus, Rows
-from interlock.engine.corpus.reading import read_and_tokenise
+from interlock.engine.corpus.corpus import Corpus, Rows, read_and_tokenise
 from interlock.engine.corpus.tokens import TokenStore
 from interlock.engine.errors import UnavailableError, reason
 from interlock.engine.flows.opening import check, form_of, without_effect

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlock.engine.compute.pairs.rows import Pair, PairPlan
-from interlock.engine.corpus.pairs import PairLine, read_pairs
+from interlock.engine.corpus.questions import PairLine, read_pairs
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows import EventSink, Listener
 from interlock.engine.gpu.cpu import CpuDevice

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlock.engine.corpus.reading import Tokenising
+from interlock.engine.corpus.corpus import Tokenising
 from interlock.engine.corpus.tokens import lowercases
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.device import Device

@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.chunks import Chunk
-from interlock.engine.corpus.corpus import Corpus, Rows
+from interlock.engine.corpus.corpus import Beside, Corpus, Rows
 from interlock.engine.corpus.features import TERM, features_of, no_features
 from interlock.engine.corpus.ragged import places_of, starts_of
-from interlock.engine.corpus.reading import Beside
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import MissingModel, RosterEntry
