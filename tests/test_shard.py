@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -16,13 +17,13 @@ import numpy as np
 import pytest
 
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.record.facts import RosterEntry
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.embedded import Point, Store
 from interlock.engine.targets.stores import check_names, check_store, collections
 from interlock.engine.targets.target import deliver
 from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.manifest import manifest_of
+from interlock.engine.vectors.manifest import CollectionSpec
+from tests.builders import roster_entry
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 MANIFEST = {"schema_version": 1, "fusion": "named", "models": [{"name": "a", "fingerprint": "f1"}]}
@@ -295,13 +296,11 @@ def test_two_processes_making_one_collection_leave_it_whole_or_are_told_that_it_
 
 @pytest.mark.parametrize(("fusion", "refused"), [(Fusion.CONCAT, False), (Fusion.NAMED, True)])
 def test_checking_for_a_new_run_refuses_another_fusion_and_takes_the_same(tmp_path, fusion, refused):
-    shared = {"weight": 0.5, "source": "/m", "commit": None, "fingerprint": "f", "max_tokens": 9, "batch_tokens": 9}
-    text = {"dtype": "float32", "document_prompt": "", "query_prompt": ""}
-    roster = [RosterEntry(model=name, dim=dim, **shared, **text) for name, dim in (("a", 8), ("b", 4))]
-    manifest = manifest_of("docs", Fusion.CONCAT, roster, "one")
-    Store.open_for_write(tmp_path, "docs", {"a": 8, "b": 4, "fused": 12}, manifest).close()
+    roster = [roster_entry(model=name, dim=dim, weight=0.5) for name, dim in (("a", 8), ("b", 4))]
+    spec = CollectionSpec("docs", Fusion.CONCAT, roster, "one")
+    Store.open_for_write(tmp_path, "docs", {"a": 8, "b": 4, "fused": 12}, spec.manifest).close()
     with pytest.raises(UsageError, match="fusion was") if refused else nullcontext():
-        check_store("docs", roster, fusion, tmp_path, "two")
+        check_store(replace(spec, fusion=fusion, run_id="two"), tmp_path)
 
 
 @pytest.mark.parametrize("asked", [check, open_store])

@@ -29,7 +29,6 @@ from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.record.events import ArtefactWritten, StoreVerified
-from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
@@ -43,29 +42,17 @@ from interlock.engine.targets.files import write as files
 from interlock.engine.targets.mirror import verified
 from interlock.engine.targets.stores import check_store
 from interlock.engine.targets.target import deliver as put
-from interlock.engine.targets.windows import Delivery, ModelVectors, SparseSource, points_of
+from interlock.engine.targets.windows import Delivery, points_of
 from interlock.engine.vectors.bm25 import WordCounts, Words
 from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.manifest import manifest_of, read_manifest
+from interlock.engine.vectors.manifest import CollectionSpec, read_manifest
 from interlock.engine.vectors.points import Point, Terms
-from tests.builders import corpus, tiny_sparse
+from tests.builders import corpus, roster_entry, tiny_sparse
 
 WIDTH = 40
 TEXTS = [*(f"text {number}" for number in range(9)), "text 3", "text 0"]
 PARKED, EMPTY = 2, 5
-ENTRY = RosterEntry(
-    model="dense",
-    weight=1.0,
-    source="/models/dense",
-    commit=None,
-    fingerprint="f",
-    dim=4,
-    dtype="float32",
-    max_tokens=128,
-    document_prompt="",
-    query_prompt="",
-    batch_tokens=1024,
-)
+ENTRY = roster_entry()
 SPLADE = changed(ENTRY, model="splade", weight=0.0, dim=WIDTH, kind="sparse")
 ROSTER = [ENTRY, SPLADE]
 ONE = "00000000-0000-0000-0000-000000000001"
@@ -77,6 +64,10 @@ def weights(texts):
     matrix = (rng.random((texts, WIDTH)) * (rng.random((texts, WIDTH)) < 0.2)).astype(np.float32)
     matrix[PARKED], matrix[EMPTY] = np.nan, 0
     return matrix
+
+
+def spec_of(roster=ROSTER, run_id="one"):
+    return CollectionSpec("docs", Fusion.CONCAT, roster, run_id)
 
 
 @pytest.fixture
@@ -93,13 +84,7 @@ def made(tmp_path):
         for rows in np.array_split(np.arange(distinct)[::-1], 3):
             file.put(rows, SparseRows.from_dense(matrix[rows]))
         (rows,) = read.rows
-        delivery = Delivery(
-            rows,
-            read.digests,
-            [ModelVectors("dense", 1.0, dense, 4)],
-            Fusion.CONCAT,
-            [SparseSource("splade", file)],
-        )
+        delivery = Delivery(rows, read.digests, spec_of(), {"dense": dense}, {"splade": file})
         return SimpleNamespace(delivery=delivery, matrix=matrix[rows.texts], file=file, out=tmp_path / "out")
 
     return make
@@ -127,7 +112,7 @@ def test_sparse_vectors_are_exported_as_the_matrix_that_scipy_reads(made):
 
 def test_a_line_of_json_has_the_terms_of_its_row_and_lacks_what_is_parked(made):
     this = made()
-    this.delivery.sources[0].vectors[2] = np.nan
+    this.delivery.dense["dense"][2] = np.nan
     lines = [json.loads(line) for line in written(this, ["jsonl"])["points.jsonl"].open()]
     assert len(lines) == len(TEXTS)
     for row, (line, weighed) in enumerate(zip(lines, this.matrix, strict=True)):
@@ -273,7 +258,7 @@ def test_a_disk_that_is_full_while_terms_are_gathered_is_told_and_nothing_is_lef
 
 
 def manifest(roster=ROSTER):
-    return manifest_of("docs", Fusion.CONCAT, roster, "one")
+    return spec_of(roster).manifest
 
 
 def open_store(directory, sparse=("splade",), **more):
@@ -397,12 +382,12 @@ def test_a_store_of_other_sparse_vectors_is_refused_by_its_manifest_and_by_its_e
     with pytest.raises(UsageError, match=r"was written with other settings .*sparse"):
         open_store(tmp_path, now, roster=other)
     with pytest.raises(UsageError, match=r"was written with other settings .*sparse"):
-        check_store("docs", other, Fusion.CONCAT, tmp_path, "two")
+        check_store(spec_of(other, "two"), tmp_path)
     told = manifest(roster)
     for asked in (stores.check, lambda *given: Store.open_for_write(*given).close()):
         with pytest.raises(UsageError, match="other sparse vectors"):
             asked(tmp_path, "docs", {"dense": 4, "fused": 4}, told, now)
-    check_store("docs", roster, Fusion.CONCAT, tmp_path, "two")
+    check_store(spec_of(roster, "two"), tmp_path)
 
 
 def test_a_manifest_says_what_its_sparse_vectors_are_and_one_without_any_reads_as_before():
@@ -434,7 +419,7 @@ def test_a_collection_is_delivered_with_its_sparse_vectors_as_often_as_asked(mad
     this, told = made(), []
     run = RunDirectory(tmp_path / "run")
     for _ in range(times):
-        deliver(this.delivery, ROSTER, Destination(run, ["npy", "parquet"], tmp_path / "store"), told.append)
+        deliver(this.delivery, Destination(run, ["npy", "parquet"], tmp_path / "store"), told.append)
     written = {each.path.rsplit("/")[-1] for each in told if isinstance(each, ArtefactWritten)}
     assert written == {"dense.npy", "fused.npy", "splade.npz", "points.parquet"}
     (*_, seen) = (each for each in told if isinstance(each, StoreVerified))
@@ -475,12 +460,12 @@ def test_terms_of_every_whole_batch_survive_a_kill(tmp_path, batches):
 
 @pytest.mark.parametrize("fusion", ["concat", "named"])
 def test_a_store_with_sparse_vectors_is_searched_by_its_dense_ones(tmp_path, tiny_a, monkeypatch, fusion):
-    def with_terms(delivery, roster, to, emit):
+    def with_terms(delivery, to, emit):
         texts = len(delivery.digests)
         file = SparseFile.open(tmp_path / "rows.npy", texts, WIDTH)
         file.put(np.arange(texts), SparseRows.from_dense(weights(texts)))
-        sources = [*delivery.sparse, SparseSource("splade", file)]
-        deliver(replace(delivery, sparse=sources), [*roster, SPLADE], to, emit)
+        both = replace(delivery, sparse={"splade": file}).specified(roster=[*delivery.spec.roster, SPLADE])
+        deliver(both, to, emit)
 
     def hits(store):
         chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": TEXTS}})

@@ -179,11 +179,10 @@ def test_points_that_are_there_after_they_were_removed_are_told():
 @pytest.mark.parametrize(("dense", "tokens"), [(2000, 0), (0, 200), (384, 1)])
 def test_a_request_by_rest_takes_8_mb_at_most_whatever_its_points_are_made_of(dense, tokens):
     from qdrant_client.http.api.points_api import jsonable_encoder
-    from qdrant_client.models import PointsList
 
     draw = np.random.default_rng(3)
     each = {"m": draw.normal(size=dense).astype(np.float32) / 40} if dense else {}
     late = {"m-tokens": (draw.normal(size=(tokens, 128)) / 11).astype(np.float16)} if tokens else {}
     one = Point(str(UUID(int=1)), {"text": "a"}, each, tokens=late)
-    body = jsonable_encoder(PointsList(points=for_client([one] * 50, shortest=True)))
+    body = jsonable_encoder(for_client([one] * 50))
     assert len(body.encode()) / (50 * size_of(one)) <= MOST_BYTES / REST_BYTES

@@ -11,36 +11,23 @@ from interlock.engine.compute.parts.tokens import NO_TOKENS, TokenFile, TokenRow
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.record.facts import RosterEntry, TokenForm
+from interlock.engine.record.facts import TokenForm
 from interlock.engine.targets import windows
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.files import arrays
 from interlock.engine.targets.files import write as files
 from interlock.engine.targets.mirror import verified
 from interlock.engine.targets.target import deliver as put
-from interlock.engine.targets.windows import Delivery, ModelVectors, TokenSource, TokenWindow, points_of
+from interlock.engine.targets.windows import Delivery, TokenWindow, points_of
 from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.manifest import manifest_of, read_manifest
+from interlock.engine.vectors.manifest import CollectionSpec, read_manifest
 from interlock.engine.vectors.points import Point
-from tests.builders import corpus
+from tests.builders import corpus, roster_entry
 
 DIM = 8
 TEXTS = [*(f"text {number}" for number in range(9)), "text 3", "text 0"]
 PARKED = 2
-ENTRY = RosterEntry(
-    model="dense",
-    weight=1.0,
-    source="/models/dense",
-    commit=None,
-    fingerprint="f",
-    dim=4,
-    dtype="float32",
-    max_tokens=128,
-    document_prompt="",
-    query_prompt="",
-    batch_tokens=1024,
-    tokens=TokenForm(dim=DIM, precision="int8", pooling=1),
-)
+ENTRY = roster_entry(tokens=TokenForm(dim=DIM, precision="int8", pooling=1))
 DIMS, LATE = {"dense": 4, "fused": 4}, {"dense-tokens": DIM}
 
 
@@ -69,8 +56,8 @@ def made(tmp_path):
         for rows in np.array_split(np.arange(distinct)[::-1], 3):
             file.put(rows, tokens.taken(rows))
         (rows,) = read.rows
-        sources = [ModelVectors("dense", 1.0, dense, 4)]
-        delivery = Delivery(rows, read.digests, sources, Fusion.CONCAT, (), [TokenSource("dense-tokens", file)])
+        spec = CollectionSpec("docs", Fusion.CONCAT, [ENTRY], "one")
+        delivery = Delivery(rows, read.digests, spec, {"dense": dense}, tokens={"dense-tokens": file})
         expected = [tokens.taken(np.array([text])).to_float32() for text in rows.texts]
         return SimpleNamespace(delivery=delivery, file=file, expected=expected, out=tmp_path / "out")
 
@@ -176,7 +163,7 @@ def test_an_array_that_is_cut_short_when_it_is_read_back_is_not_delivered(made, 
 
 
 def manifest(entry=ENTRY):
-    return manifest_of("docs", Fusion.CONCAT, [entry], "one")
+    return CollectionSpec("docs", Fusion.CONCAT, [entry], "one").manifest
 
 
 def open_store(directory, entry=ENTRY):

@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from qdrant_client import grpc as api
-from qdrant_client.conversions.conversion import RestToGrpc, grpc_to_payload
+from qdrant_client.conversions.conversion import grpc_to_payload
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.targets.collection import CollectionLayout, ServerCollection
 from interlock.engine.targets.connection import Address, ApiKey, Patience
 from interlock.engine.targets.server import GrpcPort, QdrantServer
 from interlock.engine.targets.target import deliver
-from interlock.engine.vectors.points import Point, Terms, for_client
+from interlock.engine.vectors.points import Point, Terms, for_client, for_grpc
 from tests.builders import interlock as command
 from tests.edge_bridge import refusal, serving
 from tests.edge_grpc import GET, UPSERT, serving_grpc
@@ -124,7 +124,7 @@ def test_a_point_is_read_back_from_its_message_with_every_type_and_every_bit(pay
     dense, tokens = rng.standard_normal(width, np.float32), rng.standard_normal((3, 5)).astype(np.float16)
     terms = Terms(np.array([0, 7, 2**32 - 1]), rng.random(3, np.float32))
     point = Point("0" * 31 + "1", payload, {"a": dense}, {"t": terms}, {"late": tokens})
-    made = RestToGrpc.convert_point_struct(for_client([point])[0])
+    made = for_grpc(point)
     assert repr(grpc_to_payload(made.payload)) == repr(payload) or grpc_to_payload(made.payload) == payload
     assert json.dumps(grpc_to_payload(made.payload), sort_keys=True) == json.dumps(payload, sort_keys=True)
     vectors = made.vectors.vectors.vectors
@@ -147,9 +147,8 @@ def dotted(row, **payload):
 def test_over_gRPC_a_number_takes_four_bytes_and_by_REST_the_decimals_of_a_float32():
     vectors = np.random.default_rng(0).standard_normal((20, 1000), np.float32)
     points = [Point(dotted(row).id, {}, {"a": vector}) for row, vector in enumerate(vectors)]
-    made = [RestToGrpc.convert_point_struct(each) for each in for_client(points)]
-    assert all(4000 < each.ByteSize() < 4100 for each in made)
-    for point, vector in zip(for_client(points, shortest=True), vectors, strict=True):
+    assert all(4000 < for_grpc(each).ByteSize() < 4100 for each in points)
+    for point, vector in zip(for_client(points).points, vectors, strict=True):
         numbers = np.array(json.loads(point.model_dump_json())["vector"]["a"], np.float32)
         np.testing.assert_array_equal(numbers, vector)
         assert len(point.model_dump_json()) < 13 * 1000

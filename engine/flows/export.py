@@ -24,7 +24,6 @@ from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import RunPlan
 from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit
-from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import differences, few
@@ -33,6 +32,7 @@ from interlock.engine.targets.builder import DeliveryBuilder
 from interlock.engine.targets.delivery import Destination, deliver
 from interlock.engine.targets.files.formats import FORMATS, files_of, with_arrays
 from interlock.engine.targets.files.write import check_ours, publish, read_record, staging
+from interlock.engine.targets.stores import check_delivery
 from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.precision import Encoding, FilePrecision, Loss
@@ -82,15 +82,15 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
                     _check_outside(asked.to / rows.collection.name, directory)
                 if asked.store:
                     _check_outside(asked.store / rows.collection.qdrant_collection, directory)
-                plan.check_delivery(rows, asked.store, directory.id, emit)
+                check_delivery(rows, plan.spec(rows, directory.id), asked.store, emit)
             for rows in wanted:
-                delivery = plan.delivery(rows, passes)
+                delivery = plan.delivery(rows, passes, plan.spec(rows, directory.id))
                 if asked.to:
-                    narrow = replace(delivery, form=replace(form, quantise="none"))
+                    narrow = delivery.specified(form=replace(form, quantise="none"))
                     to = Destination(directory, settings.export, precision=asked.precision)
-                    told[rows.collection.name] = _into_files(narrow, roster, to, asked.to, emit)
+                    told[rows.collection.name] = _into_files(narrow, to, asked.to, emit)
                 if asked.store:
-                    deliver(delivery, roster, Destination(directory, (), asked.store, settings.prune), emit)
+                    deliver(delivery, Destination(directory, (), asked.store, settings.prune), emit)
         return told
 
 
@@ -164,16 +164,14 @@ def _chosen(corpus: Corpus, name: str) -> list[Rows]:
     return [there[name]] if name else list(there.values())
 
 
-def _into_files(
-    delivery: Delivery, roster: Sequence[RosterEntry], to: Destination, above: Path, emit: Emit
-) -> list[Loss]:
+def _into_files(delivery: Delivery, to: Destination, above: Path, emit: Emit) -> list[Loss]:
     """Write the files of a collection below `above`, and give them their names when all have been read back."""
     collection, told = delivery.rows.collection.name, list[AnyEvent]()
     directory = above / collection
     with staging(directory) as staged:
         record = read_record(directory)
         check_ours(directory, _names(delivery, to), record)
-        losses = deliver(delivery, roster, replace(to, directory=staged), told.append)
+        losses = deliver(delivery, replace(to, directory=staged), told.append)
         made = {Path(each.path).name: each.sha256 for each in told if isinstance(each, ArtefactWritten)}
         check_ours(directory, made, record)  # nobody has put another one there meanwhile
         known = structs.replace(record, run=to.run.id, collection=collection, vectors=to.precision, losses=losses)
@@ -185,7 +183,7 @@ def _into_files(
 
 def _names(delivery: Delivery, to: Destination) -> list[str]:
     """How the files of a delivery will be called, before anything is fitted or scaled for them."""
-    project = np.empty((0, 0), np.float32) if delivery.form.project else None
-    numbers = dict.fromkeys(delivery.arrays | delivery.dims, Encoding(to.precision))
+    project = np.empty((0, 0), np.float32) if delivery.spec.form.project else None
+    numbers = dict.fromkeys(delivery.arrays | delivery.spec.dims, Encoding(to.precision))
     arrays = {name: (each,) for name, each in numbers.items()}
     return list(files_of(replace(delivery, projection=project, columns_in=numbers, arrays_in=arrays), to.formats))

@@ -34,11 +34,11 @@ from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import Configuration, RunSettings
-from interlock.engine.targets.builder import DeliveryBuilder, remaining
-from interlock.engine.targets.stores import check_projectable, check_store
+from interlock.engine.targets.builder import DeliveryBuilder
 from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion, shares
+from interlock.engine.vectors.manifest import CollectionSpec, remaining
 
 OFFER = "add --allow-missing to deliver what the other models make"
 """What is said where a model is missed and the rest could be delivered."""
@@ -161,27 +161,23 @@ class RunPlan:
             return list(self.roster)
         return remaining(self.roster, missing, [weight for _, weight in self.settings.roster])
 
-    def check_delivery(
-        self,
-        rows: Rows,
-        store: Path | None,
-        run_id: str,
-        emit: Emit,
-        missing: Sequence[MissingModel] = (),
-        began: float = 0.0,
-    ) -> None:
-        """Raise UsageError now for what would be refused once a collection is delivered, into a `store` too."""
-        if rows.chunks:
-            check_projectable(rows, self.form, store)
-        if store and rows.collection.files:
-            where = rows.collection.qdrant_collection, self.without(missing), self.fusion, store, run_id
-            brought = self.builder.bm25(rows), self.settings.chunk_sparse
-            check_store(*where, *brought, self.form, emit, missing, began)
+    def spec(self, rows: Rows, run_id: str, missing: Sequence[MissingModel] = (), began: float = 0.0) -> CollectionSpec:
+        """Say what a collection is to be of a run that was begun then, without what is missing."""
+        return CollectionSpec(
+            rows.collection.qdrant_collection,
+            self.fusion,
+            self.without(missing),
+            run_id,
+            self.builder.bm25(rows),
+            self.settings.chunk_sparse,
+            self.form,
+            missing=missing,
+            began=began,
+        )
 
-    def delivery(self, rows: Rows, files: Sequence[PassFiles], missing: Sequence[MissingModel] = ()) -> Delivery:
+    def delivery(self, rows: Rows, files: Sequence[PassFiles], spec: CollectionSpec) -> Delivery:
         """Put together what is delivered of a collection from the `files` of the passes that are not missing."""
-        roster = self.without(missing)
-        return self.builder.delivery(rows, self.corpus, files, roster, self.fusion, self.form, missing)
+        return self.builder.delivery(rows, self.corpus, files, spec)
 
 
 def read(

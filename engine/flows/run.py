@@ -44,6 +44,7 @@ from interlock.engine.record.facts import Status
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.settings import Configuration, continued
+from interlock.engine.targets.stores import check_delivery
 
 
 class Run:
@@ -249,7 +250,7 @@ class Run:
         began, allowed = self.recorder.look(lambda state: state.began_at), self.settings.allow_missing
         for rows in plan.corpus.rows:
             without = self.recorder.look(partial(lacking, name=rows.collection.name, allowed=allowed))
-            plan.check_delivery(rows, self.settings.qdrant, self.directory.id, self._emit, without, began)
+            check_delivery(rows, plan.spec(rows, self.directory.id, without, began), self.settings.qdrant, self._emit)
 
     def _stops_reading(self) -> bool:
         """Whether the operator stops the run. Raises Stopped where it is the deadline that does."""

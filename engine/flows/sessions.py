@@ -234,17 +234,16 @@ class SessionEnd:
     def _deliver(self, rows: Rows, without: Sequence[MissingModel]) -> None:
         """Deliver what the other models made of a collection."""
         settings, gone = self.settings, {each.model_pass for each in without}
-        roster = self.plan.without(without)
+        began = self.recorder.look(lambda state: state.began_at)
+        spec = self.plan.spec(rows, self.directory.id, without, began)
         if without:
-            weights = {entry.model: entry.weight for entry in roster if entry.kind == "dense"}
+            weights = {entry.model: entry.weight for entry in spec.roster if entry.kind == "dense"}
             self.recorder.emit(
                 ev.DeliveredWithout(collection=rows.collection.name, models=list(without), weights=weights)
             )
         passes = [cells.files for cells in self.grid if cells.model_pass not in gone]
-        delivery = self.plan.delivery(rows, passes, without)
-        began = self.recorder.look(lambda state: state.began_at)
-        to = Destination(self.directory, settings.export, settings.qdrant, settings.prune, began=began)
-        deliver(delivery, roster, to, self.recorder.emit)
+        to = Destination(self.directory, settings.export, settings.qdrant, settings.prune)
+        deliver(self.plan.delivery(rows, passes, spec), to, self.recorder.emit)
 
     def _missing(self, name: str, *, allowed: bool) -> list[MissingModel]:
         return self.recorder.look(lambda state: lacking(state, name, allowed=allowed))

@@ -254,7 +254,7 @@ class ServerCollection:
         fits = [bool(self._grpc) and _fits_grpc(each.payload) for each in points]
         if self._grpc and (first := [each for each, fit in zip(points, fits, strict=True) if fit]):
             try:
-                self.bytes += self._grpc.upsert(self.name, for_client(first))
+                self.bytes += self._grpc.upsert(self.name, first)
             except RestInstead as error:
                 self._say(f"{self.name}: gRPC does not do it ({error}): the rest goes by REST")
                 self._grpc, self.most_bytes = None, REST_BYTES
@@ -263,9 +263,14 @@ class ServerCollection:
                 self._ways.add("grpc")
                 self.requests += 1
         if late:
-            made = for_client(late, shortest=True)
-            client = self._server.client
-            self._server.complete("an upsert", lambda: client.upsert(self.name, made, wait=True).status)
+            made, api = for_client(late), self._server.client.http.points_api  # `client.upsert` looks at every number
+
+            def send() -> str:
+                answer = api.upsert_points(self.name, wait=True, point_insert_operations=made).result
+                assert answer is not None, "no result"
+                return answer.status
+
+            self._server.complete("an upsert", send)
             self._ways.add("rest")
             self.bytes, self.requests = self.bytes + self._server.sent_bytes, self.requests + 1
 

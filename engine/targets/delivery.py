@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -17,19 +18,19 @@ from msgspec.structs import asdict
 from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten, Emit, StoreVerified, VectorsKept, Warned
-from interlock.engine.record.facts import KeptVectors, RosterEntry
+from interlock.engine.record.facts import KeptVectors
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.files import write as files
 from interlock.engine.targets.files.formats import file_bytes, with_arrays
 from interlock.engine.targets.mirror import mirrored, verified
-from interlock.engine.targets.stores import form_in, lacks_bm25, manifest_at, projection_in
+from interlock.engine.targets.stores import manifest_at, projection_in
 from interlock.engine.targets.target import deliver as put
-from interlock.engine.targets.windows import Delivery, Places, Sink, Vectors, points_of, uuid_of
-from interlock.engine.vectors.bm25 import BM25, WordWeights
+from interlock.engine.targets.windows import Delivery, Places, Sink, Window, points_of, uuid_of
+from interlock.engine.vectors.bm25 import WordWeights
 from interlock.engine.vectors.form import FUSED, stored_bytes
-from interlock.engine.vectors.manifest import manifest_of, token_dims
+from interlock.engine.vectors.fusion import Vectors
 from interlock.engine.vectors.precision import (
     BITS,
     COUNT,
@@ -49,7 +50,7 @@ from interlock.engine.vectors.projection import energy, fit, to_bytes, turned
 class Destination:
     """Where collections are delivered: as files of `formats` in a run's directory, or of one collection in `directory`,
     with vectors of this `precision`; and into the embedded store at `store`, of which `prune` removes points whose
-    chunks have left the corpus. The run was begun at `began`, in seconds since the epoch."""
+    chunks have left the corpus."""
 
     run: RunDirectory
     formats: Sequence[str]
@@ -57,7 +58,6 @@ class Destination:
     prune: bool = False
     directory: Path | None = None
     precision: FilePrecision = "float32"
-    began: float = 0.0
 
     def place(self, collection: str) -> Path:
         """Return where the files of a collection go."""
@@ -68,26 +68,26 @@ class Destination:
         return path.relative_to(self.directory.parent if self.directory else self.run.path).as_posix()
 
 
-def deliver(delivery: Delivery, roster: Sequence[RosterEntry], to: Destination, emit: Emit) -> list[Loss]:
-    """Write the files and into the store, if there is one, in one walk for all; `roster` are the models of the run.
-    Returns what narrower numbers cost, if any are asked for.
+def deliver(delivery: Delivery, to: Destination, emit: Emit) -> list[Loss]:
+    """Write the files and into the store, if there is one, in one walk for all. Returns what narrower numbers cost, if
+    any are asked for.
 
     The store gets BM25 vectors as well where the delivery has them, unless it was made without. What this run once
     delivered without other models than now is replaced.
     Raises InterlockError, with no file delivered and nothing called verified, where chunks are not those of the plan.
     """
+    name = delivery.rows.collection.name
     with ExitStack() as stack:
         if to.store:
-            path = to.store / delivery.rows.collection.qdrant_collection
-            if stores.outgrown(path, to.run.id, to.began, delivery.missing):
+            path = to.store / delivery.spec.collection
+            if stores.outgrown(path, delivery.spec):
                 stores.clear(path)
-            if lacks_bm25(manifest_at(path)):
-                delivery = replace(delivery, bm25=None)
+            delivery = delivery.specified(bm25=stores.kept_in(manifest_at(path), delivery.spec).bm25)
         delivery, store = narrowed(_projected(delivery, to, emit), to.formats, to.precision), None
+        sinks: dict[Path, Sink] = {}
         if to.store:
-            store = stack.enter_context(_opened(delivery, roster, to.store, to))
-        sinks = {store.path: _sink(store, delivery.bm25)} if store else {}
-        name = delivery.rows.collection.name
+            store = stack.enter_context(_opened(delivery, to.store))
+            sinks[store.path] = partial(_into, store, delivery.spec.bm25)
         for path in files.write(delivery, to.formats, to.place(name), sinks):
             artefact = ArtefactWritten(
                 collection=name,
@@ -98,35 +98,35 @@ def deliver(delivery: Delivery, roster: Sequence[RosterEntry], to: Destination, 
                 verified=True,
             )
             emit(artefact)
-        if store:
-            _verify(delivery, store, to, emit)
+        if store:  # what it holds is compared with the plan, and what is stale there seen to
+            seen, warning = mirrored(store, delivery.rows, verified(delivery, store), to.run.id, remove=to.prune)
+            emit(StoreVerified(collection=name, qdrant_collection=delivery.spec.collection, **asdict(seen)))
+            if warning:
+                emit(Warned(message=warning, collection=name))
         formats = () if delivery.columns_in else to.formats  # whose loss is told by name
         for each in kept(delivery, formats, to.told(to.place(name)), store):
             emit(VectorsKept(collection=name, **asdict(each)))
         return list(losses(delivery))
 
 
-def _sink(store: Store, bm25: WordWeights | None) -> Sink:
-    """What writes every row of a window as one point."""
-    return lambda window: put(points_of(window, store.dims, bm25), store)
+def _into(store: Store, bm25: WordWeights | None, window: Window) -> None:
+    """Write every row of a window as one point."""
+    put(points_of(window, store.dims, bm25), store)
 
 
-def _opened(delivery: Delivery, roster: Sequence[RosterEntry], directory: Path, to: Destination) -> Store:
+def _opened(delivery: Delivery, directory: Path) -> Store:
     """The store at `directory`, ready to be written to."""
-    name, bm25 = delivery.rows.collection.qdrant_collection, delivery.bm25
-    sparse = [*(source.name for source in delivery.sparse), *([BM25] if bm25 else [])]
-    delivery = replace(delivery, form=form_in(manifest_at(directory / name), delivery.form))
     reduces = delivery.projection
     digest = hashlib.sha256(to_bytes(reduces)).hexdigest() if reduces is not None else ""
-    made = roster, to.run.id, bm25, delivery.chunk_sparse, delivery.form, digest, delivery.missing, to.began
-    manifest = manifest_of(name, delivery.fusion, *made)
-    return Store.open_for_write(directory, name, delivery.dims, manifest, sparse, token_dims(roster), reduces)
+    spec = stores.kept_in(manifest_at(directory / delivery.spec.collection), delivery.spec)
+    spec = replace(spec, projection=digest)
+    return Store.open_for_write(directory, spec.collection, spec.dims, spec.manifest, spec.sparse, spec.tokens, reduces)
 
 
 def _projected(delivery: Delivery, to: Destination, emit: Emit) -> Delivery:
     """The same delivery with what brings its fused vectors to the dimensions that its form asks for, fitted on them;
     that of the store where it has one, whose points would mean something else with another."""
-    if not (dim := delivery.form.project):
+    if not (dim := delivery.spec.form.project):
         return delivery
     collection, there = delivery.rows.collection, None
     path = (to.store or to.run.path) / collection.qdrant_collection
@@ -144,17 +144,8 @@ def _projected(delivery: Delivery, to: Destination, emit: Emit) -> Delivery:
             emit(Warned(message=message, collection=collection.name))
     if there is None:
         there = fit(map(delivery.fused, map(delivery.places, delivery.starts)), delivery.fused_width, dim)
-        there = turned(there) if delivery.form.quantise == "binary" else there
+        there = turned(there) if delivery.spec.form.quantise == "binary" else there
     return replace(delivery, projection=there)
-
-
-def _verify(delivery: Delivery, store: Store, to: Destination, emit: Emit) -> None:
-    """Compare what the store holds with the plan, see to what is stale there, and tell what was found."""
-    collection = delivery.rows.collection
-    seen, warning = mirrored(store, delivery.rows, verified(delivery, store), to.run.id, remove=to.prune)
-    emit(StoreVerified(collection=collection.name, qdrant_collection=collection.qdrant_collection, **asdict(seen)))
-    if warning:
-        emit(Warned(message=warning, collection=collection.name))
 
 
 def narrowed(delivery: Delivery, formats: Sequence[str], precision: FilePrecision) -> Delivery:
@@ -163,13 +154,13 @@ def narrowed(delivery: Delivery, formats: Sequence[str], precision: FilePrecisio
     if precision != "float32":
         numbers = {
             name: FLOAT16 if precision == "float16" else int8_for(map(_of(delivery, name), _places(delivery)))
-            for name in delivery.arrays | delivery.dims
+            for name in delivery.arrays | delivery.spec.dims
         }
         return replace(delivery, columns_in=numbers, arrays_in={name: (each,) for name, each in numbers.items()})
-    if delivery.form.quantise == "none" or not with_arrays(formats) or FUSED not in delivery.arrays:
+    if delivery.spec.form.quantise == "none" or not with_arrays(formats) or FUSED not in delivery.arrays:
         return delivery
     codes = int8_for(map(_of(delivery, FUSED), _places(delivery)))
-    return replace(delivery, arrays_in={FUSED: (BITS, codes) if delivery.form.quantise == "binary" else (codes,)})
+    return replace(delivery, arrays_in={FUSED: (BITS, codes) if delivery.spec.form.quantise == "binary" else (codes,)})
 
 
 def losses(delivery: Delivery) -> Iterator[Loss]:
@@ -190,7 +181,7 @@ def kept(delivery: Delivery, formats: Sequence[str], directory: str, store: Stor
         sample = NeighbourSample(delivery.fused, [*_places(delivery)], delivery.sample)
     if formats:
         share = _by_files(delivery, sample) if sample and smaller else None
-        size = file_bytes(formats, delivery.form, delivery.fusion, delivery.members)
+        size = file_bytes(formats, delivery.spec.form, delivery.spec.fusion, delivery.spec.members)
         compared = len(sample.rows) if sample and share is not None else 0
         yield KeptVectors(place=directory, bytes=size, neighbours=share, sampled=compared)
     if store:

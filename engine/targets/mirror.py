@@ -58,10 +58,11 @@ def verified(delivery: Delivery, store: Store) -> Verification:
 def _sampled(delivery: Delivery, store: Store, rows: Places) -> Iterator[Point]:
     """The points of these rows, without payloads and tokens."""
     ids = [uuid_of(point) for point in delivery.points(rows)]
-    kept = store.payloads(ids, ["text"]) if delivery.bm25 else {}
+    bm25 = delivery.spec.bm25
+    kept = store.payloads(ids, ["text"]) if bm25 else {}
     for point in points_at(delivery, rows, store.dims, tokens=False):
         text = kept.get(point.id, {}).get("text")
-        words = delivery.bm25.of(text) if delivery.bm25 and isinstance(text, str) else {}
+        words = bm25.of(text) if bm25 and isinstance(text, str) else {}
         yield replace(point, sparse={**point.sparse, **words})
 
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.targets.connection import VARIABLE, Address, ApiKey, Patience, TransientError
 from interlock.engine.targets.target import TooLarge
+from interlock.engine.vectors.points import Point, for_grpc
 
 if TYPE_CHECKING:
     import grpc
     import httpx
     from qdrant_client import QdrantClient
-    from qdrant_client.models import CollectionInfo, CreateCollection, PointStruct
+    from qdrant_client.models import CollectionInfo, CreateCollection
 
 TIMEOUT = 60
 """Seconds in which a request has to be answered."""
@@ -259,14 +260,12 @@ class GrpcPort:
             return self._said(error)
         return "" if grpc_to_payload(found.config.metadata) == metadata else f"its {collection} is another one"
 
-    def upsert(self, collection: str, points: "Sequence[PointStruct]") -> int:
+    def upsert(self, collection: str, points: Sequence[Point]) -> int:
         """Write points, and wait until they are; their bytes. Raises TooLarge where the server takes less, RestInstead
         where REST may do it."""
-        from qdrant_client.conversions.conversion import RestToGrpc
         from qdrant_client.grpc import UpdateStatus, UpsertPoints
 
-        made = [RestToGrpc.convert_point_struct(point) for point in points]
-        message = UpsertPoints(collection_name=collection, wait=True, points=made)
+        message = UpsertPoints(collection_name=collection, wait=True, points=map(for_grpc, points))
 
         def request() -> str:
             import grpc

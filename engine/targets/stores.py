@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,19 +23,17 @@ import numpy as np
 from interlock.engine.corpus.collections import qdrant_name
 from interlock.engine.corpus.corpus import Rows
 from interlock.engine.errors import UsageError, meant, remedy
-from interlock.engine.models.registry import NAME_RULE, name_of_output, nameable
+from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.record.atomic import PARTIAL
 from interlock.engine.record.events import Emit, Warned
-from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.inputs import SPLIT
 from interlock.engine.record.rundir import JOURNAL, RUN
 from interlock.engine.record.words import differences, few, several
 from interlock.engine.targets import shard
 from interlock.engine.targets.shard import ELSEWHERE
-from interlock.engine.vectors.bm25 import BM25, WordWeights
+from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.form import ALL, Keep, VectorForm
-from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.manifest import Reduced, manifest_of, token_dims
+from interlock.engine.vectors.manifest import CollectionSpec, Reduced
 from interlock.engine.vectors.precision import Quantise
 from interlock.engine.vectors.projection import PROJECTION
 
@@ -155,16 +153,16 @@ def _rows(value: object) -> list[Mapping[str, object]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def outgrown(path: Path, run_id: str, began: float, missing: Sequence[MissingModel]) -> bool:
+def outgrown(path: Path, spec: CollectionSpec) -> bool:
     """Tell whether the store at `path`, if there is one, was made by this run without other models than those that are
-    `missing` now, so that it has to make way.
+    missing now, so that it has to make way.
 
     Raises UsageError where it lacks models of another run, or has some that are missing now.
     """
     if not (path / shard.MANIFEST).exists():
         return False
     there = shard.read_manifest(path)
-    lacks, now, run = there.get("missing"), {each.model for each in missing}, there.get("run")
+    lacks, now, run = there.get("missing"), {each.model for each in spec.missing}, there.get("run")
     if not lacks:
         if now:
             raise UsageError(
@@ -173,7 +171,7 @@ def outgrown(path: Path, run_id: str, began: float, missing: Sequence[MissingMod
             )
         return False
     names = ", ".join(map(str, lacks)) if isinstance(lacks, list) else "models"
-    if not isinstance(run, dict) or (run.get("run_id"), run.get("began")) != (run_id, began):
+    if not isinstance(run, dict) or (run.get("run_id"), run.get("began")) != (spec.run_id, spec.began):
         whose = run.get("run_id") if isinstance(run, dict) else "another"
         raise UsageError(
             f"{path} lacks {names}, which run {whose} can still add: resume that run, choose another "
@@ -194,53 +192,44 @@ def clear(path: Path) -> None:
         (path / shard.MANIFEST).unlink()
 
 
-def check_store(
-    collection: str,
-    roster: Sequence[RosterEntry],
-    fusion: Fusion,
-    directory: Path,
-    run_id: str,
-    bm25: WordWeights | None = None,
-    chunk_sparse: str = "",
-    form: VectorForm = ALL,
-    emit: Emit = lambda _: None,
-    missing: Sequence[MissingModel] = (),
-    began: float = 0.0,
-) -> None:
+def check_delivery(rows: Rows, spec: CollectionSpec, store: Path | None, emit: Emit) -> None:
+    """Raise UsageError now for what would be refused once a collection is delivered, into a `store` too."""
+    if rows.chunks:
+        check_projectable(rows, spec.form, store)
+    if store and rows.collection.files:
+        check_store(spec, store, emit)
+
+
+def check_store(spec: CollectionSpec, directory: Path, emit: Emit = lambda _: None) -> None:
     """Raise UsageError now for whatever the store at `directory` would refuse after all the work; writes nothing.
 
-    `roster` are the models of the run but for those that are `missing`. Warns where BM25 vectors are asked for and the
-    store was made without: it gets none then; and where it keeps other dense vectors than the `form` asks for: it goes
-    on with those.
+    Warns where BM25 vectors are asked for and the store was made without: it gets none then; and where it keeps other
+    dense vectors than the form asks for: it goes on with those.
     """
-    sparse = [name_of_output(entry.model, "sparse", entry.kind) for entry in roster if "sparse" in entry.gives]
-    path = directory / collection
-    afresh = outgrown(path, run_id, began, missing)
+    path = directory / spec.collection
+    afresh = outgrown(path, spec)
     there = {} if afresh else manifest_at(path)
-    if bm25 and lacks_bm25(there):
-        bm25 = None
+    spec = replace(spec, form=spec.form.of(spec.fusion))
+    made = kept_in(there, spec)
+    if spec.bm25 and not made.bm25:
         emit(
             Warned(
                 message=f"{path} was made without BM25 vectors and gets none now: --no-bm25 if that is meant, else "
                 f"{ELSEWHERE}, or delete that directory"
             )
         )
-    form = form.of(fusion)
-    if (made := form_in(there, form)) != form:
+    if made.form != spec.form:
         emit(
             Warned(
-                message=f"{path} was made with {made.told} and stays so, not {form.told}: "
+                message=f"{path} was made with {made.form.told} and stays so, not {spec.form.told}: "
                 f"{ELSEWHERE}, or delete that directory"
             )
         )
     reduced = projection_in(there)
-    if reduced and reduced.dim == made.project and shard.read_projection(path, reduced.sha256) is None:
-        _check_refitted(path, run_id)
-    reduced = reduced or Reduced(dim=made.project, sha256="")
-    dims = made.widths(fusion, {entry.model: entry.dim for entry in roster if entry.kind == "dense"})
-    sparse += filter(None, [chunk_sparse, BM25 if bm25 else ""])
-    manifest = manifest_of(collection, fusion, roster, run_id, bm25, chunk_sparse, made, reduced.sha256, missing, began)
-    check(directory, collection, dims, manifest, sparse, token_dims(roster), afresh=afresh)
+    if reduced and reduced.dim == made.form.project and shard.read_projection(path, reduced.sha256) is None:
+        _check_refitted(path, spec.run_id)
+    made = replace(made, projection=reduced.sha256 if reduced else "")
+    check(directory, spec.collection, made.dims, made.manifest, made.sparse, made.tokens, afresh=afresh)
 
 
 def other_models(path: Path, models: Mapping[str, str]) -> str:
@@ -292,9 +281,11 @@ def manifest_at(path: Path) -> Mapping[str, object]:
     return shard.read_manifest(path) if (path / shard.MANIFEST).exists() else {}
 
 
-def lacks_bm25(there: Mapping[str, object]) -> bool:
-    """Tell whether there is a store with this manifest, and it was made without BM25 vectors."""
-    return bool(there) and BM25 not in there
+def kept_in(there: Mapping[str, object], spec: CollectionSpec) -> CollectionSpec:
+    """Return what a store with this manifest, where there is one, is by the spec: in its own form, and without BM25
+    vectors where it was made without."""
+    bm25 = None if there and BM25 not in there else spec.bm25
+    return replace(spec, bm25=bm25, form=form_in(there, spec.form))
 
 
 def form_in(there: Mapping[str, object], wanted: VectorForm) -> VectorForm:

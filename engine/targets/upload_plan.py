@@ -48,11 +48,10 @@ def plan_of(collection: ExportedCollection, options: UploadOptions, server: Qdra
     Raises UsageError for a server or a collection that does not fit.
     """
     from qdrant_client.http.api.points_api import jsonable_encoder
-    from qdrant_client.models import PointsList
 
     name, layout, requests, size = target_of(collection, options), layout_of(collection, options), 0, 0
     for batch, _ in batches(((each, size_of(each)) for each in collection.points()), MOST_POINTS, lambda: REST_BYTES):
-        body = jsonable_encoder(PointsList(points=for_client(batch, shortest=True)))
+        body = jsonable_encoder(for_client(batch))
         requests, size = requests + 1, size + len(body.encode())
     prunable = foreign = None
     if server:

@@ -5,12 +5,13 @@ plan says. Vectors are read from the passes each time, never from what a sink re
 """
 
 import json
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 import numpy as np
@@ -21,13 +22,17 @@ from interlock.engine.compute.parts.terms import SparseFile, SparseRows
 from interlock.engine.compute.parts.tokens import TokenFile, TokenRows
 from interlock.engine.corpus.chunks import RECORD, Chunk
 from interlock.engine.corpus.corpus import Digests, Rows, reread
+from interlock.engine.corpus.features import TERM
+from interlock.engine.corpus.ragged import places_of, starts_of
 from interlock.engine.errors import InterlockError
-from interlock.engine.record.facts import MissingModel
+from interlock.engine.record import atomic
+from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.words import several
 from interlock.engine.vectors.bm25 import WordWeights
-from interlock.engine.vectors.form import ALL, FUSED, VectorForm
-from interlock.engine.vectors.fusion import Fusion, fuse, truncate
-from interlock.engine.vectors.points import Point, Terms, Tokens
+from interlock.engine.vectors.form import ALL, FUSED
+from interlock.engine.vectors.fusion import Vectors, fuse, truncate
+from interlock.engine.vectors.manifest import CollectionSpec
+from interlock.engine.vectors.points import MOST_INDEX, Point, Terms, Tokens
 from interlock.engine.vectors.precision import Encoding
 from interlock.engine.vectors.projection import project
 
@@ -35,62 +40,51 @@ WINDOW = 2048
 TOKENS = 16384
 """Tokens that are in memory at once, unless one text has more."""
 
+BLOCK = 1 << 20
+"""Bytes of terms that are gathered before they are written."""
+
 SAMPLE = 256
 """Rows of a collection that are looked at more closely than all of them can be."""
 
 Places = npt.NDArray[np.int64]
-Vectors = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class ModelVectors:
-    """One model's vectors of the run: a row for each distinct text, NaN where it was parked."""
+class ChunkTerms:
+    """The terms of all chunks of a run, in the order in which they are read."""
 
-    name: str
-    weight: float
-    vectors: Vectors
-    dim: int
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "chunk-terms.bin"
+        self._ends, self._pending = array("q", [0]), bytearray()
 
-
-class TermSource(Protocol):
-    """Sparse vectors by `name`, with indices below `width`."""
-
-    @property
-    def name(self) -> str: ...
+    def add(self, chunk: Chunk) -> None:
+        """Keep the terms of the next chunk. Raises InterlockError where the disk takes no more."""
+        self._pending += chunk.features
+        if len(self._pending) > BLOCK:
+            self._write()
+        self._ends.append(self._ends[-1] + len(chunk.features) // TERM.itemsize)
 
     @property
-    def width(self) -> int: ...
+    def count(self) -> int:
+        """How many terms all chunks have."""
+        return self._ends[-1]
 
-    def take(self, rows: Places, texts: Places, /) -> SparseRows:
-        """Read the vectors of `rows` [n], which have these `texts` [n]."""
+    def take(self, rows: Places) -> SparseRows:
+        """Read the terms of `rows` [n], counted over all collections; a chunk that brings none has an empty row."""
+        self._write()
+        ends = np.frombuffer(self._ends, np.int64)
+        counts = ends[rows + 1] - ends[rows]
+        places = places_of(ends[rows], counts)
+        terms = np.memmap(self.path, TERM, "r")[places] if len(places) else np.empty(0, TERM)
+        starts = starts_of(counts)
+        return SparseRows(starts, terms["index"].astype(np.int64), terms["value"].copy(), np.zeros(len(rows), bool))
 
-
-@dataclass(frozen=True)
-class SparseSource:
-    """One sparse model's vectors of the run: a row for each distinct text."""
-
-    name: str
-    file: SparseFile
-
-    @property
-    def width(self) -> int:
-        """How many indices there may be."""
-        return self.file.width
-
-    def take(self, _rows: Places, texts: Places) -> SparseRows:
-        """Read the vectors of `rows` [n], which have these `texts` [n]."""
-        return self.file.take(texts)
+    def _write(self) -> None:
+        with atomic.explaining(self.path), self.path.open("ab") as out:
+            out.write(self._pending)
+        self._pending.clear()
 
 
-@dataclass(frozen=True)
-class TokenSource:
-    """One model's token vectors of the run, a row for each distinct text; `name` is what they are delivered as."""
-
-    name: str
-    file: TokenFile
-
-
-class _Tokens(Protocol):
+class TokenVectors(Protocol):
     """Token vectors that lie on disk, a row for each of what they are of."""
 
     def counts(self, rows: Places, /) -> Places:
@@ -104,7 +98,7 @@ class _Tokens(Protocol):
 class TokenWindow:
     """The token vectors of some consecutive rows, each of a text; they are read when they are asked for."""
 
-    file: _Tokens
+    file: TokenVectors
     texts: Places
 
     def slices(self) -> Iterator[TokenRows]:
@@ -151,55 +145,59 @@ Files = Iterator[tuple[str, OutputFile]]
 
 @dataclass(frozen=True)
 class Delivery:
-    """A collection ready to be delivered; `digests` are those of the whole corpus.
+    """A collection ready to be delivered as its `spec` says; `digests` are those of the whole corpus.
 
-    `sources` are the dense vectors, `projection` [width, dim] what brings the fused ones to fewer dimensions, `sparse`
-    those of sparse models and of the chunks, and `bm25` makes those of words. `arrays_in` says of dense ones by name in
-    which numbers their arrays are, if not in float32, and `columns_in` the same of tables.
-    `missing` are the models of the run that it has to do without, `chunk_sparse` names the terms that chunks brought.
+    `dense` are the vectors of the run by model, a row for each distinct text, NaN where it was parked; `sparse` and
+    `tokens` those by the names that they are delivered as, and `chunk_terms` what chunks brought: a row for each chunk,
+    from `first_chunk` on of all that were read. `projection` [width, dim] brings the fused vectors to fewer dimensions.
+    `arrays_in` says of dense ones by name in which numbers their arrays are, if not in float32, and `columns_in` the
+    same of tables.
     """
 
     rows: Rows
     digests: Digests
-    sources: Sequence[ModelVectors]
-    fusion: Fusion
-    sparse: Sequence[TermSource] = ()
-    tokens: Sequence[TokenSource] = ()
-    bm25: WordWeights | None = None
-    form: VectorForm = ALL
+    spec: CollectionSpec
+    dense: Mapping[str, Vectors]
+    sparse: Mapping[str, SparseFile] = field(default_factory=dict)
+    tokens: Mapping[str, TokenFile] = field(default_factory=dict)
+    chunk_terms: ChunkTerms | None = None
+    first_chunk: int = 0
     projection: Vectors | None = None
     arrays_in: Mapping[str, Sequence[Encoding]] = field(default_factory=dict)
     columns_in: Mapping[str, Encoding] = field(default_factory=dict)
-    missing: Sequence[MissingModel] = ()
-    chunk_sparse: str = ""
+
+    def specified(self, **changes: Any) -> "Delivery":
+        """Return the same delivery with another spec."""
+        return replace(self, spec=replace(self.spec, **changes))
 
     @property
     def mark(self) -> bytes:
         """What is said beside its files of the models that are missing and why, and of the weights of the dense ones
         that are left; empty where none is missing."""
-        if not self.missing:
+        if not self.spec.missing:
             return b""
         told = [
             {"model": each.model, "kind": each.kind, "weight": each.weight, "reason": each.reason}
-            for each in self.missing
+            for each in self.spec.missing
         ]
-        weights = {each.name: each.weight for each in self.sources}
+        weights = {each.model: each.weight for each in self.fused_models}
         return json.dumps({"missing": told, "weights": weights}, indent=2, ensure_ascii=False).encode() + b"\n"
 
     @property
-    def dims(self) -> dict[str, int]:
-        """The width of every dense vector that a store and the table keep, by name."""
-        return self.form.widths(self.fusion, self.members)
+    def fused_models(self) -> list[RosterEntry]:
+        """The dense models, in the order of the roster."""
+        return [entry for entry in self.spec.roster if entry.kind == "dense"]
 
     @property
     def arrays(self) -> dict[str, int]:
         """The width of every dense vector that has a file of its own, by name."""
-        return self.form.files(self.fusion, self.members)
+        return self.spec.form.files(self.spec.fusion, self.spec.members)
 
     @property
-    def members(self) -> dict[str, int]:
-        """The width of every model's own vectors, by name."""
-        return {source.name: source.dim for source in self.sources}
+    def terms_widths(self) -> dict[str, int]:
+        """Below what the indices of every sparse vector are, by name; BM25's are made of texts and in no file."""
+        brought = {self.spec.chunk_sparse: MOST_INDEX + 1} if self.chunk_terms else {}
+        return brought | {name: file.width for name, file in self.sparse.items()}
 
     @property
     def starts(self) -> range:
@@ -214,11 +212,12 @@ class Delivery:
         """
         texts, start, vectors = self.rows.texts[rows], int(rows[0]), {}
         try:
-            for source in self.sources:
-                whole = source.vectors[texts]
-                vectors[source.name] = truncate(whole, source.dim, start) if source.dim < whole.shape[1] else whole
-                release(source.vectors)
-            fused = fuse(self.fusion, list(vectors.values()), [source.weight for source in self.sources], start)
+            for entry in self.fused_models:
+                whole = self.dense[entry.model][texts]
+                vectors[entry.model] = truncate(whole, entry.dim, start) if entry.dim < whole.shape[1] else whole
+                release(self.dense[entry.model])
+            weights = [entry.weight for entry in self.fused_models]
+            fused = fuse(self.spec.fusion, list(vectors.values()), weights, start)
             if fused is not None and self.projection is not None:
                 fused = project(fused, self.projection, start)
         except ValueError as error:
@@ -235,7 +234,7 @@ class Delivery:
     @property
     def fused_width(self) -> int:
         """How many dimensions these have."""
-        return ALL.widths(self.fusion, self.members)[FUSED]
+        return ALL.widths(self.spec.fusion, self.spec.members)[FUSED]
 
     @property
     def sample(self) -> Places:
@@ -245,12 +244,13 @@ class Delivery:
     def terms(self, rows: Places) -> dict[str, SparseRows]:
         """Return the sparse vectors of `rows` [n] by name. Raises InterlockError where a pass holds none any more."""
         texts = self.rows.texts[rows].astype(np.int64)
-        return {source.name: source.take(rows, texts) for source in self.sparse}
+        brought = {self.spec.chunk_sparse: self.chunk_terms.take(self.first_chunk + rows)} if self.chunk_terms else {}
+        return brought | {name: file.take(texts) for name, file in self.sparse.items()}
 
     def token_windows(self, rows: Places) -> dict[str, TokenWindow]:
         """Return the token vectors of `rows` [n] by name, still to be read."""
         texts = self.rows.texts[rows].astype(np.int64)
-        return {source.name: TokenWindow(source.file, texts) for source in self.tokens}
+        return {name: TokenWindow(file, texts) for name, file in self.tokens.items()}
 
     def places(self, start: int) -> Places:
         """Return the rows of the window that begins at `start`."""

@@ -6,11 +6,13 @@ A store of `concat` holds `[sqrt(w_i) * u_i]`. A query that scales each model's 
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, get_args
+from dataclasses import dataclass
+from typing import Annotated, TypeVar, get_args
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from interlock.engine.errors import UsageError
@@ -21,6 +23,8 @@ from interlock.engine.vectors.bm25 import BM25, Words, WordWeights
 from interlock.engine.vectors.form import ALL, Keep, VectorForm
 from interlock.engine.vectors.fusion import Fusion, Vectors, fuse, shares
 from interlock.engine.vectors.precision import Quantise
+
+M = TypeVar("M", bound=Struct)
 
 
 class KnownModel(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -146,64 +150,103 @@ def token_dims(members: Sequence[RosterEntry | TokenMember]) -> dict[str, int]:
     return {name_of_output(each.model, "tokens"): each.tokens.dim for each in members if each.tokens}
 
 
-def manifest_of(
-    collection: str,
-    fusion: Fusion,
-    roster: Sequence[RosterEntry],
-    run_id: str,
-    bm25: WordWeights | None = None,
-    chunk_sparse: str = "",
-    form: VectorForm = ALL,
-    projection: str = "",
-    missing: Sequence[MissingModel] = (),
-    began: float = 0.0,
-) -> Mapping[str, object]:
-    """Make the manifest of a collection, as plain JSON; `projection` is the SHA-256 of what its form says, `missing`
-    are the models of the run that are not in the `roster`."""
-    members = [msgspec.convert(msgspec.to_builtins(entry), Member) for entry in roster if entry.kind == "dense"]
-    others = [_weighing(entry) for entry in roster if "sparse" in entry.gives]
-    late = [_late(entry) for entry in roster if entry.tokens]
-    weighing = {name_of_output(entry.model, "sparse", entry.kind): entry for entry in roster if "sparse" in entry.gives}
-    named = {entry.model: entry for entry in roster} | weighing
-    origin = Origin(
-        run_id=run_id,
-        sources={name: entry.source for name, entry in named.items()},
-        commits={name: entry.commit for name, entry in named.items()},
-        bm25_average_length=bm25.average_length if bm25 else None,
-        began=began,
-        missing={each.model: each.reason for each in missing},
-    )
-    form = form.of(fusion)
-    own = {each: each for each in (*get_args(Keep), *get_args(Quantise))}  # a default is left out if it is that object
-    manifest = Manifest(
-        schema_version="1",
-        collection=collection,
-        fusion=fusion,
-        keep=own[form.keep],
-        quantised=own[form.quantise],
-        projection=Reduced(dim=form.project, sha256=projection) if form.project else None,
-        models=members,
-        sparse=others,
-        tokens=late,
-        bm25=bm25.words if bm25 else None,
-        chunk_sparse=chunk_sparse,
-        missing=[each.model for each in missing],
-        run=origin,
-    )
-    plain: dict[str, object] = msgspec.to_builtins(manifest)
-    return plain
+@dataclass(frozen=True)
+class CollectionSpec:
+    """What a collection is to be, wherever it is delivered: what its manifest and its vectors follow from.
+
+    `roster` are the models of the run but for those that are `missing`; `projection` is the SHA-256 of what brings its
+    fused vectors to the dimensions of its form, and the run was begun at `began`, in seconds since the epoch.
+    """
+
+    collection: str
+    fusion: Fusion
+    roster: Sequence[RosterEntry]
+    run_id: str
+    bm25: WordWeights | None = None
+    chunk_sparse: str = ""
+    form: VectorForm = ALL
+    projection: str = ""
+    missing: Sequence[MissingModel] = ()
+    began: float = 0.0
+
+    @property
+    def members(self) -> dict[str, int]:
+        """The width of every dense model's own vectors, by name."""
+        return {entry.model: entry.dim for entry in self.roster if entry.kind == "dense"}
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The width of every dense vector that a store and the table keep, by name."""
+        return self.form.widths(self.fusion, self.members)
+
+    @property
+    def sparse(self) -> list[str]:
+        """The names of its sparse vectors."""
+        return [*self._weighing, *filter(None, [self.chunk_sparse, BM25 if self.bm25 else ""])]
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The width of its token vectors, by name."""
+        return token_dims(self.roster)
+
+    @property
+    def _weighing(self) -> dict[str, RosterEntry]:
+        """The models that weigh terms, by the names of their sparse vectors."""
+        return {name_of_output(each.model, "sparse", each.kind): each for each in self.roster if "sparse" in each.gives}
+
+    @property
+    def manifest(self) -> Mapping[str, object]:
+        """Its manifest, as plain JSON."""
+        named = {entry.model: entry for entry in self.roster} | self._weighing
+        origin = Origin(
+            run_id=self.run_id,
+            sources={name: entry.source for name, entry in named.items()},
+            commits={name: entry.commit for name, entry in named.items()},
+            bm25_average_length=self.bm25.average_length if self.bm25 else None,
+            began=self.began,
+            missing={each.model: each.reason for each in self.missing},
+        )
+        form = self.form.of(self.fusion)
+        own = {each: each for each in (*get_args(Keep), *get_args(Quantise))}  # a default is left out if it is that
+        manifest = Manifest(
+            schema_version="1",
+            collection=self.collection,
+            fusion=self.fusion,
+            keep=own[form.keep],
+            quantised=own[form.quantise],
+            projection=Reduced(dim=form.project, sha256=self.projection) if form.project else None,
+            models=[_member(entry, Member) for entry in self.roster if entry.kind == "dense"],
+            sparse=[
+                _member(entry, SparseMember, "sparse_linear", model=name, dim=entry.words or entry.dim)
+                for name, entry in self._weighing.items()
+            ],
+            tokens=[_member(entry, TokenMember, "colbert_linear") for entry in self.roster if entry.tokens],
+            bm25=self.bm25.words if self.bm25 else None,
+            chunk_sparse=self.chunk_sparse,
+            missing=[each.model for each in self.missing],
+            run=origin,
+        )
+        plain: dict[str, object] = msgspec.to_builtins(manifest)
+        return plain
 
 
-def _weighing(entry: RosterEntry) -> SparseMember:
-    """A model as it weighs terms, by the name of its sparse vectors."""
-    member = msgspec.convert(msgspec.to_builtins(entry), SparseMember)
-    name, words = name_of_output(entry.model, "sparse", entry.kind), entry.words or entry.dim
-    return msgspec.structs.replace(member, model=name, dim=words, head=entry.heads.get("sparse_linear", ""))
+def _member(entry: RosterEntry, kind: type[M], head: str = "", **own: object) -> M:
+    """A model as a member of this kind, with the SHA-256 of its `head`, if it has one of this name."""
+    given = msgspec.to_builtins(entry) | ({"head": entry.heads.get(head, "")} if head else {}) | own
+    return msgspec.convert(given, kind)
 
 
-def _late(entry: RosterEntry) -> TokenMember:
-    member = msgspec.convert(msgspec.to_builtins(entry), TokenMember)
-    return msgspec.structs.replace(member, head=entry.heads.get("colbert_linear", ""))
+def remaining(
+    roster: Sequence[RosterEntry], without: Sequence[MissingModel], given: Sequence[float] = ()
+) -> list[RosterEntry]:
+    """Return the models that are left in their order, the dense ones with their shares of the fusion as if they were
+    the whole roster; `given` are the weights of the first models, as they were asked for."""
+    gone = {each.model_pass for each in without}
+    left = {number: entry for number, entry in enumerate(roster) if number not in gone}
+    asked = dict(enumerate(given)) if given else {number: entry.weight for number, entry in left.items()}
+    dense = [number for number, entry in left.items() if entry.kind == "dense"]
+    weights = dict(zip(dense, shares([asked[number] for number in dense]).tolist(), strict=True)) if dense else {}
+    return [replace(entry, weight=weights.get(number, entry.weight)) for number, entry in left.items()]
 
 
 def read_manifest(

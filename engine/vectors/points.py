@@ -3,6 +3,7 @@ the client of a server and back."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import qdrant_edge as edge
-    from qdrant_client.models import PointStruct, Record
+    from qdrant_client import grpc
+    from qdrant_client.models import PointsList, Record
 
 Vector = NDArray[np.float32]
 Tokens = NDArray[np.float16]
@@ -97,15 +99,15 @@ def of_engine(record: "edge.Record") -> Point:
     return Point(str(record.id), record.payload or {}, vectors, sparse, tokens)
 
 
-def for_client(points: Sequence[Point], *, shortest: bool = False) -> "list[PointStruct]":
-    """Make the client's own points; with `shortest` their numbers have, as JSON, the shortest decimals that are the
-    same float32, which are little more than half of those of a float64."""
-    from qdrant_client.models import PointStruct, SparseVector
+def for_client(points: Sequence[Point]) -> "PointsList":
+    """Make the client's own points. Their numbers have, as JSON, the shortest decimals that are the same float32, which
+    are little more than half of those of a float64."""
+    from qdrant_client.models import PointsList, PointStruct, SparseVector
 
     arrays = list[Any]()
     for point in points:
         arrays += [*point.vectors.values(), *(each.values for each in point.sparse.values()), *point.tokens.values()]
-    numbers = iter(_shortest(arrays) if shortest else (each.tolist() for each in arrays))
+    numbers = _shortest(arrays)
     made = []
     for point in points:
         vectors: dict[str, Any] = {name: next(numbers) for name in point.vectors}
@@ -114,7 +116,7 @@ def for_client(points: Sequence[Point], *, shortest: bool = False) -> "list[Poin
         vectors |= {name: next(numbers) for name in point.tokens}
         # Nothing is validated: the numbers are ours, and looking at each takes as long as writing it.
         made.append(PointStruct.model_construct(id=point.id, vector=vectors, payload=storable(point.payload)))
-    return made
+    return PointsList(points=made)
 
 
 def _shortest(arrays: Sequence[Any]) -> Iterator[Any]:
@@ -125,6 +127,41 @@ def _shortest(arrays: Sequence[Any]) -> Iterator[Any]:
     numbers = pa.array(flat).cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
     ends = np.cumsum([each.size for each in arrays])
     return (part.reshape(each.shape).tolist() for part, each in zip(np.split(numbers, ends[:-1]), arrays, strict=False))
+
+
+def for_grpc(point: Point) -> "grpc.PointStruct":
+    """Make the client's own message. Dense numbers are not made Python's on the way, which takes longer than all else:
+    a packed field of float32 has the very bytes of the array."""
+    from qdrant_client import grpc
+    from qdrant_client.conversions.conversion import payload_to_grpc
+
+    vectors = {name: grpc.Vector(dense=_dense(vector)) for name, vector in point.vectors.items()}
+    for name, terms in point.sparse.items():
+        sparse = grpc.SparseVector(values=terms.values.tolist(), indices=terms.indices.tolist())
+        vectors[name] = grpc.Vector(sparse=sparse)
+    for name, tokens in point.tokens.items():
+        vectors[name] = grpc.Vector(multi_dense=grpc.MultiDenseVector(vectors=[_dense(each) for each in tokens]))
+    return grpc.PointStruct(
+        id=grpc.PointId(uuid=point.id),
+        vectors=grpc.Vectors(vectors=grpc.NamedVectors(vectors=vectors)),
+        payload=payload_to_grpc(storable(point.payload)),
+    )
+
+
+def _dense(vector: Vector | Tokens) -> "grpc.DenseVector":
+    from qdrant_client.grpc import DenseVector
+
+    made = DenseVector()
+    made.ParseFromString(_head_of(len(vector)) + vector.astype("<f4", copy=False).tobytes())
+    return made
+
+
+@cache
+def _head_of(width: int) -> bytes:
+    """What stands before the numbers of a dense vector in its message."""
+    from qdrant_client.grpc import DenseVector
+
+    return bytes(DenseVector(data=[0.0] * width).SerializeToString()[: -4 * width])
 
 
 def of_client(record: "Record") -> Point:

@@ -42,12 +42,12 @@ def array_files(delivery: Delivery) -> Files:
             yield numbers.file(name), Npy(name, (rows, numbers.width(dim)), numbers)
             if numbers.precision == "int8":
                 yield scale_file(name), Content(to_bytes(np.array(numbers.scale)))
-    for source in delivery.sparse:
-        yield f"{source.name}.npz", Npz(source.name, (rows, source.width))
-    for tokens in delivery.tokens:
-        counts = tokens.file.counts(delivery.rows.texts.astype(np.int64))
-        yield f"{tokens.name}-starts.npy", TokenStarts(tokens.name, rows)
-        yield f"{tokens.name}.npy", TokenVectors(tokens.name, tokens.file.record, int(counts.sum()))
+    for name, width in delivery.terms_widths.items():
+        yield f"{name}.npz", Npz(name, (rows, width))
+    for name, tokens in delivery.tokens.items():
+        counts = tokens.counts(delivery.rows.texts.astype(np.int64))
+        yield f"{name}-starts.npy", TokenStarts(name, rows)
+        yield f"{name}.npy", TokenVectors(name, tokens.record, int(counts.sum()))
 
 
 def scale_file(name: str) -> str:

@@ -29,14 +29,13 @@ from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
 from interlock.engine.record.words import several
-from interlock.engine.targets.builder import remaining
 from interlock.engine.targets.files.formats import TABLE
 from interlock.engine.targets.files.tables import OWN_RECORDS, TEXTS, matrix_of, terms_of
 from interlock.engine.targets.windows import Places, TokenWindow, Window, points_of
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
 from interlock.engine.vectors.form import FUSED, VectorForm
 from interlock.engine.vectors.fusion import Fusion
-from interlock.engine.vectors.manifest import manifest_of, read_manifest, token_dims
+from interlock.engine.vectors.manifest import CollectionSpec, read_manifest, remaining, token_dims
 from interlock.engine.vectors.points import Point
 from interlock.engine.vectors.projection import PROJECTION
 
@@ -176,7 +175,7 @@ class ExportedCollection:
         language = str(run.setting("bm25_language")) if run.setting("bm25") else ""
         projection = written[PROJECTION].sha256 if PROJECTION in written else ""
         manifest = _told(
-            manifest_of(
+            CollectionSpec(
                 summary.qdrant_collection,
                 Fusion(run.summary.fusion),
                 roster,
@@ -186,7 +185,7 @@ class ExportedCollection:
                 VectorForm(run.setting("keep") or "both", dims.get(FUSED, 0) if projection else 0),
                 projection,
                 summary.missing,
-            )
+            ).manifest
         )
         read_manifest(manifest, dims, [*terms, *([BM25] if language else [])], tokens)
         contents = {name: written[name].sha256 for name in names}

@@ -56,14 +56,14 @@ def _array_bytes(form: "VectorForm", fusion: "Fusion", members: Mapping[str, int
 def _table(delivery: "Delivery") -> "Files":
     from interlock.engine.targets.files.tables import Parquet
 
-    terms = {each.name: each.width for each in delivery.sparse}
-    yield TABLE, Parquet(len(delivery.rows.texts), delivery.dims, terms, delivery.columns_in, delivery.mark)
+    rows, widths = len(delivery.rows.texts), delivery.spec.dims
+    yield TABLE, Parquet(rows, widths, delivery.terms_widths, delivery.columns_in, delivery.mark)
 
 
 def _lines(delivery: "Delivery") -> "Files":
     from interlock.engine.targets.files.tables import Jsonl
 
-    yield LINES, Jsonl(len(delivery.rows.texts), [*delivery.dims], [each.name for each in delivery.sparse])
+    yield LINES, Jsonl(len(delivery.rows.texts), [*delivery.spec.dims], [*delivery.terms_widths])
 
 
 FORMATS = {
@@ -111,7 +111,7 @@ def files_of(delivery: "Delivery", formats: Collection[str]) -> "dict[str, Outpu
         made |= each.files(delivery)
     if delivery.projection is not None and formats:
         made[PROJECTION] = Content(to_bytes(delivery.projection))
-    if delivery.missing and formats:  # comes last, so it is the first that gets its name
+    if delivery.spec.missing and formats:  # comes last, so it is the first that gets its name
         made[MARK] = Content(delivery.mark)
     return made
 

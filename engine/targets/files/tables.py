@@ -21,7 +21,8 @@ from interlock.engine.corpus.corpus import digest_of
 from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.record.words import several
 from interlock.engine.targets.files.arrays import differ, index_type
-from interlock.engine.targets.windows import WINDOW, Check, Sink, Vectors, Window, first, uuid_of, whole
+from interlock.engine.targets.windows import WINDOW, Check, Sink, Window, first, uuid_of, whole
+from interlock.engine.vectors.fusion import Vectors
 from interlock.engine.vectors.precision import FLOAT32, Encoding
 
 if TYPE_CHECKING:
