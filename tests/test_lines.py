@@ -26,7 +26,7 @@ from interlock.engine.record.words import safe
 from interlock.widgets.panes.events import SEVERITIES
 
 EVENTS = get_args(ev.AnyEvent)
-SILENT = (ev.BatchCommitted, ev.DeviceSampled, ev.PassPlanned)
+SILENT = (ev.BatchCommitted, ev.PassPlanned, *(kind for kind in EVENTS if issubclass(kind, ev.Heartbeat)))
 NOT_PRINTED = (*SILENT, ev.CorpusTokenised, ev.MemoryCalibrated, ev.ModelAttached, ev.RowsReused)
 GIB = 1 << 30
 HOSTILE = st.one_of(

@@ -17,6 +17,7 @@ from interlock.engine.record.facts import Memory
 from interlock.engine.record.fold import fold
 from interlock.engine.record.health import Attention, Health, health, time_left
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of
+from interlock.engine.record.snapshot import snapshot as snapshot_of
 from interlock.engine.record.state import Course, Pace, RunState
 from interlock.engine.record.words import duration
 from interlock.widgets import cluster, gauges, glyphs, header
@@ -545,6 +546,19 @@ def test_the_course_of_a_device_is_kept_whole_and_its_highest_moment_never_lost(
     assert len(course.values) < 600 and course.count == 5000
     assert course.step * len(course.values) >= 5000 > course.step * (len(course.values) - 1)
     assert course.values.index(9) == 1234 // course.step
+
+
+class Looked(ev.Heartbeat, frozen=True, tag="looked"):
+    free: int
+
+
+def test_the_latest_heartbeat_of_any_kind_is_found_on_a_snapshot_and_is_no_progress():
+    state = RunState()
+    for seq in range(3):
+        body: Any = Looked(free=seq)
+        fold(state, ev.Entry(seq=seq, at=9.0, session=0, elapsed=1.0, device_kind="cpu", body=body))
+    seen = snapshot_of(state, 2)
+    assert (seen.latest(Looked), seen.latest(ev.DeviceSampled), seen.progressed_at) == (Looked(free=2), None, 0.0)
 
 
 def test_a_sample_that_was_late_leaves_no_gap_in_time() -> None:

@@ -99,6 +99,7 @@ def test_a_recording_shows_every_rung_and_every_trouble_of_one_session(recorded)
         ev.PairsScored,
         ev.RerankerPassedOver,
     }
+    other_stories |= {each for each in ev.AnyEvent.__args__ if issubclass(each, ev.Heartbeat)}
     steering = {ev.ControlApplied, ev.ControlRefused}
     assert set(ev.AnyEvent.__args__) - {type(entry.body) for entry in recorded} <= other_stories | steering
     assert [lost.device for lost in of(ev.DeviceLost, recorded)] != []

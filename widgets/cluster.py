@@ -15,7 +15,7 @@ from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.words import several
 from interlock.widgets import gauges
 from interlock.widgets.formats import several_devices
-from interlock.widgets.pane import Choice, around
+from interlock.widgets.pane import Cursor, around
 from interlock.widgets.text import CURSOR, FOLDED, UNFOLDED, Row, Span, fit, fitted, width_of
 
 STEPS, LONGEST_NAME = 20, 16
@@ -77,18 +77,18 @@ def in_sight(count: int, place: int, height: int) -> range:
 
 
 def rows(
-    devices: Devices, opened: Collection[str], choice: Choice, width: int, height: int, *, pointed: bool
+    devices: Devices, opened: Collection[str], cursor: Cursor, width: int, height: int, *, pointed: bool
 ) -> list[Row]:
     """Draw at most `height` rows, with a sign before the chosen one where it is `pointed` at; the last one tells of
     what is not in sight."""
-    found, sight = lines(devices, opened), choice.sight
+    found, sight = lines(devices, opened), cursor.sight
     shown, others = found[sight.start : sight.stop], found[: sight.start] + found[sight.stop :]
     heads = [_head(line, opened) for line in shown]
     size = max(map(width_of, heads)) + 1
     local = [_local(line.worst) for line in shown]
     drawn = []
     for place, line, head, device in zip(sight, shown, heads, local, strict=True):
-        text = fit(f"{CURSOR if pointed and place == choice.place else ' '}{head}", size)
+        text = fit(f"{CURSOR if pointed and place == cursor.place else ' '}{head}", size)
         drawn.append(_line(line, text, gauges.single(device, tuple(local), max(1, width - size - 1)), width))
     return [*drawn, *([_more(others, width)] if others else [])][: max(1, height)]
 

@@ -143,7 +143,7 @@ class View(NamedTuple):
     """Tells of a pass's batches."""
 
 
-class Choice(NamedTuple):
+class Cursor(NamedTuple):
     """Things of which a pane tells of one: their names, which it is, and which stand in sight from line `top` on.
     `branch` is what enter unfolds, or folds; nothing where it does neither."""
 
@@ -169,7 +169,7 @@ class PaneKind(NamedTuple):
     title: str
     rows: Callable[[View], list[Row]] | None = None
     """None for one with a widget of its own."""
-    choice: Callable[[View], Choice | None] = lambda _: None
+    cursor: Callable[[View], Cursor | None] = lambda _: None
     """What can be chosen in it now."""
     legend: Callable[[int], Row] = lambda _: ()
     """What its signs mean, for a border of so many cells."""
@@ -194,12 +194,12 @@ class RunPane(Pane):
         super().__init__(f"{kind.key} {kind.title}", id=kind.name)
         self._kind = kind
         self._view = View(Snapshot())
-        self._choice: Choice | None = None
+        self._cursor: Cursor | None = None
 
     @property
     def keys(self) -> str:
         """Say what keys do to what can be chosen now."""
-        return "" if not self._choice else "up/down choose" + "  enter unfold" * bool(self._choice.branch)
+        return "" if not self._cursor else "up/down choose" + "  enter unfold" * bool(self._cursor.branch)
 
     def draw(self, view: View) -> None:
         """Show this moment of the run, with what was chosen and unfolded before."""
@@ -208,34 +208,34 @@ class RunPane(Pane):
 
     def _again(self, view: View) -> None:
         self._view = view._replace(width=self.inner_width, height=self.inner_height, focused=self.has_focus)
-        self._choice = self._kind.choice(self._view)
+        self._cursor = self._kind.cursor(self._view)
         self.entitle(below=self._kind.legend(self.inner_width))
         self.show(self._kind.rows(self._view) if self._kind.rows else [])
 
     def action_choose(self, places: int) -> None:
         """Choose the next one, or the one before; scroll where nothing is chosen."""
-        if self._choice:
-            names, place = self._choice.names, self._choice.place + places
+        if self._cursor:
+            names, place = self._cursor.names, self._cursor.place + places
             self._again(self._view._replace(chosen=names[max(0, min(place, len(names) - 1))]))
         else:
             self.scroll_relative(y=places, animate=False)
 
     def action_unfold(self, wanted: bool | None = None) -> None:
         """Unfold what is chosen, or fold it; without `wanted`, whichever it is not."""
-        if not (self._choice and self._choice.branch):
+        if not (self._cursor and self._cursor.branch):
             raise SkipAction
-        branch, opened = self._choice.branch, self._view.opened
+        branch, opened = self._cursor.branch, self._view.opened
         unfold = branch not in opened if wanted is None else wanted
-        chosen = self._choice.names[self._choice.place] if unfold else branch
+        chosen = self._cursor.names[self._cursor.place] if unfold else branch
         self._again(self._view._replace(chosen=chosen, opened=opened | {branch} if unfold else opened - {branch}))
 
     def on_click(self, event: events.Click) -> None:
         """Choose a line; unfold it, or fold it."""
-        where, choice = event.get_content_offset(self), self._choice
-        line = where.y + self.scroll_offset.y - choice.top if where and choice else -1
-        if choice and 0 <= line < len(choice.sight):
-            self._again(self._view._replace(chosen=choice.names[choice.sight[line]]))
-            if choice.branch:
+        where, cursor = event.get_content_offset(self), self._cursor
+        line = where.y + self.scroll_offset.y - cursor.top if where and cursor else -1
+        if cursor and 0 <= line < len(cursor.sight):
+            self._again(self._view._replace(chosen=cursor.names[cursor.sight[line]]))
+            if cursor.branch:
                 self.action_unfold()
 
     def on_focus(self, event: events.Focus) -> None:
@@ -243,13 +243,13 @@ class RunPane(Pane):
 
     def on_blur(self, event: events.Blur) -> None:
         """Go back to the top of what can be unfolded: who looks elsewhere has the worst in sight."""
-        if self._choice and self._choice.branch:
+        if self._cursor and self._cursor.branch:
             self._view = self._view._replace(chosen="")
         self.call_next(self._mark)
 
     def _mark(self) -> None:
         """Draw the cursor, or leave it out: only after a handler of ours the widget knows whether it has the focus."""
-        if self._choice:
+        if self._cursor:
             self._again(self._view)
 
 

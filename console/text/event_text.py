@@ -74,6 +74,8 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             again = event.reason.startswith(f"{event.status} ")  # stopped by somebody: the word is said once
             said = event.reason if again else f"{event.status}{with_all}{_because(event.reason)}"
             return Description(BY_STATUS[event.status], "run", f"run {said}")
+    if isinstance(event, ev.Heartbeat):  # of which there are too many to be told
+        return Description(None, "sample", str(event), printed=False)
     if isinstance(event, MachineEvent):
         return machines(event, real)
     if isinstance(event, WorkEvent):

@@ -30,7 +30,6 @@ class Description(NamedTuple):
 
 MachineEvent = (
     ev.DevicesFound
-    | ev.DeviceSampled
     | ev.DeviceLost
     | ev.NodeJoined
     | ev.NodeLost
@@ -63,9 +62,6 @@ def machines(event: MachineEvent, real: bool) -> Description:
     match event:
         case ev.DevicesFound():
             return Description("note", "device", _devices(event))
-        case ev.DeviceSampled():
-            held, ours = human_bytes(event.memory.occupied), human_bytes(event.memory.allocated)
-            return Description(None, "device", f"{event.device}: {held} occupied, {ours} in tensors", printed=False)
         case ev.DeviceLost():
             return Description("error", "device", f"{event.device} lost: {event.reason}")
         case ev.NodeJoined():

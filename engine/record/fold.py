@@ -73,7 +73,9 @@ def fold_all(state: RunState, entries: Iterable[Entry]) -> RunState:
 def fold(state: RunState, entry: Entry) -> None:
     """Take one entry into the state."""
     state.latest_at = entry.at
-    if not isinstance(entry.body, ev.Heartbeat | ev.ControlEvent) or _lifts(entry.body):
+    if isinstance(entry.body, ev.Heartbeat):
+        state.beats[type(entry.body).__name__] = entry.body
+    elif not isinstance(entry.body, ev.ControlEvent) or _lifts(entry.body):
         state.progressed_at = entry.at
     state.stage = STAGES.get(type(entry.body), state.stage)
     state.device_kind = entry.device_kind

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
+from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ from interlock.engine.record.state import (
     RunStatus,
 )
 
+Beat = TypeVar("Beat", bound=ev.Heartbeat)
 NEARLY = 1 - 1e-9
 GONE = "stopped writing"
 """The phase of a run whose process is there no more."""
@@ -168,6 +170,12 @@ class Snapshot(RunStatus, kw_only=True):
     controls: tuple[Control, ...] = ()
     nodes: tuple[NodeState, ...] = ()
     """Of a cluster, those of earlier sessions too; none on one machine."""
+    beats: Mapping[str, ev.Heartbeat] = field(default_factory=dict)
+
+    def latest(self, kind: type[Beat]) -> Beat | None:
+        """Find the latest heartbeat of a kind; None before the first."""
+        found = self.beats.get(kind.__name__)
+        return found if isinstance(found, kind) else None
 
     @property
     def over(self) -> bool:
@@ -252,6 +260,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         pace=state.pace.copy(),
         controls=tuple(state.controls),
         nodes=tuple(state.nodes.values()),
+        beats=dict(state.beats),
     )
 
 

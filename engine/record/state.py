@@ -328,6 +328,8 @@ class RunState(RunStatus, kw_only=True):
     seconds_of_session: dict[int, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     devices: dict[str, Gauge] = field(default_factory=dict)
+    beats: dict[str, ev.Heartbeat] = field(default_factory=dict)
+    """The latest of each kind, by its name."""
     peaks: dict[tuple[str, str], int] = field(default_factory=dict)
     """Of devices that earlier sessions, or nodes before they joined again, had; by name and label."""
     nodes: dict[str, NodeState] = field(default_factory=dict)

@@ -12,26 +12,26 @@ from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.words import duration, human_bytes
 from interlock.widgets.formats import MIB, clock, devices_of, gib
-from interlock.widgets.pane import Choice, PaneKind, View, around
+from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows
 
 LEAST_MODEL, WHOLE_MODEL, MOST_MODEL, WIDE, ROOMY = 12, 20, 28, 56, 100
 STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}
 
 
-def choice(view: View) -> Choice | None:
+def cursor(view: View) -> Cursor | None:
     """Zoomed it tells of one lease, at first of the first."""
     names = [lease.lease for lease in _ordered(view.snapshot)]
     if not view.zoomed or not names:
         return None
     place = names.index(view.chosen) if view.chosen in names else 0
-    return Choice(names, place, around(len(names), place, max(1, min(len(names), view.height // 3))), 1)
+    return Cursor(names, place, around(len(names), place, max(1, min(len(names), view.height // 3))), 1)
 
 
 def rows(view: View) -> list[Row]:
     """Draw all leases that are known, below their titles where there is room for these; zoomed those around one of
     them, and below them all that is known of that one. It scrolls: there are as many rows as it takes."""
-    found, width = choice(view), view.width
+    found, width = cursor(view), view.width
     if not found:
         return _table(view.snapshot, width, titled=view.height > 1)
     heads, *lines = _table(view.snapshot, width - 1, titled=True)
@@ -177,7 +177,7 @@ COLUMNS: Sequence[tuple[Column, Callable[[LeaseState, Snapshot], str]]] = (
 )
 """In their order on the screen."""
 PANE = PaneKind(
-    "leases", 3, "Leases", rows, choice,
+    "leases", 3, "Leases", rows, cursor,
     help=[("{zoom}", "the whole receipt of a lease"), ("up down", "choose the lease, once zoomed")],
     sign="GiB before > peak > after, and the residue left behind",
 )  # fmt: skip

@@ -15,7 +15,7 @@ from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, Pa
 from interlock.engine.record.words import duration, percent, several
 from interlock.widgets import glyphs
 from interlock.widgets.formats import count, devices_of, tally, trouble
-from interlock.widgets.pane import Choice, PaneKind, View, around
+from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.panes import cache
 from interlock.widgets.text import CURSOR, Column, Row, Span, fit, fitted, in_columns, sized, width_of
 
@@ -31,7 +31,7 @@ CELLS = {"queued": ("▁", "rest"), "committed": ("▇", "fill"), "mitigated": (
 SECONDS, CELL_GAP, MOST_NODES = 6, 2, 4
 
 
-def choice(view: View) -> Choice | None:
+def cursor(view: View) -> Cursor | None:
     """Zoomed it tells of one pass, before one was chosen of that at work."""
     count = len(view.snapshot.passes)
     if not view.zoomed or not count:
@@ -39,14 +39,14 @@ def choice(view: View) -> Choice | None:
     place = int(view.chosen) if view.chosen else view.snapshot.current_pass or 0
     place = max(0, min(place, count - 1))
     names = [str(each) for each in range(count)]
-    return Choice(names, place, around(count, place, max(1, min(count, view.height // 3))))
+    return Cursor(names, place, around(count, place, max(1, min(count, view.height // 3))))
 
 
 def rows(view: View) -> list[Row]:
     """Draw passes, then a line of the cache where that has no pane, then collections, in the lines that there are; of
     more passes than lines, one line tells of those that are not shown. Zoomed all batches of one pass stand below."""
     snapshot, width, height = view.snapshot, view.width, view.height
-    if found := choice(view):
+    if found := cursor(view):
         return _detail(view, found)
     with_cache = "cache" not in view.shown and not view.zoomed
     if snapshot.passes:
@@ -57,7 +57,7 @@ def rows(view: View) -> list[Row]:
     return [*shown, *_collections(snapshot, width, height - len(shown))]
 
 
-def _detail(view: View, found: Choice) -> list[Row]:
+def _detail(view: View, found: Cursor) -> list[Row]:
     """The passes around the chosen one, and its whole grid: each batch with its number, its state and its seconds. As
     many rows as that takes, for a pane that scrolls."""
     snapshot, width, cells = view.snapshot, view.width, view.cells(found.place)
@@ -282,7 +282,7 @@ def _known(each: CollectionView) -> list[str]:
 
 
 PANE = PaneKind(
-    "passes", 2, "Passes", rows, choice,
+    "passes", 2, "Passes", rows, cursor,
     help=[
         ("{zoom}", "the whole grid of a pass, with the state and seconds of each batch"),
         ("up down", "choose the pass, once zoomed; pageup and pagedown scroll its grid"),

@@ -13,7 +13,7 @@ from interlock.engine.record.state import HISTORY
 from interlock.widgets import cluster, gauges, glyphs
 from interlock.widgets.cluster import Devices
 from interlock.widgets.formats import amount, unit
-from interlock.widgets.pane import Choice, PaneKind, View
+from interlock.widgets.pane import Cursor, PaneKind, View
 from interlock.widgets.text import Row, Span, fitted, kept, width_of
 
 LEAST_CELL, MOST_PAIRED = 28, 8
@@ -42,20 +42,20 @@ def legend(width: int) -> Row:
     return tuple(spans) if sum(width_of(span.text) for span in spans) + 10 <= width else ()
 
 
-def choice(view: View) -> Choice | None:
+def cursor(view: View) -> Cursor | None:
     """Folded nodes are lines to choose from, and to unfold."""
     if not folds(view.snapshot.devices, view.width, view.height):
         return None
     found = cluster.lines(view.snapshot.devices, view.opened)
     names = [line.name for line in found]
     place = names.index(view.chosen) if view.chosen in names else 0
-    return Choice(names, place, cluster.in_sight(len(names), place, view.height), branch=found[place].node)
+    return Cursor(names, place, cluster.in_sight(len(names), place, view.height), branch=found[place].node)
 
 
 def rows(view: View) -> list[Row]:
     """Draw devices in the lines that there are; graphs are of the last minutes, zoomed of the whole run."""
     devices, width, height = view.snapshot.devices, view.width, view.height
-    if found := choice(view):
+    if found := cursor(view):
         return cluster.rows(devices, view.opened, found, width, height, pointed=view.focused)
     return _with_graphs(devices, width, height, view.zoomed) or _shown(devices, width, height)
 
@@ -173,7 +173,7 @@ def _worst(devices: Devices, width: int, height: int) -> list[Row]:
 
 
 PANE = PaneKind(
-    "vram", 1, "VRAM", rows, choice, legend,
+    "vram", 1, "VRAM", rows, cursor, legend,
     help=[
         ("{zoom}", "the whole course of each device"),
         ("% !", "the sign behind a percentage: from 90 % of the ceiling on, and from 97 %"),
