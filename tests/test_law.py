@@ -14,19 +14,28 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.layout import values_in
 from interlock.engine.models.memory import Calibration, Law, law_for, law_of, law_of_config_only
-from interlock.engine.models.networks.kernels import Kernel, filling
+from interlock.engine.models.networks.kernels import Kernel, filling, padded_tokens
 from interlock.engine.models.networks.network import PackedEncoder
 from interlock.engine.models.networks.streaming import slot_bytes
 from interlock.engine.models.registry import ModelSpec
 from tests.architectures import ARCHITECTURES, LIMITS, MINILM, QWEN3_06B
 from tests.builders import tiny_model
-from tests.oracle import Oracle, lengths_of
+from tests.oracle import Oracle, blank, is_causal, lengths_of, measured
 
 PACKED = [  # every pair of an architecture and a kernel is in bench/law.py
     *((name, Kernel.FLASH) for name in ("MiniLM-L6", "Qwen3-0.6B", "ModernBERT-base", "EmbeddingGemma-300M")),
     *((name, Kernel.EFFICIENT) for name in ("XLM-R-large", "Qwen3-0.6B", "ModernBERT-base")),
     ("MPNet-base", Kernel.RUNS),
 ]
+TINY = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 300, "pad_token_id": 0}
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+HOST: dict[str, dict[str, object]] = {
+    "bert": {**MINILM, **TINY, "intermediate_size": 512},
+    "mpnet": {**ARCHITECTURES["MPNet-base"], **TINY, "intermediate_size": 512, "pad_token_id": 1},
+    "modernbert": {**ARCHITECTURES["ModernBERT-base"], **TINY, **SPECIAL, "intermediate_size": 192},
+    "qwen3": {**QWEN3_06B, **TINY, **SPECIAL, "intermediate_size": 384, "num_key_value_heads": 2, "head_dim": 32},
+}
+BATCHES = ([250] * 2, [50] * 16, [250], [60, 50, 40, 60], [200, 120, 199])
 PADDED = [
     ("XLM-R-large", "sdpa"),
     ("Qwen3-0.6B", "sdpa"),
@@ -63,6 +72,25 @@ def test_the_estimate_for_rows_end_to_end_is_within_two_percent_of_a_published_a
 def test_the_estimate_for_padded_rows_is_within_a_quarter_of_a_published_architecture(name, attends):
     found = errors(name, packed=False, attends=attends, kernel=Kernel.HOST)
     assert min(found) >= -0.02 and max(found) <= 0.25  # rows of one length have no mask
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("kind", HOST)
+def test_a_network_on_the_host_allocates_no_more_than_its_law_says(kind, packed):
+    """Real tensors in float32: the estimate is no lower than what a forward takes, nor far above it."""
+    attends = "eager" if kind == "mpnet" and not packed else "sdpa"
+    torch.manual_seed(0)
+    network = blank(HOST[kind], attends, torch.float32, packed=packed)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    law = law_of(HOST[kind], 4, packed=packed, attends=attends, kernel=Kernel.HOST, host=True)
+    for lengths in BATCHES:
+        peak = measured(network, lengths, packed=packed, causal=is_causal(HOST[kind], attends))
+        tokens = sum(lengths) + filling(sum(lengths))
+        if not packed:
+            tokens = padded_tokens(len(lengths), max(lengths), min(lengths))
+        share = law.activations(tokens, max(lengths)) / peak
+        assert 0.99 <= share <= (1.05 if packed else 1.4), lengths
 
 
 @pytest.mark.parametrize(

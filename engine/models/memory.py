@@ -43,6 +43,8 @@ DISTANCES = 44.0
 """Bytes that the distance of two tokens of a row takes where a network makes numbers of it."""
 WINDOWED = ("modernbert", "gemma2", "gemma3")
 """Model types of which some layers see a window, whether or not the configuration says so."""
+WIDEST_HALVES = 128
+"""Values of a head: memory-efficient attention sums wider ones in float32 (`output_accum` of attention.cu)."""
 BATCH_TOKEN = 24
 """Bytes that a batch brings along for each token: its id, its position and its row."""
 SHORTEST = 3
@@ -233,16 +235,34 @@ def _windowed(config: Config) -> bool:
 def _end_to_end(config: Config, sizes: Sizes, size: int, kernel: Kernel) -> Law:
     """State the terms of layers without padding: no mask but that of a window, and scores of one row at a time."""
     width, inner, kind = sizes.width, sizes.inner, config.get("model_type")
+    windowed = _windowed(config)
     if packable(config):
         values: float = max(6 * width, 2 * width + inner)
-    elif kind == "modernbert":  # its feed-forward keeps both halves while it makes a third
-        values = 5.4 * width + 4 * inner
     else:
-        values = max(8 * width + 3 * sizes.queries, 5.2 * width + 3 * inner)
+        values = _turned(config, sizes, size, kernel)
     if kind == "mpnet":  # what it adds to the scores of a row, made from distances of its tokens
         scores = float(sizes.heads * size)
         return Law(0, size * values, square=scores, before=max(2 * scores, DISTANCES))
-    return Law(0, size * values, square=float(size) if kernel is not Kernel.FLASH and _windowed(config) else 0.0)
+    return Law(0, size * values, square=float(size) if kernel is not Kernel.FLASH and windowed else 0.0)
+
+
+def _turned(config: Config, sizes: Sizes, size: int, kernel: Kernel) -> float:
+    """Values that each token holds at the widest moment of layers that turn queries and keys by their positions.
+
+    Attention has queries, keys, values and what comes out; beside them fewer heads of keys spread over those of
+    queries, which flash attention and the host spare, and rows joined where they took turns or sums in float32 of wide
+    heads. A gated feed-forward has both halves and their product; ModernBERT keeps them while it makes a third.
+    """
+    windowed, head = _windowed(config), sizes.queries // sizes.heads
+    two = str(config.get("model_type")).startswith(WINDOWED)  # layers with a window turn by angles of their own
+    angles = 2 * head * (2 if two else 1)
+    joined = kernel in (Kernel.HOST, Kernel.RUNS) or (windowed and kernel is not Kernel.FLASH)
+    spread = sizes.keys != sizes.queries and kernel in (Kernel.EFFICIENT, Kernel.RUNS)
+    summed = kernel is Kernel.EFFICIENT and size == 2 and head > WIDEST_HALVES
+    beside = sizes.queries * (2 * spread + max(joined, 2 * summed))
+    attention = 3 * sizes.width + 2 * (sizes.queries + sizes.keys) + beside
+    halves = (4 if config.get("model_type") == "modernbert" else 3) * sizes.inner
+    return angles + max(attention, 5 * sizes.width + halves)
 
 
 def _padded(config: Config, sizes: Sizes, size: int) -> Law:
