@@ -138,7 +138,7 @@ def runs(options: argparse.Namespace) -> int:
     settings = configuration(options)
     out = settings.settings.out
     if not (options.json or options.plain or not (sys.stdout and sys.stdout.isatty()) or why_headless()):
-        while words := list_runs(out, settings):
+        while words := list_runs(settings):
             if words[0] != "watch":
                 return _go_on(words, settings)
             _go_on(words, settings)
@@ -201,10 +201,10 @@ def view(options: argparse.Namespace) -> int:
     if options.plain or not (sys.stdout and sys.stdout.isatty()) or why_headless():
         print(plain(document, other), end="")
         return ExitCode.COMPLETED
-    from interlock.console.apps.single import Viewer
+    from interlock.console.apps.base import viewer
     from interlock.console.look import look_of
 
-    app = Viewer(document, other, look_of(settings))
+    app = viewer(document, other, look_of(settings))
     with quiet_descriptors():
         app.run()
     return _go_on(app.next, settings)

@@ -56,7 +56,7 @@ def steer(directory: Path, action: str, value: str | None, patience: float) -> O
         with Link(directory) as link:
             asked = link.ask(request, said.Answered)
             if asked.refused:
-                return Outcome(named(directory), called, "refused", asked.who, _now(), asked.refused)
+                return Outcome(named(directory), called, "refused", asked.who, _iso(time.time()), asked.refused)
             answer = _answer(link, directory, asked, control, wanted, patience)
     except UnreachableError as error:
         raise UnreachableError(f"{directory}: {_instead(directory, str(error))}") from error
@@ -180,7 +180,3 @@ def _told(answer: Control, now: Snapshot) -> str:
 
 def _iso(at: float) -> str:
     return clock(at, "%Y-%m-%dT%H:%M:%SZ", utc=True, otherwise="?")
-
-
-def _now() -> str:
-    return _iso(time.time())

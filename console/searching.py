@@ -82,8 +82,9 @@ def _has_screen(options: argparse.Namespace) -> bool:
 
 def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask", rerank: "Rerank | None") -> int:
     """Answer what is typed on a screen until it is left; what speaks against it is told before it opens."""
-    from interlock.console.apps.single import SearchApp
+    from interlock.console.apps.base import Frame
     from interlock.console.look import look_of
+    from interlock.console.screens.search import SearchScreen
     from interlock.console.terminal.tty import quiet_descriptors
     from interlock.console.text.answer_rows import shown_of
     from interlock.engine.flows.search import Answering, SerialRetriever
@@ -98,7 +99,7 @@ def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask
         short = [name.rpartition("/")[2] for name in rerank.names] if rerank else []
         shown = shown_of(answering.searcher.manifest, answering.searcher.store.count(), ", ".join(short))
         with quiet_descriptors():
-            SearchApp(retriever, shown, ask, look).run()
+            Frame[None](look, lambda: SearchScreen(retriever, shown, ask, look)).run()
     finally:
         retriever.close()
     return ExitCode.COMPLETED

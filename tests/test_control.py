@@ -21,7 +21,7 @@ from interlock.console.control import client
 from interlock.console.control import protocol as said
 from interlock.console.control.client import Link, Remote, UnreachableError
 from interlock.console.control.protocol import short
-from interlock.console.control.server import CLIENTS, UNREAD, Server, steerable
+from interlock.console.control.server import CLIENTS, Server, steerable
 from interlock.console.ctl import status, steer
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
@@ -166,7 +166,7 @@ def test_who_does_not_listen_is_cut_off_and_keeps_nobody_waiting(served):
         many = said.line_of(said.Inquiry()) * 1000
         sent = 0
         with suppress(OSError):  # the pipe is full, or closed
-            while sent < 100 * UNREAD:
+            while sent < 100 << 20:
                 sent += connection.send(many)
         assert served.answers()
 

@@ -55,7 +55,7 @@ def test_a_headless_run_of_a_packed_model_loads_no_screen_and_no_transformers(tm
 
 
 def test_the_console_loads_only_its_screens_before_it_paints():
-    screens = ("commands", "front_ends.dispatch", "apps.run", "apps.single", "screens.setup")
+    screens = ("commands", "front_ends.dispatch", "apps.run", "apps.base", "screens.setup")
     code = f"import sys, {', '.join(f'interlock.console.{name}' for name in screens)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}

@@ -17,8 +17,8 @@ from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from interlock.console.apps.base import Runs
 from interlock.console.apps.run import Console
-from interlock.console.apps.single import Runs
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.runs import RunsScreen
@@ -315,7 +315,9 @@ def lines_of(app) -> list[str]:
 
 
 def listing(out: Path, **look: object) -> Runs:
-    return Runs(out, Look(**look), now=lambda: LATER, driver=None)
+    app = Runs(Look(**look, out=out), driver=None)
+    app.now = lambda: LATER
+    return app
 
 
 async def chosen(pilot: Pilot, name: str) -> None:

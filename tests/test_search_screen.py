@@ -8,11 +8,11 @@ import pytest
 from rich.cells import cell_len
 from textual import events
 
-from interlock.console.apps.single import SearchApp
+from interlock.console.apps.base import Frame
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.hits import HitScreen
-from interlock.console.screens.search import read_conditions
+from interlock.console.screens.search import SearchScreen, read_conditions
 from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import LINES, StoreShown
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
@@ -143,8 +143,9 @@ def test_conditions_are_read_as_on_the_command_line_or_refused():
             read_conditions(text)
 
 
-def screen_of(desk, shown: StoreShown = SHOWN, ask: Ask | None = None, **look: object) -> SearchApp:
-    return SearchApp(desk, shown, ask or Ask(limit=20), Look(**look), driver=None)
+def screen_of(desk, shown: StoreShown = SHOWN, ask: Ask | None = None, **looks: object) -> Frame:
+    look = Look(**looks)
+    return Frame(look, lambda: SearchScreen(desk, shown, ask or Ask(limit=20), look), driver=None)
 
 
 def text_of(app) -> str:
@@ -157,33 +158,41 @@ async def ask(pilot, question: str, wanted: str = "chunks in") -> None:
     await shows(pilot, lambda: f"for {question}" in text_of(pilot.app) and wanted in text_of(pilot.app))
 
 
-@pytest.mark.parametrize(
-    ("size", "look"),
-    [((80, 24), {"ascii": True, "theme": "daylight"}), ((120, 40), {}), ((200, 60), {}), ((40, 10), {})],
-)
-async def test_a_question_is_answered_at_any_size(size, look):
+@pytest.mark.parametrize("look", [{"ascii": True, "theme": "daylight"}, {}], ids=["ascii", "plain"])
+async def test_a_question_is_answered_at_any_size_and_chunks_are_walked_opened_and_copied(look):
     desk = RecordedRetriever()
     app = screen_of(desk, **look)
-    async with app.run_test(size=size) as pilot:
-        await shows(pilot, lambda: "nothing asked yet" in text_of(app) and "in memory" in text_of(app))
-        await ask(pilot, QUESTION)
-        lines = lines_of(app)
-        assert [asked[0] for asked in desk.asked] == [QUESTION]
-        assert any("1. 1.000  datetime.date" in line for line in lines)
-        assert any("dense 1. 0.830  bm25 1. 19.132" in line for line in lines)
-        assert ("metadata.line: 980" in text_of(app)) == (size[0] >= 120)
-        assert not look or text_of(app).isascii()
-        await pilot.press("down", "G", "G")
-        await shows(pilot, lambda: "12. " in text_of(app))  # the last one is in sight
-
-
-async def test_a_terminal_that_is_too_small_has_the_line_and_goes_on():
-    app = screen_of(RecordedRetriever())
     async with app.run_test(size=(30, 6)) as pilot:
-        await pilot.press(*QUESTION, "enter")
-        await shows(pilot, lambda: "12 chunks in 58 ms" in text_of(app))
+        await pilot.press("space", "enter")
+        await shows(pilot, lambda: desk.resident)
         await pilot.resize_terminal(80, 24)
-        await shows(pilot, lambda: "datetime.date.fromisoformat" in text_of(app))
+        await shows(pilot, lambda: "the question is empty" in text_of(app) and "nothing asked yet" in text_of(app))
+        assert desk.asked == []
+        await pilot.resize_terminal(30, 6)  # too small for all but the line
+        await pilot.press("backspace", *QUESTION, "enter")
+        await shows(pilot, lambda: "12 chunks in 58 ms" in text_of(app))
+        assert [asked[0] for asked in desk.asked] == [QUESTION]
+        for size in ((40, 10), (80, 24), (120, 40), (200, 60)):
+            await pilot.resize_terminal(*size)
+            await pilot.press("home")
+            await shows(pilot, lambda: "1. 1.000  datetime.date" in text_of(app))
+            assert "dense 1. 0.830  bm25 1. 19.132" in text_of(app)
+            assert ("metadata.line: 980" in text_of(app)) == (size[0] >= 120)
+            assert not look or text_of(app).isascii()
+            await pilot.press("down", "G", "G")
+            await shows(pilot, lambda: "12. " in text_of(app))  # the last one is in sight
+        await pilot.resize_terminal(80, 24)
+        await pilot.press("home", "down", "enter")
+        await shows(pilot, lambda: isinstance(app.screen, HitScreen) and "metadata.line: 1823" in text_of(app))
+        await pilot.press("c")
+        assert app.clipboard.splitlines()[:2] == ["datetime.datetime.fromisoformat"] * 2
+        await pilot.press("escape", "up", "c")
+        assert app.clipboard.startswith("datetime.date.fromisoformat\n")
+        await pilot.click("#hits", offset=(10, 8))
+        await shows(pilot, lambda: "dense 3. 0.732" in text_of(app))
+        await pilot.press("escape")
+        await pilot.pause()
+        assert not app.is_running
 
 
 async def test_keys_ask_the_same_question_in_another_way():
@@ -213,63 +222,21 @@ async def test_keys_ask_the_same_question_in_another_way():
     ]
 
 
-async def test_where_there_is_nothing_to_choose_from_a_key_says_so():
+async def test_what_is_no_key_or_pasted_begins_another_question_and_a_burst_loses_nothing():
     app = screen_of(RecordedRetriever(), StoreShown("c", 3, {"a": 1.0}))
     async with app.run_test(size=(120, 40)) as pilot:
-        await ask(pilot, QUESTION)
-        for key, said in {"h": "one list alone (dense)", "r": "begin with --rerank MODEL"}.items():
-            await pilot.press(key)
-            await shows(pilot, lambda said=said: said in text_of(app))
-
-
-async def test_what_is_pasted_beside_the_line_is_the_next_question():
-    app = screen_of(RecordedRetriever())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await ask(pilot, QUESTION)
-        app.screen._list.post_message(events.Paste("pasted how\nand more"))
-        await shows(pilot, lambda: app.screen.query_one("#question").value == "pasted how")
-
-
-async def test_an_empty_question_asks_nothing_and_says_so():
-    desk = RecordedRetriever()
-    app = screen_of(desk)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("space", "enter")
-        await shows(pilot, lambda: "the question is empty" in text_of(app))
-        assert desk.asked == []
-        await pilot.press("x")
-        await shows(pilot, lambda: "the question is empty" not in text_of(app))
-
-
-async def test_a_chunk_is_opened_copied_and_left():
-    app = screen_of(RecordedRetriever())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await ask(pilot, QUESTION)
-        await pilot.press("down", "enter")
-        await shows(pilot, lambda: isinstance(app.screen, HitScreen) and "metadata.line: 1823" in text_of(app))
-        await pilot.press("c")
-        assert app.clipboard.splitlines()[:2] == ["datetime.datetime.fromisoformat"] * 2
-        await pilot.press("escape", "up", "c")
-        assert app.clipboard.startswith("datetime.date.fromisoformat\n")
-        await pilot.click("#hits", offset=(10, 8))
-        await shows(pilot, lambda: "dense 3. 0.732" in text_of(app))
-        await pilot.press("escape")
-        await pilot.pause()
-        assert not app.is_running
-
-
-async def test_what_is_no_key_begins_another_question_and_a_burst_loses_nothing():
-    app = screen_of(RecordedRetriever())
-    async with app.run_test(size=(80, 24)) as pilot:
         line = app.screen.query_one("#question")
         await ask(pilot, QUESTION)
-        for key in "parse how":
-            app.post_message(events.Key("space" if key == " " else key, key))
-        await shows(pilot, lambda: line.value == "parse how")
-        await pilot.press("escape")
-        for key in "/what":
-            app.post_message(events.Key("slash" if key == "/" else key, key))
-        await shows(pilot, lambda: line.value == "what")
+        for key, said in {"h": "one list alone (dense)", "r": "begin with --rerank MODEL"}.items():
+            await pilot.press(key)  # there is nothing to choose from
+            await shows(pilot, lambda said=said: said in text_of(app))
+        for typed in ("parse how", "/what"):
+            for key in typed:
+                app.post_message(events.Key({" ": "space", "/": "slash"}.get(key, key), key))
+            await shows(pilot, lambda typed=typed: line.value == typed.strip("/"))
+            await pilot.press("escape")
+        app.screen._list.post_message(events.Paste("pasted how\nand more"))
+        await shows(pilot, lambda: line.value == "pasted how")
         await pilot.press("escape", "q")
         await pilot.pause()
         assert not app.is_running
@@ -397,19 +364,10 @@ def test_on_a_terminal_a_store_is_searched_and_reranked_until_it_is_left(store, 
     assert "zebra" in interlock("search", store, "zebra", "--limit", 1, cwd=tmp_path).stdout
 
 
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (("--filter", "lang=en"), "no chunk has 'lang'"),
-        (("--theme", "nobody"), "unknown theme"),
-    ],
-)
-def test_what_can_be_known_is_told_before_the_screen_opens(store, tmp_path, flags, why):
-    with on_terminal("search", store, *flags, cwd=tmp_path, columns=200) as terminal:
-        assert terminal.wait() == ExitCode.USAGE
-        terminal.wait_for(why)
-        assert b"\x1b[?1049h" not in terminal.output
-
-
-def test_without_a_terminal_a_query_is_needed(store, tmp_path):
+def test_what_can_be_known_is_told_before_the_screen_opens_and_without_a_terminal_a_query_is_needed(store, tmp_path):
+    for flags, why in ((("--filter", "lang=en"), "no chunk has 'lang'"), (("--theme", "nobody"), "unknown theme")):
+        with on_terminal("search", store, *flags, cwd=tmp_path, columns=200) as terminal:
+            assert terminal.wait() == ExitCode.USAGE
+            terminal.wait_for(why)
+            assert b"\x1b[?1049h" not in terminal.output
     assert "pass a query" in interlock("search", store, cwd=tmp_path, check=ExitCode.USAGE).stderr

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.console.apps import run as notify
 from interlock.console.look import draws_only_ascii
-from interlock.console.terminal import notify
 from interlock.console.terminal.output_thread import MOST_BYTES, OutputThread
 from interlock.console.terminal.tty import Surroundings, quiet_descriptors, why_headless
 from interlock.engine.record.snapshot import Snapshot
@@ -236,7 +236,7 @@ def test_the_call_to_an_operator_is_one_sequence_and_steers_nothing(name: str, r
     assert sequence.startswith("\a\x1b]9;interlock ")
     assert sequence.endswith("\x1b\\")
     assert not _steers(sequence[5:-2])
-    assert len(sequence) <= notify.LIMIT + 7
+    assert len(sequence) <= notify.CALL + 7
 
 
 def test_the_call_to_an_operator_says_when_a_run_is_not_real() -> None:

@@ -21,7 +21,7 @@ from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from interlock.engine.errors import ExitCode, InterlockError
@@ -73,17 +73,17 @@ def from_journal(kind: str) -> Make:
 
 def comparison(run: Recorded, look: "Look") -> "App[Any]":
     """The viewer on this run and one of eight devices."""
-    from interlock.console.apps.single import Viewer
+    from interlock.console.apps.base import viewer
     from interlock.console.summary import document
 
     other = Recorded(RunDirectory(run.directory.path.with_name(EARLIER)), name="eight-devices")
     other.play_to(1.0)
-    return Viewer(document.load(run.directory.summary), document.load(other.directory.summary), look, driver=None)
+    return viewer(document.load(run.directory.summary), document.load(other.directory.summary), look, driver=None)
 
 
 def setup(run: Recorded, look: "Look") -> "App[Any]":
     """The form of a new run."""
-    from interlock.console.apps.single import Form
+    from interlock.console.apps.base import Form
     from interlock.console.form import Machine
 
     for name, count in (("Handbook", 480), ("Tickets", 1250)):
@@ -95,16 +95,19 @@ def setup(run: Recorded, look: "Look") -> "App[Any]":
 
 def search(run: Recorded, look: "Look") -> "App[Any]":
     """The search screen on the demo's store."""
-    from interlock.console.apps.single import SearchApp
+    from interlock.console.apps.base import Frame
+    from interlock.console.screens.search import SearchScreen
+    from interlock.engine.flows.search import SerialRetriever
     from interlock.engine.search.ask import Ask
     from tools.recorded_answer import SHOWN, RecordedRetriever
 
-    return SearchApp(RecordedRetriever(), SHOWN, Ask(limit=20), look, driver=None)
+    retriever = cast(SerialRetriever, RecordedRetriever())
+    return Frame[None](look, lambda: SearchScreen(retriever, SHOWN, Ask(limit=20), look), driver=None)
 
 
 def runs(run: Recorded, look: "Look") -> "App[Any]":
     """The list of runs: this one, which goes on, one that is over, one that was stopped and one whose process died."""
-    from interlock.console.apps.single import Runs
+    from interlock.console.apps.base import Runs
     from interlock.console.screens.runs import RunsScreen
     from interlock.console.sources.runs import RunList
     from interlock.engine.record.atomic import Occupant
@@ -142,7 +145,7 @@ def runs(run: Recorded, look: "Look") -> "App[Any]":
         def open(self) -> None:
             self.push_screen(RunsScreen(Listed(), self.look, self.leave_for, lambda: now))
 
-    return Shown(Path("runs"), look, driver=None)
+    return Shown(look, driver=None)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""What the applications of the console have in common: a driver that survives a hang-up, themes, and their keys."""
+"""What the applications of the console have in common: a driver that survives a hang-up, themes, and their keys; and
+those of one screen, each of which imports its screen when it opens.
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rich.segment import Segment
 from textual import events
@@ -21,6 +23,10 @@ from interlock.console.look import GAUGE, OWN, THEMES, Look
 from interlock.console.screens.ask import Find
 from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.widgets.text import ascii_only
+
+if TYPE_CHECKING:
+    from interlock.console.form import Filled, Machine
+    from interlock.console.summary.document import Document
 
 T = TypeVar("T")
 
@@ -94,9 +100,15 @@ class Frame(App[T]):
     }
     """
 
-    def __init__(self, look: Look | None = None, *, driver: type[Driver] | None = HangupSafeDriver) -> None:
+    def __init__(
+        self, look: Look | None = None, first: "Callable[[], Screen[Any]] | None" = None,
+        *, runs_in: Path | None = None, driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:  # fmt: skip
+        """`first` makes the screen that opens, `runs_in` is the directory whose runs are listed: that of the settings
+        where none is named."""
         super().__init__(driver_class=driver)
         self.look = look or Look()
+        self._first, self._runs_in = first, runs_in
         self.next: Sequence[str] = ()
         """The arguments of the command that the application was left for; mostly none."""
 
@@ -122,6 +134,8 @@ class Frame(App[T]):
 
     def open(self) -> None:
         """Put the first screen up, once it can look as it is wanted."""
+        if self._first:
+            self.push_screen(self._first())
 
     @property
     def why_not_suspend(self) -> str:
@@ -130,8 +144,7 @@ class Frame(App[T]):
 
     @property
     def runs_in(self) -> Path:
-        """The directory whose runs are listed."""
-        return self.look.out
+        return self._runs_in or self.look.out
 
     @property
     def run_shown(self) -> Path | None:
@@ -161,3 +174,43 @@ class Frame(App[T]):
         place = THEMES.index(self.theme) if self.theme in THEMES else -1
         self.theme = THEMES[(place + 1) % len(THEMES)]
         return self.theme
+
+
+def viewer(
+    document: "Document", other: "Document | None" = None, look: Look | None = None,
+    *, driver: type[Driver] | None = HangupSafeDriver,
+) -> Frame[None]:  # fmt: skip
+    """Make the application of `interlock view`: summaries that were read, on the screen until they are left."""
+    from interlock.console.screens.summary import SummaryScreen
+
+    runs_in = Path(document.name).absolute().parent.parent if document.size is not None else None
+    return Frame(look, lambda: SummaryScreen(document, other, look), runs_in=runs_in, driver=driver)
+
+
+class Runs(Frame[None]):
+    """`interlock runs` on a terminal: the runs of a directory, until one is chosen."""
+
+    def open(self) -> None:
+        self.show_runs()
+
+
+class Form(Frame["Filled"]):
+    """`interlock` alone: a form that gives what was filled in and can begin; nothing when it was left."""
+
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(
+        self, look: Look, machine: "Machine", filled: "Filled | None" = None, failed: str = "",
+        *, driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:  # fmt: skip
+        """`filled` is what stands in the form at first, `failed` why a run of it did not begin."""
+        from interlock.console.screens.setup import Setup
+
+        self._setup = Setup(machine, look, filled or machine.empty(), failed)
+        super().__init__(look, lambda: self._setup, driver=driver)
+        self.animation_level = "none"  # a field is in sight at once, and few bytes are sent
+
+    async def action_quit(self) -> None:
+        """Leave as the form does, which asks where something would be lost."""
+        if self.screen is self._setup:
+            self._setup.action_leave()

@@ -20,7 +20,6 @@ from interlock.console.screens.main import Main
 from interlock.console.sources.live import Source
 from interlock.console.sources.session import Session
 from interlock.console.terminal.driver import HangupSafeDriver
-from interlock.console.terminal.notify import ended
 from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import atomic
@@ -28,9 +27,23 @@ from interlock.engine.record.atomic import user_name
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 from interlock.engine.record.summary import summarise
-from interlock.engine.record.words import several
+from interlock.engine.record.words import safe, several
 
 RATES = (0.5, 1.0, 2.0, 4.0, 10.0)
+CALL = 200
+"""Signs of a message that calls an operator who looks elsewhere."""
+
+
+def call(text: str) -> str:
+    """Write what makes a terminal ring and show `text` on the desktop (OSC 9), which cannot steer it."""
+    return f"\a\x1b]9;{safe(text, CALL)[:CALL]}\x1b\\"
+
+
+def words(snapshot: Snapshot) -> str:
+    """Say how the run ended. It begins with a word, because terminals read numbers after OSC 9 as something else."""
+    kind = " SCRIPTED" if snapshot.scripted else " SIMULATED" if snapshot.simulated else ""
+    reason = f": {snapshot.reason}" if snapshot.reason else ""
+    return f"interlock{kind} {snapshot.run_id or 'run'} {snapshot.phase}{reason}"
 
 
 class Console(Frame[Leave]):
@@ -62,7 +75,8 @@ class Console(Frame[Leave]):
 
     def on_ready(self) -> None:
         """Begin when the main screen is laid out, which some other screen may have been before."""
-        self.main.call_after_refresh(self._begin)
+        self.main.call_after_refresh(self._painted)
+        self.main.call_after_refresh(self._beat)
 
     def poll(self) -> None:
         """Look once; the main screen is kept up to date under whatever is laid over it."""
@@ -82,8 +96,8 @@ class Console(Frame[Leave]):
             if session and (session.work is None or (session.failure and not self.seen().over)):
                 self.exit(Leave.OVER)  # a run that was refused has nothing to show: the error is told to the shell
                 return
-            if not self.app_focus:
-                ended(self, snapshot)
+            if not self.app_focus and self._driver and not self.is_headless:
+                self._driver.write(call(words(snapshot)))
             self.main.finish()
 
     def _follow_stop(self, told: str) -> None:
@@ -202,11 +216,6 @@ class Console(Frame[Leave]):
             return ""
         suspend, leave = (first_key(named(name), self.look.keys) for name in ("suspend", "quit"))
         return f"{suspend} would suspend the run as well and keep its GPUs; {leave} then d detaches"
-
-    def _begin(self) -> None:
-        """There is something on the screen: from here on it is kept up to date."""
-        self._painted()
-        self._beat()
 
     def _beat(self) -> None:
         if self._timer:

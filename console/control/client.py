@@ -158,7 +158,12 @@ class Remote:
 
     def stop(self, code: ExitCode, who: str) -> None:
         """Ask the run for an end after its batch."""
-        self._request(lambda link: self._halted(link.ask(said.Halt(), said.Answered)))
+
+        def halt(link: Link) -> None:
+            self._told = link.ask(said.Halt(), said.Answered).refused
+            self._wake.set()
+
+        self._request(halt)
 
     def foresee(self, schedule: Schedule) -> said.Foreseen | None:
         """Find what another schedule would lease next; None: it is being asked for, ask again."""
@@ -195,10 +200,6 @@ class Remote:
     def _withdraw(self, asked: ControlApplied) -> None:
         with self._lock, suppress(ValueError):
             self._asked.remove(asked)
-
-    def _halted(self, answer: said.Answered) -> None:
-        self._told = answer.refused
-        self._wake.set()
 
     def _request(self, request: Callable[[Link], None]) -> None:
         with self._lock:

@@ -8,10 +8,13 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from interlock.console.front_ends.headless import (
     Handler,
@@ -26,16 +29,19 @@ from interlock.console.notifying import notify
 from interlock.console.sources.session import Session, Work
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
 from interlock.console.text.recap import recap
+from interlock.engine import __version__
 from interlock.engine.compute.controls import Controls
-from interlock.engine.errors import ExitCode, InterlockError, UsageError
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from interlock.engine.record.crash import reportable
 from interlock.engine.record.recorder import journal_at
 from interlock.engine.record.rundir import SUMMARY
 from interlock.engine.record.words import safe
-from interlock.engine.settings import Configuration
+from interlock.engine.settings import Configuration, recorded
 
 if TYPE_CHECKING:
     from interlock.console.form import Filled
+    from interlock.engine.record.facts import Status
+    from interlock.engine.record.state import RunState
 
 
 @dataclass(frozen=True)
@@ -110,17 +116,46 @@ def summarise_failure(
     chunks: Path, configuration: Configuration | None, failure: InterlockError, audience: Audience,
     work: Work | None = None,
 ) -> None:  # fmt: skip
-    """Write the summary of a run that came to nothing, where one was asked for; a failure to do so is a line."""
+    """Write the summary of a run that was refused or broken off, where one was asked for; a failure to do so is a line.
+    `configuration` is None where that was the reason. Nothing else is written."""
     if not audience.summary:
         return
-    from interlock.console.front_ends.refusal import refused, summary_of
-    from interlock.engine.record.summary import dumps
+    from interlock.engine.record.summary import dumps, summarise
 
+    status: Status = "stopped" if isinstance(failure, Stopped) else "failed"
     try:
-        summary = (summary_of(work, failure) if work else None) or refused(chunks, configuration, failure)
+        summary = work.recorder.look(lambda state: summarise(state) if state.started else None) if work else None
+        if summary is None:
+            summary = summarise(_refused(chunks, configuration, status, failure))
+        elif summary.exit_code is None:  # it ended for this reason unless it says itself how it ended
+            summary = replace(summary, status=status, reason=str(failure), exit_code=int(failure.exit_code))
         deliver_summary(dumps(summary), audience.summary)
     except InterlockError as error:
         say(f"interlock: {safe(error)}")
+
+
+def _refused(
+    chunks: Path, configuration: Configuration | None, status: "Status", failure: InterlockError
+) -> "RunState":
+    """What the record of a run says that never began."""
+    from interlock.engine.record.events import Entry, RunClosed, RunStarted
+    from interlock.engine.record.fold import fold
+    from interlock.engine.record.state import RunState
+
+    settings = configuration.settings if configuration else None
+    began = RunStarted(
+        run_id=settings.run_id if settings else "",
+        chunks=str(chunks),
+        config=recorded(configuration) if configuration else {},
+        fusion=settings.fusion if settings else "",
+        schedule="",
+        versions={"interlock": __version__},
+        environment={},
+    )
+    ended, state = RunClosed(status=status, reason=str(failure), exit_code=int(failure.exit_code)), RunState()
+    fold(state, Entry(seq=0, at=time.time(), session=0, elapsed=0.0, device_kind="", body=began))
+    fold(state, Entry(seq=1, at=time.time(), session=0, elapsed=0.0, device_kind="", body=ended))
+    return state
 
 
 def _attended(session: Session, configuration: Configuration, audience: Audience) -> Headless:
@@ -174,7 +209,9 @@ def watch_journal(run: Path, speed: float | None, configuration: Configuration) 
     """Show a run by its journal until the console is left; only what an operator asks of it changes the run. Return the
     arguments of the command that it was left for, if any."""
     if reason := why_headless():
-        raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
+        summary = journal_at(run).with_name(SUMMARY)
+        instead = f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
+        raise UsageError(f"watch needs a terminal ({reason}){instead}")
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
@@ -190,25 +227,21 @@ def watch_journal(run: Path, speed: float | None, configuration: Configuration) 
     return app.next
 
 
-def list_runs(out: Path, configuration: Configuration) -> Sequence[str]:
-    """Show the runs in `out` until the list is left; return the arguments of the command that it was left for."""
-    from interlock.console.apps.single import Runs
+def list_runs(configuration: Configuration) -> Sequence[str]:
+    """Show the runs until their list is left; return the arguments of the command that it was left for."""
+    from interlock.console.apps.base import Runs
     from interlock.console.look import look_of
 
-    app = Runs(out, look_of(configuration))
+    app = Runs(look_of(configuration))
     with quiet_descriptors():
         app.run()
     return app.next
 
 
-def _instead(summary: Path) -> str:
-    return f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
-
-
 def set_up(configuration: Configuration, filled: "Filled | None" = None, failed: str = "") -> "Filled | None":
     """Show the set-up form, as it was `filled` where a run of that `failed` to begin; return what was filled in, None
     when it was left."""
-    from interlock.console.apps.single import Form
+    from interlock.console.apps.base import Form
     from interlock.console.form import Machine
     from interlock.console.look import look_of
 

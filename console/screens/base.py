@@ -2,22 +2,27 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
-from textual.app import App
-from textual.screen import Screen
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.screen import ModalScreen, Screen
 
-from interlock.console.actions import first_key, named
+from interlock.console.actions import actions_of, first_key, named
 from interlock.console.look import Leave, Look
+from interlock.console.screens.ask import Choice, Dialog, Find
 from interlock.console.screens.help import Help
+from interlock.console.screens.layout import too_small
 from interlock.engine.record.crash import reportable
 from interlock.engine.record.words import human_bytes, safe
+from interlock.widgets.pane import Key, Pane
+from interlock.widgets.text import Row
 
 
-class Themed(Protocol):
-    """An application whose look can be changed."""
+class Host(Protocol):
+    """The application under a screen."""
 
     @property
     def why_not_suspend(self) -> str:
@@ -29,12 +34,8 @@ class Themed(Protocol):
     def show_runs(self) -> None:
         """Open the list of runs."""
 
-
-class Host(Themed, Protocol):
-    """An application that looks at a run."""
-
     who: str
-    """Who sits at the terminal."""
+    """Who sits at the terminal of a run; this and what follows is of an application that looks at one."""
 
     @property
     def skipped(self) -> int:
@@ -89,21 +90,46 @@ class Keyed(Screen[None]):
         """Name the key that this screen shows for an action."""
         return first_key(named(name), self._look.keys)
 
+    def footer_keys(self, *more: str) -> list[Key]:
+        """List the keys that a footer of this width has, and those of the actions named `more`; none where the screen
+        is too small for it."""
+        return [
+            Key(first_key(each, self._look.keys), each.label, action=each.name)
+            for each in actions_of(self.ACTIONS)
+            if not too_small(*self.size) and (each.stands(self.size.width) or each.name in more)
+        ]
+
+    def narrow(self, value: str, typed: Callable[[str], str]) -> None:
+        """Ask for a text, beginning with `value`: `typed` is called with each change, and with the last one; escape
+        clears it."""
+
+        def keep(kept: str | None) -> None:
+            typed(kept or "")
+
+        self.app.push_screen(Find("/", value, typed), keep)
+
+    def confirm(
+        self, title: str, lines: Sequence[str], label: str, then: Callable[[], object], keys: str = "y"
+    ) -> None:
+        """Ask whether to go on, by these keys; do what comes `then`."""
+        question = Dialog(title, lines, [Choice(keys, label, "yes")])
+        self.app.push_screen(question, lambda yes: (then() if yes else None, None)[1])
+
     def action_help(self) -> None:
         self.app.push_screen(Help(self.ACTIONS, self._look))
 
     def action_theme(self) -> None:
-        self.say(f"theme {cast(Themed, self.app).next_theme()}")
+        self.say(f"theme {cast(Host, self.app).next_theme()}")
 
     def action_suspend(self) -> None:
         """Give the shell its terminal until `fg`, where that stops no run."""
-        if why := cast(Themed, self.app).why_not_suspend:
+        if why := cast(Host, self.app).why_not_suspend:
             self.say(why)
         else:
             self.app.action_suspend_process()
 
     def action_runs(self) -> None:
-        cast(Themed, self.app).show_runs()
+        cast(Host, self.app).show_runs()
 
     def action_quit(self) -> None:
         """Leave as the application does, which asks while a run is live."""
@@ -118,26 +144,50 @@ async def aside(work: Callable[[], T]) -> T:
 
     It has a thread of its own: asyncio's pool is waited for at the end, and a look at a dead disk takes minutes.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():  # nobody waits any more
-            return
-        if error:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # from here on nobody who stops waiting takes the result away
 
     def run() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
         try:
             result = work()
         except BaseException as error:  # it is raised where it is waited for
-            failure = reportable(error)
-        with suppress(RuntimeError):  # the application has ended
-            loop.call_soon_threadsafe(settle, result, failure)
+            done.set_exception(reportable(error))
+        else:
+            done.set_result(result)
 
     threading.Thread(target=run, name="aside", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
+
+
+class Closeup(ModalScreen[None]):
+    """One thing in full, laid over the screen until it is closed: rows in a pane, the keys on its border."""
+
+    ACTIONS: ClassVar[str]
+    DEFAULT_CSS = """
+    Closeup { align: center middle; background: $background 60%; }
+    Closeup > Pane { width: 110; max-width: 100%; height: 85%; min-height: 10; background: $surface; }
+    Closeup > Pane > .pane--hit { color: $warning; text-style: bold; }
+    """
+
+    def __init__(self, title: str, keymap: Mapping[str, str]) -> None:
+        """`keymap` is what keys the operator gave to actions, by their ids."""
+        super().__init__()
+        self._pane, self._keymap = Pane(title), keymap
+
+    def compose(self) -> ComposeResult:
+        yield self._pane
+
+    def on_mount(self) -> None:
+        keys = [f"{first_key(action, self._keymap)} {action.label}" for action in actions_of(self.ACTIONS)]
+        self._pane.border_subtitle = Text("  ".join(keys))
+        self._pane.focus()
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(lambda: self._pane.show(self.rows(self._pane.inner_width)))
+
+    def rows(self, width: int) -> list[Row]:
+        """Draw it in rows of at most `width` cells."""
+        return []
+
+    def action_close(self) -> None:
+        self.dismiss()

@@ -223,14 +223,13 @@ class Browse(ModalScreen[str | None]):
     Browse DirectoryTree { height: 1fr; border: none; padding: 0; background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "Back"),
-        Binding("space", "open", "Open", priority=True),
+        Binding("escape", "dismiss", "Back"),
         Binding("enter", "choose", "Choose", priority=True),
         Binding("left,h", "out", "Out"),
-        Binding("right,l", "open", "Open"),
+        Binding("right,l", "focused.toggle_node", "Open"),
         Binding("backspace", "above", "Above"),
-        Binding("j", "down", show=False),
-        Binding("k", "up", show=False),
+        Binding("j", "focused.cursor_down", show=False),
+        Binding("k", "focused.cursor_up", show=False),
     ]
 
     def __init__(self, typed: str) -> None:
@@ -269,10 +268,6 @@ class Browse(ModalScreen[str | None]):
         below = chosen.is_relative_to(here) and chosen != here
         self.dismiss(f"{chosen.relative_to(here)}/" if below else str(chosen))
 
-    def action_open(self) -> None:
-        if node := self._tree.cursor_node:
-            node.toggle()
-
     def action_out(self) -> None:
         """Close the directory, or go to the one it is in."""
         node = self._tree.cursor_node
@@ -284,12 +279,3 @@ class Browse(ModalScreen[str | None]):
     def action_above(self) -> None:
         self._start = self._start.parent
         self._tree.path = self._start
-
-    def action_down(self) -> None:
-        self._tree.action_cursor_down()
-
-    def action_up(self) -> None:
-        self._tree.action_cursor_up()
-
-    def action_leave(self) -> None:
-        self.dismiss(None)

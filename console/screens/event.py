@@ -8,17 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
-from rich.text import Text
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
 
-from interlock.console.actions import EVENT, actions_of, bindings_of, first_key
+from interlock.console.actions import EVENT, bindings_of
+from interlock.console.screens.base import Closeup
 from interlock.engine.record.events import Entry
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets.formats import clock
 from interlock.widgets.nodes import is_bytes
-from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, Span, fitted, wrapped
 
 INDENT = 2
@@ -26,46 +23,23 @@ LEAST_VALUE = 8
 """Cells that a value has at least, however deep it stands."""
 
 
-class EventScreen(ModalScreen[None]):
+class EventScreen(Closeup):
     """Everything about one event."""
 
+    ACTIONS = EVENT
     BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(EVENT), Binding("enter", "close", show=False)]
-    DEFAULT_CSS = """
-    EventScreen { align: center middle; background: $background 60%; }
-    EventScreen > Pane { width: 100; max-width: 100%; height: 80%; min-height: 10; background: $surface; }
-    """
 
     def __init__(self, entry: Entry, keymap: Mapping[str, str] | None = None) -> None:
-        """`keymap` is what keys the operator gave to actions, by their ids."""
-        super().__init__()
+        super().__init__(f"event {entry.seq}", keymap or {})
         self.entry = entry
-        self._keymap = keymap or {}
 
-    def compose(self) -> ComposeResult:
-        yield Details(self.entry)
-
-    def on_mount(self) -> None:
-        pane = self.query_one(Details)
-        keys = [f"{first_key(action, self._keymap)} {action.label}" for action in actions_of(EVENT)]
-        pane.border_subtitle = Text("  ".join(keys))
-        pane.focus()
-
-    def action_close(self) -> None:
-        self.dismiss()
+    def rows(self, width: int) -> list[Row]:
+        return rows(self.entry, width)
 
     def action_copy(self) -> None:
         """Copy the entry as one line of JSON, through the terminal (OSC 52)."""
         self.app.copy_to_clipboard(json_of(self.entry))
         self.notify("copied as JSON", markup=False)
-
-
-class Details(Pane):
-    def __init__(self, entry: Entry) -> None:
-        super().__init__(f"event {entry.seq}")
-        self._entry = entry
-
-    def on_resize(self) -> None:
-        self.show(rows(self._entry, self.inner_width))
 
 
 def json_of(entry: Entry) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.text import Text
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
@@ -19,10 +19,10 @@ from interlock.widgets.panes import PANES
 
 AREAS = {
     "Run": ("exclusive", "fallback", "pause", "stop", "quit"),
-    "Panes": ("pane(", "zoom", "unzoom"),
+    "Panes": ("pane", "zoom", "unzoom"),
     "Events": ("find", "find_next", "find_previous", "filter", "attend", "follow", "detail", "export", "copy"),
 }
-"""What the actions of the main screen concern, by the beginning of their names; the rest is the screen itself."""
+"""What the actions of the main screen concern, by the first word of their calls; the rest is the screen itself."""
 LEGEND = (
     ("RUN", "healthy; DEGRADED: goes on without a GPU or a model; STALLED: no progress for long"),
     ("!12", "warnings, mitigations, parked and refused rows that you have not looked at: {attend} shows them"),
@@ -46,7 +46,8 @@ def entries(screen: str, look: Look, pane: str = "") -> list[HelpLine]:
     actions = [(action.name, shown_keys(action, look.keys), action.help) for action in actions_of(screen)]
     if screen != MAIN:
         return [HelpLine("Keys", keys, text) for _, keys, text in actions]
-    made = [HelpLine(_area(name), keys, text) for name, keys, text in actions]
+    area_of = {name: area for area, names in AREAS.items() for name in names}
+    made = [HelpLine(area_of.get(name.partition("(")[0], "Screen"), keys, text) for name, keys, text in actions]
     told = [(kind.name.capitalize(), line) for kind in PANES for line in kind.help]
     signs = [(kind.title.split()[0], kind.sign) for kind in PANES if kind.sign]
     told += [("Signs", line) for line in (*signs, *LEGEND)]
@@ -55,14 +56,6 @@ def entries(screen: str, look: Look, pane: str = "") -> list[HelpLine]:
     order = [pane.capitalize(), "Run", "Panes", "Events", "Screen"]
     areas = list(dict.fromkeys([*order, *(entry.area for entry in made)]))
     return sorted(made, key=lambda entry: areas.index(entry.area))
-
-
-def _area(name: str) -> str:
-    return next((area for area, names in AREAS.items() if any(_is(name, each) for each in names)), "Screen")
-
-
-def _is(name: str, wanted: str) -> bool:
-    return name == wanted or (wanted.endswith("(") and name.startswith(wanted))
 
 
 def found(listed: Sequence[HelpLine], typed: str) -> list[HelpLine]:
@@ -114,17 +107,10 @@ class Help(ModalScreen[None]):
     def search(self, event: Input.Changed) -> None:
         self.query_one(Static).update(written(found(self._entries, event.value)))
 
-    def key_up(self) -> None:
-        self.query_one(VerticalScroll).scroll_up(animate=False)
-
-    def key_down(self) -> None:
-        self.query_one(VerticalScroll).scroll_down(animate=False)
-
-    def key_pageup(self) -> None:
-        self.query_one(VerticalScroll).scroll_page_up(animate=False)
-
-    def key_pagedown(self) -> None:
-        self.query_one(VerticalScroll).scroll_page_down(animate=False)
+    def on_key(self, event: events.Key) -> None:
+        """Scroll the page while the line has the focus."""
+        if event.key in ("up", "down", "pageup", "pagedown"):
+            getattr(self.query_one(VerticalScroll), f"scroll_{event.key.replace('page', 'page_')}")(animate=False)
 
     def action_back(self) -> None:
         self.dismiss()

@@ -3,68 +3,23 @@ conditions on payloads."""
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from rich.text import Text
 from textual import on, work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from interlock.console.actions import HIT, actions_of, bindings_of, first_key
+from interlock.console.actions import HIT, bindings_of
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
-from interlock.console.screens.base import aside, copied
+from interlock.console.screens.base import Closeup, aside, copied
 from interlock.console.text import answer_rows
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.words import safe
-from interlock.engine.search.ask import Ask
 from interlock.engine.search.conditions import Condition, read_condition
-from interlock.engine.search.hits import Answer, Hit
+from interlock.engine.search.hits import Hit
 from interlock.widgets.choices import Choices
-from interlock.widgets.pane import Pane
-
-
-class Reply(Protocol):
-    """The answer to each question, and why it was not reranked, where that failed."""
-
-    answers: list[Answer]
-    failure: BaseException | None
-
-
-class Retriever(Protocol):
-    """What answers, from any thread: one question after another. Everything raises InterlockError."""
-
-    @property
-    def resident(self) -> Sequence[str]:
-        """The models in memory."""
-
-    def load(self, ask: Ask) -> object:
-        """Bring into memory what such questions go through."""
-
-    def check(self, ask: Ask) -> object:
-        """Refuse what the store cannot be asked."""
-
-    def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool) -> Reply:
-        """Answer questions."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be answered; without a text, models are loaded and nothing is answered."""
-
-    text: str
-    ask: Ask
-    reranked: bool
-
-    def answer(self, retriever: Retriever) -> Reply | None:
-        """Have it answered. Raises InterlockError."""
-        if self.text:
-            return retriever.answer([self.text], self.ask, reranked=self.reranked)
-        retriever.load(self.ask)
-        return None
+from interlock.widgets.text import Row
 
 
 class QuestionLine(Input):
@@ -131,38 +86,18 @@ def read_conditions(text: str) -> tuple[Condition, ...]:
     return tuple(map(read_condition, parts))
 
 
-class HitScreen(ModalScreen[None]):
+class HitScreen(Closeup):
     """Everything about one chunk."""
 
+    ACTIONS = HIT
     BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(HIT), Binding("enter,space", "close", show=False)]
-    DEFAULT_CSS = """
-    HitScreen { align: center middle; background: $background 60%; }
-    HitScreen > Pane > .pane--hit { color: $warning; text-style: bold; }
-    HitScreen > Pane { width: 110; max-width: 100%; height: 90%; min-height: 10; background: $surface; }
-    """
 
     def __init__(self, hit: Hit, question: str, look: Look) -> None:
-        super().__init__()
+        super().__init__(safe(hit.payload.get("chunk_id"), 80), look.keys)
         self._hit, self._question, self._look = hit, question, look
-        self._pane = Pane(safe(hit.payload.get("chunk_id"), 80))
 
-    def compose(self) -> ComposeResult:
-        yield self._pane
-
-    def on_mount(self) -> None:
-        keys = [f"{first_key(action, self._look.keys)} {action.label}" for action in actions_of(HIT)]
-        self._pane.border_subtitle = Text("  ".join(keys))
-        self._pane.focus()
-
-    def on_resize(self) -> None:
-        self.call_after_refresh(self._draw)
-
-    def _draw(self) -> None:
-        width = self._pane.inner_width
-        self._pane.show(answer_rows.whole(self._hit, self._question, width))
-
-    def action_close(self) -> None:
-        self.dismiss()
+    def rows(self, width: int) -> list[Row]:
+        return answer_rows.whole(self._hit, self._question, width)
 
     def action_copy_hit(self) -> None:
         """Copy id and text through the terminal (OSC 52)."""

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen, ScreenResultType
+from textual.screen import ModalScreen
 
 from interlock.console.text import runs_text
 from interlock.console.text.event_lists import Steps, tabled
@@ -20,57 +19,55 @@ from interlock.widgets.text import Row, Span, fit, fitted, row, table_rows
 
 STEADY = 1.0
 """Seconds after which a list that is open is drawn anew."""
+Listed = tuple[Sequence[Row], Mapping[Hashable, Row]]
+"""What stands above the lines, and each line by what it is about."""
 
 
-class Listing(ModalScreen[ScreenResultType]):
-    """Lines of which one is chosen; a subclass says which there are."""
+class Listing(ModalScreen[Hashable]):
+    """Lines of which one is chosen; gives what that is about, None where it was left."""
 
     DEFAULT_CSS = """
     Listing { align: center middle; background: $background 60%; }
     Listing > Choices { width: 116; max-width: 100%; max-height: 80%; min-height: 5; background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "leave", "Back"),
+        Binding("escape,q", "dismiss", "Back"),
+        Binding("enter", "choose", "Choose"),
         Binding("up,k", "move('up')", show=False),
         Binding("down,j", "move('down')", show=False),
     ]
-    TITLE, SUBTITLE, NONE = "", "", ""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str, keys: str, content: Callable[[int], Listed], none: str) -> None:
+        """`content` draws the list in rows of so many cells, `none` is said of an empty one."""
         super().__init__()
+        self._said, self._content, self._none = (title, keys), content, none
         self._list = Choices()
 
     def compose(self) -> ComposeResult:
         yield self._list
 
     def on_mount(self) -> None:
-        self._list.entitle(self.TITLE or "", self.SUBTITLE or "")
+        self._list.entitle(*self._said)
         self._list.focus()
         self.set_interval(STEADY, self.draw)
 
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self.draw)
 
-    def content(self, width: int) -> tuple[list[Row], Mapping[Hashable, Row]]:
-        """Draw what stands above the lines, and the lines by what they are about, each `width` cells."""
-        raise NotImplementedError
-
     def draw(self) -> None:
-        heads, lines = self.content(self._list.inner_width)
-        self._list.show(((key, [each]) for key, each in lines.items()), heads=heads, none=[self.NONE])
+        heads, lines = self._content(self._list.inner_width)
+        self._list.show(((key, [each]) for key, each in lines.items()), heads=heads, none=[self._none])
 
     def action_move(self, where: str) -> None:
         self._list.move(where)
 
-    def action_leave(self) -> None:
-        self.dismiss(None)
+    def action_choose(self) -> None:
+        self.dismiss(self._list.chosen)
 
 
-class Kinds(Listing[None]):
+class Kinds(Listing):
     """Kinds of events with their counts; `toggle` shows or hides one, at once."""
 
-    TITLE, SUBTITLE = "Kinds of events", "space toggles  a all  esc closes"
-    NONE = "no events yet"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space,enter", "switch", "Show or hide"),
         Binding("a", "all", "All"),
@@ -80,12 +77,11 @@ class Kinds(Listing[None]):
     """
 
     def __init__(self, kinds: Callable[[], Sequence[Kind]], toggle: Callable[[Sequence[str]], object]) -> None:
-        super().__init__()
-        self._kinds = kinds
-        self._toggle = toggle
+        self._kinds, self._toggle = kinds, toggle
+        super().__init__("Kinds of events", "space toggles  a all  esc closes", self._drawn, "no events yet")
 
-    def content(self, width: int) -> tuple[list[Row], Mapping[Hashable, Row]]:
-        return [], {
+    def _drawn(self, width: int) -> Listed:
+        return (), {
             each.word: fitted([Span(f"[{'x' if each.shown else ' '}] {fit(each.word, 14)}{each.count:>7,}")], width)
             for each in self._kinds()
         }
@@ -103,53 +99,26 @@ class Kinds(Listing[None]):
         self.draw()
 
 
-class Mitigations(Listing[Steps]):
-    """The mitigations of the run, one line for each step, device and cause; gives the one whose events are wanted."""
-
-    TITLE, SUBTITLE = "Mitigations", "enter shows its events  esc closes"
-    NONE = "no mitigations: memory and devices have sufficed so far"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "choose", "Events")]
-
-    def __init__(self, groups: Callable[[], list[Steps]]) -> None:
-        super().__init__()
-        self._groups = groups
-
-    def content(self, width: int) -> tuple[list[Row], Mapping[Hashable, Row]]:
-        if not (groups := self._groups()):
-            return [], {}
-        times, kinds = sum(each.times for each in groups), several(len(groups), "kind")
-        names, *lines = table_rows(*tabled(groups), width)[: len(groups) + 1]
-        return [row((f"{several(times, 'mitigation')} of {kinds}", "bold")), names], {
-            _key(each): line for each, line in zip(groups, lines, strict=True)
-        }
-
-    def action_choose(self) -> None:
-        self.dismiss(next((each for each in self._groups() if _key(each) == self._list.chosen), None))
-
-
-class EarlierRuns(Listing[Path]):
-    """The runs in a directory, to begin as one of them was begun."""
-
-    TITLE, SUBTITLE = "Earlier runs", "enter fills the form as that run was begun  esc cancels"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "choose", "Choose")]
-
-    def __init__(self, runs: Sequence[Overview], out: str) -> None:
-        super().__init__()
-        self._runs = {run.path: run for run in runs}
-        self.NONE = f"no runs in {out} yet: a run you start there is listed here"
-
-    def content(self, width: int) -> tuple[list[Row], Mapping[Hashable, Row]]:
-        lines: dict[Hashable, Row] = {}
-        for path, run in self._runs.items():
-            age = f"{runs_text.age(time.time() - run.began_at)} ago" if run.began_at else ""
-            told = f"  {run.health.word}  {age}  {run.chunks}: {', '.join(run.models)}"
-            lines[path] = fitted([Span(run.id, "bold"), Span(told)], width)
-        return [], lines
-
-    def action_choose(self) -> None:
-        self.dismiss(self._runs[self._list.chosen].path if isinstance(self._list.chosen, Path) else None)
-
-
-def _key(steps: Steps) -> Hashable:
-    """What tells these mitigations from others, however many they become."""
+def cause_of(steps: Steps) -> Hashable:
+    """Tell these mitigations from others, however many they become."""
     return steps.rung, steps.device, steps.cause
+
+
+def mitigations(groups: Sequence[Steps], width: int) -> Listed:
+    """Draw the mitigations of a run, one line for each step, device and cause."""
+    if not groups:
+        return (), {}
+    times, kinds = sum(each.times for each in groups), several(len(groups), "kind")
+    names, *lines = table_rows(*tabled(groups), width)[: len(groups) + 1]
+    heads = [row((f"{several(times, 'mitigation')} of {kinds}", "bold")), names]
+    return heads, {cause_of(each): line for each, line in zip(groups, lines, strict=True)}
+
+
+def earlier(runs: Sequence[Overview], width: int) -> Listed:
+    """Draw runs, to begin as one of them was begun."""
+    lines: dict[Hashable, Row] = {}
+    for run in runs:
+        age = f"{runs_text.age(time.time() - run.began_at)} ago" if run.began_at else ""
+        told = f"  {run.health.word}  {age}  {run.chunks}: {', '.join(run.models)}"
+        lines[run.path] = fitted([Span(run.id, "bold"), Span(told)], width)
+    return (), lines

@@ -4,30 +4,30 @@ It draws how a source tells that the run stands (`update`); a replay, a journal 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import ClassVar, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
 
-from interlock.console.actions import MAIN, actions_of, bindings_of, first_key
+from interlock.console.actions import MAIN, bindings_of, named
 from interlock.console.look import Leave, Look
-from interlock.console.screens.ask import Find
 from interlock.console.screens.base import Host
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.help import Help
 from interlock.console.screens.layout import Wants, layout, too_small
-from interlock.console.screens.lists import Kinds, Mitigations
+from interlock.console.screens.lists import Kinds, Listing, cause_of, mitigations
 from interlock.console.screens.steering import Steering
-from interlock.console.sources.live import Playback, Source
+from interlock.console.sources.journal import Replayed
+from interlock.console.sources.live import Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed, Steps, grouped
-from interlock.engine.record.health import Attention, Health, attention, health
+from interlock.engine.record.health import Attention, attention, health
 from interlock.engine.record.snapshot import PassCells, Snapshot
 from interlock.engine.record.words import safe, several
 from interlock.widgets import header
-from interlock.widgets.pane import Bar, Key, Pane, RunPane, View
+from interlock.widgets.pane import Bar, Pane, RunPane, View
 from interlock.widgets.panes import PANES
 from interlock.widgets.panes.events import EventsPane
 from interlock.widgets.panes.vram import lines_wanted
@@ -154,7 +154,7 @@ class Main(Steering):
             self._arrange()
         self._draw_header()
         self._draw_footer()
-        pace = self.source.pace if isinstance(self.source, Playback) else ""
+        pace = self.source.pace if isinstance(self.source, Replayed) else ""
         self._events.entitle(below=safe("  ".join(filter(None, [self.source.note, pace]))))
         shown = [name for name, pane in self._panes.items() if pane.display]
         view = View(snapshot, zoomed=self._zoomed, shown=shown, cells=self._picture.cells)
@@ -175,7 +175,10 @@ class Main(Steering):
     def _draw_header(self) -> None:
         width = self.size.width
         snapshot, now, _ = self._picture
-        state, stale = self._health(snapshot, now), self._stale(snapshot, now)
+        replayed = self.source.kind == "replay"  # it stands as it did at the moment that is shown
+        state = health(snapshot, snapshot.latest_at if replayed else now)
+        # Seconds since anything was heard of a run that is expected to say something.
+        stale = None if snapshot.over or replayed or not snapshot.latest_at else now - snapshot.latest_at
         if too_small(*self.size):
             shown = header.one_line(
                 snapshot, width, state, source_kind=self.source.kind, pending=self.pending, stale=stale,
@@ -190,29 +193,14 @@ class Main(Steering):
         self._header.show(shown)
 
     def _draw_footer(self) -> None:
-        if too_small(*self.size):
-            self._footer.show([])
-        elif self._notice:
+        if self._notice and not too_small(*self.size):
             self._footer.show([row((" " + self._notice, "warn"))])
         else:
-            shown = [
-                Key(
-                    first_key(action, self._look.keys), wording.label(action, self.snapshot), self.why_not(action),
-                    action.name,
-                )
-                for action in actions_of(MAIN)
-                if action.stands(self.size.width)
-            ]  # fmt: skip
+            shown = []
+            for key in self.footer_keys():
+                action = named(key.action)
+                shown.append(key._replace(label=wording.label(action, self.snapshot), off=self.why_not(action)))
             self._footer.offer(shown, self.size.width)
-
-    def _stale(self, snapshot: Snapshot, now: float) -> float | None:
-        """Seconds since anything was heard of a run that is expected to say something."""
-        waits = snapshot.over or self.source.kind == "replay" or not snapshot.latest_at
-        return None if waits else now - snapshot.latest_at
-
-    def _health(self, snapshot: Snapshot, now: float) -> Health:
-        """How the run stands now; one that is replayed, at the moment that is shown."""
-        return health(snapshot, snapshot.latest_at if self.source.kind == "replay" else now)
 
     def _arrange(self) -> None:
         """Put every pane where this size of the terminal has it."""
@@ -251,11 +239,7 @@ class Main(Steering):
             self.action_zoom()
 
     def action_find(self) -> None:
-        self.app.push_screen(Find("/", typed=self._find), self._keep)
-
-    def _keep(self, pattern: str | None) -> None:
-        """Keep what was typed; escape shows all events again."""
-        self._find(pattern or "")
+        self.narrow("", self._find)
 
     def _find(self, pattern: str) -> str:
         """Show only the events that have it; say how many there are."""
@@ -278,10 +262,16 @@ class Main(Steering):
 
     def action_mitigations(self) -> None:
         """Show the mitigations by their causes; then the events of the one that was chosen."""
-        self.app.push_screen(Mitigations(lambda: grouped(self.source.mitigations())), self._show_steps)
+        keys, none = "enter shows its events  esc closes", "no mitigations: memory and devices have sufficed so far"
+        listing = Listing("Mitigations", keys, lambda width: mitigations(self._steps, width), none)
+        self.app.push_screen(listing, self._show_steps)
 
-    def _show_steps(self, steps: Steps | None) -> None:
-        if steps:
+    @property
+    def _steps(self) -> list[Steps]:
+        return grouped(self.source.mitigations())
+
+    def _show_steps(self, cause: Hashable) -> None:
+        if steps := next((each for each in self._steps if cause_of(each) == cause), None):
             self._events.show_only(steps.seqs, steps.name)
             self.action_pane("events")
             told = f"{several(steps.times, 'mitigation')}, {steps.name}"
@@ -323,7 +313,7 @@ class Main(Steering):
 
     def _faster(self, step: int) -> None:
         """A replay goes faster; anything else is looked at more often."""
-        if isinstance(self.source, Playback):
+        if isinstance(self.source, Replayed):
             self.source.go_at(self.source.speed * 2.0**step)
         else:
             self.say(f"{self.host.change_rate(step):g} refreshes per second")

@@ -11,11 +11,9 @@ from typing import ClassVar
 from textual import events, on
 from textual.app import ComposeResult
 
-from interlock.console.actions import RUNS, actions_of, bindings_of, first_key
+from interlock.console.actions import RUNS, bindings_of
 from interlock.console.look import Look
-from interlock.console.screens.ask import Choice, Dialog, Find
 from interlock.console.screens.base import Keyed
-from interlock.console.screens.layout import too_small
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.runs import RunList
 from interlock.console.summary.document import load
@@ -25,7 +23,7 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.record.runs import Overview, delete
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets.choices import Choices
-from interlock.widgets.pane import Bar, Key
+from interlock.widgets.pane import Bar
 from interlock.widgets.panes.events import LONGEST_PATTERN
 from interlock.widgets.text import plain, row
 
@@ -124,13 +122,7 @@ class RunsScreen(Keyed):
         if self._notice:
             self._keys.show([row((f" {safe(self._notice, 1000)}", "warn"))])
             return
-        width = self.size.width
-        shown = [
-            Key(first_key(each, self._look.keys), each.label, action=each.name)
-            for each in actions_of(RUNS)
-            if each.stands(width)
-        ]
-        self._keys.offer([] if too_small(*self.size) else shown, width)
+        self._keys.offer(self.footer_keys(), self.size.width)
 
     def action_move(self, where: str) -> None:
         self._list.move(where)
@@ -151,11 +143,7 @@ class RunsScreen(Keyed):
             self._view(chosen.path)
 
     def action_find(self) -> None:
-        self.app.push_screen(Find("/", self._pattern, self._find), self._keep)
-
-    def _keep(self, pattern: str | None) -> None:
-        """Keep what was typed; escape lists all runs again."""
-        self._find(pattern or "")
+        self.narrow(self._pattern, self._find)
 
     def _find(self, pattern: str) -> str:
         """List only the runs that say it; tell how many there are."""
@@ -192,10 +180,7 @@ class RunsScreen(Keyed):
         if self._leave is None:
             self._go(words)
             return
-        choice = Choice("y,enter", "run it", "y")
-        self.app.push_screen(
-            Dialog(f"Resume {chosen.id}?", [command(words)], [choice]), lambda yes: self._go(words, yes)
-        )
+        self.confirm(f"Resume {chosen.id}?", [command(words)], "run it", lambda: self._go(words), "y,enter")
 
     def action_delete(self) -> None:
         """Delete a run for good, once that was confirmed; never one in use."""
@@ -205,9 +190,7 @@ class RunsScreen(Keyed):
             self.say(f"{chosen.id} is in use by {chosen.occupant or 'another session'}: it is not deleted")
             return
         lines = [f"{chosen.path}: {human_bytes(chosen.bytes)}, {chosen.health.word}.", "This cannot be undone."]
-        choice = Choice("y", "delete it for good", "y")
-        question = Dialog(f"Delete {chosen.id}?", lines, [choice])
-        self.app.push_screen(question, lambda yes: self._delete(chosen.path) if yes else None)
+        self.confirm(f"Delete {chosen.id}?", lines, "delete it for good", lambda: self._delete(chosen.path))
 
     def _delete(self, path: Path) -> None:
         try:
@@ -234,10 +217,8 @@ class RunsScreen(Keyed):
             return
         self.app.push_screen(SummaryScreen(one, other[0] if other else None, self._look))
 
-    def _go(self, words: Sequence[str], yes: str | None = "y") -> None:
+    def _go(self, words: Sequence[str]) -> None:
         """Leave for a command, or say which one it is."""
-        if not yes:
-            return
         if self._leave:
             self._leave(words)
         else:

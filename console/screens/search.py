@@ -7,26 +7,18 @@ dropped. The store and its models are the retriever's, and nothing here computes
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.containers import Container, Horizontal
 from textual.widgets import Input, Label
 
-from interlock.console.actions import SEARCH, actions_of, bindings_of, first_key, line_key, named
+from interlock.console.actions import SEARCH, bindings_of, line_key, named
 from interlock.console.look import Look
 from interlock.console.screens.base import Keyed, aside, copied
-from interlock.console.screens.hits import (
-    Filters,
-    Hits,
-    HitScreen,
-    QuestionLine,
-    Reply,
-    Retriever,
-    Wanted,
-    read_conditions,
-)
+from interlock.console.screens.hits import Filters, Hits, HitScreen, QuestionLine, read_conditions
 from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, too_small
 from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import StoreShown
@@ -40,11 +32,22 @@ from interlock.widgets.choices import Choices
 from interlock.widgets.pane import Bar, Key, Note, Pane
 from interlock.widgets.text import Span, fit, fitted, plain, row, width_of, wrapped
 
+if TYPE_CHECKING:
+    from interlock.engine.flows.search import Answers, SerialRetriever
+
 TICK = 0.25
 """Seconds between two looks at how long an answer takes."""
 SLOW = 0.3
 """Seconds after which it is said that a question is being answered."""
 NOTE_LINES = 5
+
+
+class Wanted(NamedTuple):
+    """What is to be answered; without a text, models are loaded and nothing is answered."""
+
+    text: str
+    ask: Ask
+    reranked: bool
 
 
 class SearchScreen(Keyed):
@@ -69,7 +72,7 @@ class SearchScreen(Keyed):
     }
     """
 
-    def __init__(self, retriever: Retriever, shown: StoreShown, ask: Ask, look: Look) -> None:
+    def __init__(self, retriever: "SerialRetriever", shown: StoreShown, ask: Ask, look: Look) -> None:
         super().__init__()
         self._retriever, self._shown, self._ask, self._look = retriever, shown, ask, look
         self._own = ask
@@ -138,7 +141,7 @@ class SearchScreen(Keyed):
         while wanted := self._wanted:
             self._wanted, self._under_way, self._began = None, wanted, time.monotonic()
             try:
-                reply, failure = await aside(lambda wanted=wanted: wanted.answer(self._retriever)), ""  # type: ignore[misc]
+                reply, failure = await aside(partial(self._answered, wanted)), ""
             except InterlockError as error:
                 reply, failure = None, str(error)
             self._under_way = None
@@ -148,7 +151,13 @@ class SearchScreen(Keyed):
             self._resident = tuple(self._retriever.resident)
         self._draw()
 
-    def _take(self, wanted: Wanted, reply: Reply | None) -> None:
+    def _answered(self, wanted: Wanted) -> "Answers | None":
+        if wanted.text:
+            return self._retriever.answer([wanted.text], wanted.ask, reranked=wanted.reranked)
+        self._retriever.load(wanted.ask)
+        return None
+
+    def _take(self, wanted: Wanted, reply: "Answers | None") -> None:
         """Show an answer; who has typed no further goes on among the chunks."""
         if reply is None:
             return
@@ -267,9 +276,7 @@ class SearchScreen(Keyed):
             ]
             shown.append(Key(self.shown_key("back"), "Chunks" if self._hit else "Quit", action="back"))
         else:
-            offered = [each for each in actions_of(SEARCH) if each.stands(width)]
-            offered = [each for each in offered if each.name != "rerank" or self._shown.rerank]
-            shown = [Key(first_key(each, self._look.keys), each.label, action=each.name) for each in offered]
+            shown = [each for each in self.footer_keys() if each.action != "rerank" or self._shown.rerank]
         self._keys.offer([] if too_small(*self.size) else shown, width)
 
     # What an operator asks
@@ -301,16 +308,15 @@ class SearchScreen(Keyed):
         self._question.select_all()
 
     def action_filters(self) -> None:
-        value = " ".join(answer_rows.written(self._ask))
-        self.app.push_screen(Filters(value, self._check, self.say), self._filter)
+        def take(text: str | None) -> None:
+            if text is not None:
+                self._ask = replace(self._ask, where=read_conditions(text))
+                self._ask_anew()
 
-    def _check(self, conditions: Sequence[Condition]) -> None:
-        self._retriever.check(replace(self._ask, where=conditions))
+        def check(conditions: Sequence[Condition]) -> None:
+            self._retriever.check(replace(self._ask, where=conditions))
 
-    def _filter(self, text: str | None) -> None:
-        if text is not None:
-            self._ask = replace(self._ask, where=read_conditions(text))
-            self._ask_anew()
+        self.app.push_screen(Filters(" ".join(answer_rows.written(self._ask)), check, self.say), take)
 
     def action_hybrid(self) -> None:
         """Combine the lists in the next way."""

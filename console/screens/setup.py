@@ -8,6 +8,8 @@ import asyncio
 import shlex
 import threading
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -20,11 +22,10 @@ from textual.worker import Worker, WorkerState
 from interlock.console.actions import SETUP, actions_of, bindings_of, line_key, named
 from interlock.console.form import FIELDS, ChunksSeen, Filled, Machine, command_of, problems, shelf, words_for
 from interlock.console.look import Look
-from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Keyed, aside
 from interlock.console.screens.entry import Browse, FormField, ModelChoices, Paths, TypedLine
 from interlock.console.screens.layout import WIDE
-from interlock.console.screens.lists import EarlierRuns
+from interlock.console.screens.lists import Listing, earlier
 from interlock.console.screens.planning import PlanPane
 from interlock.console.text import form_text
 from interlock.engine.errors import InterlockError
@@ -325,7 +326,10 @@ class Setup(Keyed):
         listed = await aside(lambda: self._machine.earlier(out))
         self._note = ""
         self._draw()
-        if chosen := await self.app.push_screen_wait(EarlierRuns(listed, out)):
+        keys, none = "enter fills the form as that run was begun  esc cancels", f"no runs in {out} yet"
+        none += ": a run you start there is listed here"
+        chosen = await self.app.push_screen_wait(Listing("Earlier runs", keys, partial(earlier, listed), none))
+        if isinstance(chosen, Path):
             self._fill(await aside(lambda: self._machine.begun(chosen)))
 
     def _fill(self, filled: Filled) -> None:
@@ -344,7 +348,5 @@ class Setup(Keyed):
         if not self._touched:
             self.app.exit(None)
             return
-        choices = [Choice("y", "leave the form, what is filled in is lost", "leave")]
-        self.app.push_screen(
-            Dialog("Leave without a run?", [], choices), lambda said: self.app.exit(None) if said else None
-        )
+        lost = "leave the form, what is filled in is lost"
+        self.confirm("Leave without a run?", [], lost, lambda: self.app.exit(None))

@@ -9,7 +9,8 @@ from interlock.console.actions import Action, named
 from interlock.console.look import Leave
 from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Host, Keyed
-from interlock.console.sources.live import ControlBox, Playback, Source
+from interlock.console.sources.journal import Replayed
+from interlock.console.sources.live import ControlBox, Source
 from interlock.console.text import dialog_text as wording
 from interlock.engine.compute.controls import NO, STOP, YES
 from interlock.engine.compute.schedule import Schedule
@@ -48,7 +49,7 @@ class Steering(Keyed):
 
     def why_not(self, action: Action) -> str:
         """Say why a key does nothing now; empty where it does something."""
-        if not action.changes or (action.name == "pause" and isinstance(self.source, Playback)):
+        if not action.changes or (action.name == "pause" and isinstance(self.source, Replayed)):
             return ""
         if self.snapshot.over or self.source.over:
             return "the run is over"
@@ -97,7 +98,7 @@ class Steering(Keyed):
 
     def action_pause(self) -> None:
         """Pause the run or let it go on; or a replay, which is nobody's but the screen's."""
-        if isinstance(self.source, Playback):
+        if isinstance(self.source, Replayed):
             self.source.toggle_pause()
             return
         if self._controls("pause"):
@@ -106,8 +107,8 @@ class Steering(Keyed):
 
     def action_stop(self) -> None:
         if self._controls(STOP):
-            choices = [Choice("y,enter", "stop after the current batch (resumable)", STOP)]
-            self.app.push_screen(Dialog("Stop the run?", wording.stopping(self.snapshot), choices), self._leave)
+            lines, label = wording.stopping(self.snapshot), "stop after the current batch (resumable)"
+            self.confirm("Stop the run?", lines, label, lambda: self._leave(STOP), "y,enter")
 
     def action_quit(self) -> None:
         """Leave at once what is over or only watched; a live run is asked about, and one that stops once more."""

@@ -14,7 +14,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.widgets import Tree
 
-from interlock.console.actions import VIEW, actions_of, bindings_of, first_key
+from interlock.console.actions import VIEW, bindings_of
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.base import Keyed, copied
@@ -24,7 +24,7 @@ from interlock.console.summary.document import Document, header, load, told, top
 from interlock.engine.errors import UsageError
 from interlock.engine.record.words import human_bytes, safe
 from interlock.widgets.nodes import Node, Steps, children, differences, inside, sought
-from interlock.widgets.pane import Bar, Key, Note, Pane
+from interlock.widgets.pane import Bar, Note, Pane
 from interlock.widgets.text import ELLIPSIS, Row, Span, fit, fitted, kept, width_of
 from interlock.widgets.tree import DocumentTree
 
@@ -116,12 +116,7 @@ class SummaryScreen(Keyed):
         bar = self.query_one("#run", Bar)
         bar.styles.height = len(headers)
         bar.show(headers)
-        shown = [
-            Key(first_key(action, self._look.keys), action.label, action=action.name)
-            for action in actions_of(VIEW)
-            if action.stands(self.size.width) or action.name in ("find_next", "copy", "copy_value")
-        ]
-        self.query_one("#keys", Bar).offer([] if too_small(*self.size) else shown, self.size.width)
+        self.query_one("#keys", Bar).offer(self.footer_keys("find_next", "copy", "copy_value"), self.size.width)
         self._draw_detail()
 
     def _draw_detail(self) -> None:

@@ -3,7 +3,7 @@
 A source is polled and never waits. `entries` gives what happened since, and how much of it is already gone.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from interlock.console.control.protocol import Foreseen, foreseen
 from interlock.console.sources.session import Session
@@ -74,21 +74,6 @@ class Source(Protocol):
 
     def entries(self, after: int) -> tuple[list[Entry], int]:
         """List entries with a `seq` above `after`, and count those before them that were dropped."""
-
-
-@runtime_checkable
-class Playback(Protocol):
-    """A source that is played, and at what speed."""
-
-    pace: str
-    paused: bool
-    speed: float
-
-    def toggle_pause(self) -> None:
-        """Stand still, or go on."""
-
-    def go_at(self, speed: float) -> None:
-        """Go on at another speed from here."""
 
 
 class Live:
