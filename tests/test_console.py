@@ -17,9 +17,8 @@ from interlock.console.actions import MAIN
 from interlock.console.apps.run import Console
 from interlock.console.look import Leave, Look
 from interlock.console.screens import main
-from interlock.console.screens.ask import Dialog, DialogAnswer, Find, Recap
+from interlock.console.screens.ask import Dialog, DialogAnswer, Find, Help, Recap, entries
 from interlock.console.screens.event import EventScreen
-from interlock.console.screens.help import Help, entries
 from interlock.console.screens.main import Main
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.journal import Watched
@@ -566,7 +565,7 @@ async def test_the_console_ends_by_itself_when_the_run_could_not_begin(tmp_path)
         raise RuntimeError("no such thing")
 
     session = Session(make)
-    from interlock.console.sources.live import Live
+    from interlock.console.sources.session import Live
 
     app = Console(Live(session), Look(refresh=10), session=session, driver=None)
     session.start()

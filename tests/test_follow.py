@@ -13,7 +13,7 @@ import pytest
 
 from interlock.console.sources import journal as follow
 from interlock.console.sources.journal import GONE, Replayed, Watched
-from interlock.console.sources.live import Source
+from interlock.console.sources.session import Source
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record import events as ev

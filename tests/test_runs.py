@@ -24,9 +24,8 @@ from interlock.console.screens.ask import Find
 from interlock.console.screens.runs import RunsScreen
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.journal import Watched
-from interlock.console.sources.live import Live
 from interlock.console.sources.runs import RunList
-from interlock.console.sources.session import Session
+from interlock.console.sources.session import Live, Session
 from interlock.console.text import runs_text
 from interlock.console.text.recap import resume_words
 from interlock.engine.errors import InterlockError, UsageError

@@ -15,8 +15,7 @@ from interlock.console.front_ends import dispatch as front_end
 from interlock.console.look import Leave, Look
 from interlock.console.main import signals_put_back
 from interlock.console.screens.main import Main
-from interlock.console.sources.live import Live
-from interlock.console.sources.session import Session
+from interlock.console.sources.session import Live, Session
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import rundir

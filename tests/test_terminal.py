@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from interlock.console.apps import run as notify
 from interlock.console.look import draws_only_ascii
-from interlock.console.terminal.output_thread import MOST_BYTES, OutputThread
+from interlock.console.terminal.driver import MOST_BYTES, OutputThread
 from interlock.console.terminal.tty import Surroundings, quiet_descriptors, why_headless
 from interlock.engine.record.snapshot import Snapshot
 from tests.builders import ROOT

@@ -17,8 +17,7 @@ from interlock.console.apps.base import Frame
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Choice, Dialog, Recap
 from interlock.console.screens.main import Main
-from interlock.console.sources.live import Source
-from interlock.console.sources.session import Session
+from interlock.console.sources.session import Session, Source
 from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError

@@ -177,7 +177,7 @@ def _console(session: Session, configuration: Configuration) -> int:
     """Show the console until it is left; the `seq` of the last entry that was seen there."""
     from interlock.console.apps.run import Console
     from interlock.console.look import Leave, look_of
-    from interlock.console.sources.live import Live
+    from interlock.console.sources.session import Live
 
     look = look_of(configuration)
     app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start)

@@ -12,8 +12,7 @@ from textual.screen import ModalScreen, Screen
 
 from interlock.console.actions import actions_of, first_key, named
 from interlock.console.look import Leave, Look
-from interlock.console.screens.ask import Choice, Dialog, Find
-from interlock.console.screens.help import Help
+from interlock.console.screens.ask import Choice, Dialog, Find, Help
 from interlock.console.screens.layout import too_small
 from interlock.engine.record.crash import reportable
 from interlock.engine.record.words import human_bytes, safe

@@ -13,14 +13,14 @@ from textual.app import ComposeResult
 
 from interlock.console.actions import MAIN, bindings_of, named
 from interlock.console.look import Leave, Look
+from interlock.console.screens.ask import Help
 from interlock.console.screens.base import Host
 from interlock.console.screens.event import EventScreen
-from interlock.console.screens.help import Help
 from interlock.console.screens.layout import Wants, layout, too_small
 from interlock.console.screens.lists import Kinds, Listing, cause_of, mitigations
 from interlock.console.screens.steering import Steering
 from interlock.console.sources.journal import Replayed
-from interlock.console.sources.live import Source
+from interlock.console.sources.session import Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed, Steps, grouped
 from interlock.engine.record.health import Attention, attention, health

@@ -10,7 +10,7 @@ from interlock.console.look import Leave
 from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Host, Keyed
 from interlock.console.sources.journal import Replayed
-from interlock.console.sources.live import ControlBox, Source
+from interlock.console.sources.session import ControlBox, Source
 from interlock.console.text import dialog_text as wording
 from interlock.engine.compute.controls import NO, STOP, YES
 from interlock.engine.compute.schedule import Schedule
