@@ -209,9 +209,7 @@ def watch_journal(run: Path, speed: float | None, configuration: Configuration) 
     """Show a run by its journal until the console is left; only what an operator asks of it changes the run. Return the
     arguments of the command that it was left for, if any."""
     if reason := why_headless():
-        summary = journal_at(run).with_name(SUMMARY)
-        instead = f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
-        raise UsageError(f"watch needs a terminal ({reason}){instead}")
+        raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
@@ -236,6 +234,10 @@ def list_runs(configuration: Configuration) -> Sequence[str]:
     with quiet_descriptors():
         app.run()
     return app.next
+
+
+def _instead(summary: Path) -> str:
+    return f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
 
 
 def set_up(configuration: Configuration, filled: "Filled | None" = None, failed: str = "") -> "Filled | None":
