@@ -32,9 +32,10 @@ from interlock.engine.settings import Configuration, limit_threads
 if TYPE_CHECKING:
     from interlock.engine.evaluation.report import MeasuredWeights
     from interlock.engine.flows.evaluate import EvaluationRequest
-    from interlock.engine.flows.search import Answering, Rerank
+    from interlock.engine.flows.search import Answering
     from interlock.engine.search.ask import Ask
     from interlock.engine.search.hits import Answer
+    from interlock.engine.search.rerank import Rerank
 
 ON_SCREEN = 20
 """How many chunks answer a question on the screen where nobody says it."""
@@ -42,7 +43,8 @@ ON_SCREEN = 20
 
 def search(options: argparse.Namespace) -> int:
     """Search a store for one question, or for those of a file, or open a screen that takes one after another."""
-    from interlock.engine.flows.search import Answering, ask_of, rerank_of
+    from interlock.engine.flows.rerank import rerank_of
+    from interlock.engine.flows.search import Answering, ask_of
     from interlock.engine.search.ask import LIMIT, check_question
 
     settings = configuration(options)

@@ -14,7 +14,7 @@ from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.evaluation.nearest import maxsim
 from interlock.engine.search.combine import reranked
 from interlock.engine.search.hits import LateHit
-from interlock.engine.search.rerank import Blend, late_reordered
+from interlock.engine.search.rerank import late_reordered
 from tests.builders import corpus, interlock, sentences, toml
 
 TEXTS = sentences(30, words=12)
@@ -95,7 +95,7 @@ def test_what_cannot_be_compared_is_refused_by_name(place: Path, store: str, nam
 
 def test_a_chunk_without_token_vectors_counts_as_the_last_of_those_that_have_some() -> None:
     hits = [LateHit(str(place), 1.0 - place / 10, {}, late) for place, late in enumerate((None, 2.0, 5.0))]
-    placed = late_reordered(hits, Blend(share=1)).hits
+    placed = late_reordered(hits, 1)
     assert [(hit.id, hit.rerank_score) for hit in placed] == [("2", 5.0), ("0", 2.0), ("1", 2.0)]
     nothing = [LateHit(hit.id, hit.score, {}, None) for hit in hits]
-    assert [hit.id for hit in late_reordered(nothing, Blend(share=0.5)).hits] == ["0", "1", "2"]
+    assert [hit.id for hit in late_reordered(nothing, 0.5)] == ["0", "1", "2"]

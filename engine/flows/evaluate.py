@@ -20,7 +20,7 @@ from interlock.engine.evaluation.measures import measured
 from interlock.engine.evaluation.report import Evaluation, MeasuredWeights
 from interlock.engine.evaluation.weighing import Material, parted
 from interlock.engine.flows import Listener
-from interlock.engine.flows.rerank import blend_of, free_devices, late_of, rerankers
+from interlock.engine.flows.rerank import free_devices, rerank_of, rerankers
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
@@ -29,6 +29,7 @@ from interlock.engine.models.registry import ModelSpec, extended
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.words import duration, several
 from interlock.engine.search.ask import MAXSIM
+from interlock.engine.search.rerank import Rerank
 from interlock.engine.settings import Configuration
 from interlock.engine.targets.embedded import calibrate
 from interlock.engine.targets.shard import MANIFEST
@@ -227,19 +228,19 @@ def _reranking(
     listener: Listener,
 ) -> Iterator[Reranking]:
     """The reranker that is named: a cross-encoder, or late interaction by a model of the roster."""
-    late, blend = late_of(settings, names), blend_of(settings, names, None, None)
-    if late:
-        specs = [spec for spec, _ in subject.models if "dense" in spec.gives and late in (MAXSIM, spec.key)]
+    rerank = rerank_of(settings, names, None, None) or Rerank(names)
+    if rerank.late:
+        specs = [spec for spec, _ in subject.models if "dense" in spec.gives and rerank.late in (MAXSIM, spec.key)]
         if not specs:
-            raise UsageError(f"--rerank {late}: not a model of the roster: add it to --roster")
+            raise UsageError(f"--rerank {rerank.late}: not a model of the roster: add it to --roster")
         # with vectors of tokens, as a store keeps them
         spec = replace(specs[0], outputs=("dense", "tokens"), token_precision="int8")  # noqa: S106  # no password
         card = read_card(spec, resolve(spec, policy_of(settings), lambda _: None), "cpu")
         yield Reranking(
             f"{spec.key} maxsim",
             lambda first: late_scores(encoder, card, subject.judged.texts, queries, first),
-            blend.share,
-            blend.depth,
+            rerank.share,
+            rerank.depth,
         )
         return
     with free_devices(settings, listener.events) as on, rerankers(settings, names, on) as models:
@@ -253,7 +254,7 @@ def _reranking(
             took = 1000 * (time.process_time() - began) / len(first)
             return Rescored([{id: float(next(scores)) for id in hits} for hits in first], took)
 
-        yield Reranking(",".join(names), rescore, blend.share, blend.depth)
+        yield Reranking(",".join(names), rescore, rerank.share, rerank.depth)
 
 
 def _tell_amounts(encoder: TextEncoder, subject: Subject, listener: Listener) -> None:

@@ -22,7 +22,7 @@ from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.words import several
 from interlock.engine.search.ask import MAXSIM
 from interlock.engine.search.combine import LATE_SHARE
-from interlock.engine.search.rerank import Blend, Rerankers
+from interlock.engine.search.rerank import Rerank, Rerankers
 from interlock.engine.settings import Configuration
 
 WINDOW = 8192
@@ -62,22 +62,20 @@ def rerankers(settings: Configuration, names: Sequence[str], on: Granted, others
     return Rerankers(specs, policy, on.gpus, on.host, on.lessor, on.emit, cpu_fallback=own.cpu_fallback)
 
 
-def late_of(settings: Configuration, names: Sequence[str]) -> str:
-    """Name the model of late interaction that `names` of rerankers mean, a dense one or `maxsim`; empty for
-    cross-encoders. Raises UsageError where another one is named beside it."""
+def rerank_of(settings: Configuration, names: Sequence[str], share: float | None, depth: int | None) -> Rerank | None:
+    """Make what reranks of what was given: a dense model or `maxsim` means late interaction, other names are
+    cross-encoders. Raises UsageError for what is out of bounds, or says nothing without a name."""
+    given = {name: value for name, value in (("share", share), ("depth", depth)) if value is not None}
+    if not names:
+        if given:
+            raise UsageError(f"--rerank-{next(iter(given))} needs a model: name it in --rerank")
+        return None
     known = registry.extended(settings.models)
     late = [name for name in names if name == MAXSIM or (name in known and known[name].kind == "dense")]
     if late and len(names) > 1:
         raise UsageError(f"--rerank: {late[0]} compares token vectors, which needs no other model: name it alone")
-    return late[0] if late else ""
-
-
-def blend_of(settings: Configuration, names: Sequence[str], share: float | None, depth: int | None) -> Blend:
-    """Make the blend of what was given for these rerankers. Raises UsageError for what is out of bounds."""
-    if share is None and late_of(settings, names):
-        share = LATE_SHARE
-    given = {"share": share, "depth": depth}
-    return Blend(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    usual = {"share": LATE_SHARE} if late else {}
+    return Rerank(names, late[0] if late else "", **{**usual, **given})  # type: ignore[arg-type]
 
 
 def score_file(

@@ -14,16 +14,16 @@ from typing import Any, Self
 from interlock.engine.compute.job import GpuJobs
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows import EventSink
-from interlock.engine.flows.rerank import blend_of, free_devices, late_of, rerankers
+from interlock.engine.flows.rerank import free_devices, rerankers
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import extended
 from interlock.engine.search.ask import MAXSIM, Ask
-from interlock.engine.search.combine import Hybrid
+from interlock.engine.search.combine import SPARSE_SHARE, Hybrid
 from interlock.engine.search.conditions import conditions_in
-from interlock.engine.search.hits import Answer, LateHit
-from interlock.engine.search.rerank import Blend, late_reordered, reordered
+from interlock.engine.search.hits import Answer
+from interlock.engine.search.rerank import Rerank, late_reordered, reordered
 from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.settings import Configuration
 
@@ -33,14 +33,6 @@ WINDOW = 512
 
 MANY = 64
 """Questions at once that are worth loading models on GPUs for. Chosen, not measured."""
-
-
-@dataclass(frozen=True)
-class Rerank:
-    """The models that score candidates anew, in the order in which they are tried, and how much they count."""
-
-    names: Sequence[str]
-    blend: Blend
 
 
 @dataclass
@@ -80,8 +72,7 @@ class Answering:
         lessor = Lessor([CpuDevice()], own.ceiling, own.host_ceiling)
         policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
         self._rerank, self._models, passes = rerank, None, None
-        self._late = late_of(settings, rerank.names) if rerank else ""
-        scores, many = rerank is not None and not self._late, questions >= MANY
+        scores, many = rerank is not None and not rerank.late, questions >= MANY
         with ExitStack() as stack:
             on = stack.enter_context(free_devices(settings, events)) if scores or many else None
             if on and rerank and scores:
@@ -123,26 +114,24 @@ class Answering:
         """
         deep, rerank = ask, self._rerank if reranked else None
         if rerank:
-            deep = replace(ask.to(max(ask.limit, rerank.blend.depth)), late=self._late)
+            deep = replace(ask.to(max(ask.limit, rerank.depth)), late=rerank.late)
         answers = self.searcher.answers(texts, deep, encoded)
         for _ in range(0, max(1, len(texts)), size):
             window = [*islice(answers, size)]
-            yield self._reranked(window, ask.limit, rerank.blend) if rerank else Answers(window)
+            yield self._reranked(window, ask.limit, rerank.share) if rerank else Answers(window)
 
-    def _reranked(self, answers: list[Answer], limit: int, blend: Blend) -> Answers:
-
-        began = time.perf_counter()
+    def _reranked(self, answers: list[Answer], limit: int, share: float) -> Answers:
+        began, failure = time.perf_counter(), None
         if self._models:
-            placed = reordered(answers, self._models, blend)
+            placed, failure = reordered(answers, self._models, share)
         else:
-            late = [[hit for hit in answer.hits if isinstance(hit, LateHit)] for answer in answers]
-            placed = [late_reordered(hits, blend) for hits in late]
+            placed = [late_reordered(answer.hits, share) for answer in answers]
         took = (time.perf_counter() - began) / max(1, len(answers))
         made = [
-            replace(answer, hits=each.hits[:limit], seconds={**answer.seconds, "rerank": took})
-            for answer, each in zip(answers, placed, strict=True)
+            replace(answer, hits=hits[:limit], seconds={**answer.seconds, "rerank": took})
+            for answer, hits in zip(answers, placed, strict=True)
         ]
-        return Answers(made, next((each.failure for each in placed if each.failure), None))
+        return Answers(made, failure)
 
 
 class SerialRetriever:
@@ -188,23 +177,13 @@ def ask_of(
         weighed = None if weights is None else dict(weights)
     except (TypeError, ValueError):
         raise UsageError(f"--weights: expected numbers by model, got {weights!r:.100}: give each model one") from None
-    ask = Ask(
+    if hybrid is not None and hybrid not in [*Hybrid]:
+        raise UsageError(f"--hybrid {hybrid!r}: choose one of {', '.join(Hybrid)}")
+    return Ask(
         limit=limit,
         weights=weighed,
         only=only or "",
+        hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
+        sparse_share=SPARSE_SHARE if sparse_share is None else sparse_share,
         where=conditions_in(where),
     )
-    if hybrid is not None:
-        if hybrid not in [*Hybrid]:
-            raise UsageError(f"--hybrid {hybrid!r}: choose one of {', '.join(Hybrid)}")
-        ask = replace(ask, hybrid=Hybrid(hybrid))
-    return ask if sparse_share is None else replace(ask, sparse_share=sparse_share)
-
-
-def rerank_of(settings: Configuration, names: Sequence[str], share: float | None, depth: int | None) -> Rerank | None:
-    """Make what reranks of what was given. Raises UsageError for what is out of bounds, or says nothing without it."""
-    if names:
-        return Rerank(names, blend_of(settings, names, share, depth))
-    if given := [name for name, value in (("share", share), ("depth", depth)) if value is not None]:
-        raise UsageError(f"--rerank-{given[0]} needs a model: name it in --rerank")
-    return None

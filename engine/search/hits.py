@@ -47,14 +47,6 @@ class RankedHit(Hit):
 
 
 @dataclass(frozen=True)
-class Reordering:
-    """The candidates, best first: `RankedHit`s, or where `failure` says why not, in the order of the first stage."""
-
-    hits: Sequence[Hit]
-    failure: BaseException | None = None
-
-
-@dataclass(frozen=True)
 class Answer:
     """What was found for one question, best first.
 

@@ -21,15 +21,18 @@ from interlock.engine.models.roster import fewest_processors, lowest_capability
 from interlock.engine.models.scoring import activation_of, read_scorer
 from interlock.engine.record.events import Emit, RerankerPassedOver
 from interlock.engine.search.combine import CANDIDATES, SHARE, reranked
-from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit, Reordering
+from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Blend:
-    """How many candidates are scored, and how much their new scores count beside the old ones."""
+class Rerank:
+    """The models that score candidates anew, in the order in which they are tried, or `late`, the one of late
+    interaction; how many candidates, and how much their new scores count beside the old ones."""
 
+    names: Sequence[str]
+    late: str = ""
     share: float = SHARE
     depth: int = CANDIDATES
 
@@ -118,9 +121,11 @@ class Rerankers:
             self._scorer = None
 
 
-def reordered(answers: Sequence[Answer], rerankers: Rerankers, blend: Blend) -> list[Reordering]:
-    """Score the candidates of questions, best first, and blend. Whatever goes wrong, or an interrupt, leaves them in
-    their order."""
+def reordered(
+    answers: Sequence[Answer], rerankers: Rerankers, share: float
+) -> tuple[list[Sequence[Hit]], BaseException | None]:
+    """Score the candidates of questions and blend: `RankedHit`s for each, best first. Whatever goes wrong, or an
+    interrupt, leaves them in their order, and is told."""
     try:
         texts = [[hit.payload.get("text") for hit in answer.hits] for answer in answers]
         if not all(isinstance(text, str) for own in texts for text in own):
@@ -129,14 +134,15 @@ def reordered(answers: Sequence[Answer], rerankers: Rerankers, blend: Blend) -> 
         scores = iter([float(score) for score in rerankers.score(pairs)] if pairs else [])
     except (InterlockError, KeyboardInterrupt) as error:
         rerankers.give_up(_short(error))
-        return [Reordering(answer.hits, error) for answer in answers]
-    return [Reordering(_blended(each.hits, [next(scores) for _ in each.hits], blend.share)) for each in answers]
+        return [answer.hits for answer in answers], error
+    return [_blended(each.hits, [next(scores) for _ in each.hits], share) for each in answers], None
 
 
-def late_reordered(hits: Sequence[LateHit], blend: Blend) -> Reordering:
+def late_reordered(hits: Sequence[Hit], share: float) -> list[RankedHit]:
     """Blend the candidates' scores with those of late interaction; one without any counts as the last of them."""
-    lowest = min((hit.late for hit in hits if hit.late is not None), default=0.0)
-    return Reordering(_blended(hits, [lowest if hit.late is None else hit.late for hit in hits], blend.share))
+    late = [hit.late if isinstance(hit, LateHit) else None for hit in hits]
+    lowest = min((score for score in late if score is not None), default=0.0)
+    return _blended(hits, [lowest if score is None else score for score in late], share)
 
 
 def _blended(hits: Sequence[Hit], scores: Sequence[float], share: float) -> list[RankedHit]:

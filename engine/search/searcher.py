@@ -30,7 +30,6 @@ from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
 from interlock.engine.search.conditions import check_keys, filter_of, why_none
 from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
-from interlock.engine.targets import stores
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import BM25, Words
 from interlock.engine.vectors.form import FUSED
@@ -86,12 +85,8 @@ class StoreSearcher:
 
         Raises UsageError for a store or collection that is not there, damaged or in use, and as `StoreModels` does.
         """
-        names = stores.named(directory, collection)
-        if len(names) > 1:
-            there = ", ".join(names)
-            raise UsageError(f"{directory} has {len(names)} collections: choose one with --collection ({there})")
         with ExitStack() as stack:
-            self.store = store = stack.enter_context(Store.open_for_read(directory, names[0]))
+            self.store = store = stack.enter_context(Store.open_for_read(directory, collection))
             self.manifest = read_manifest(store.manifest, store.dims, store.sparse, store.tokens)
             devices = passes.devices if passes else lessor.devices
             self._models = StoreModels(self.manifest, registry, policy, devices, given)

@@ -99,8 +99,9 @@ class Store:
             return cls(path, engine, wanted, dict(dims), sparse, dict(tokens), held)
 
     @classmethod
-    def open_for_read(cls, directory: Path, collection: str) -> Self:
-        """Open an existing collection; UsageError if there is none, or it is damaged or in use."""
+    def open_for_read(cls, directory: Path, collection: str | None) -> Self:
+        """Open an existing collection, the only one where none is named; UsageError if there is none, or it is damaged
+        or in use."""
         return cls._opened(directory, collection, fcntl.LOCK_SH)
 
     @classmethod
@@ -109,8 +110,12 @@ class Store:
         return cls._opened(directory, collection, fcntl.LOCK_EX)
 
     @classmethod
-    def _opened(cls, directory: Path, collection: str, how: int) -> Self:
-        path = directory / stores.named(directory, collection)[0]
+    def _opened(cls, directory: Path, collection: str | None, how: int) -> Self:
+        name, *others = stores.named(directory, collection)
+        if others:
+            there = ", ".join([name, *others])
+            raise UsageError(f"{directory} has {1 + len(others)} collections: choose one with --collection ({there})")
+        path = directory / name
         with ExitStack() as held:
             held.enter_context(shard.holding(path, how))
             engine, manifest = shard.load(path, None), shard.read_manifest(path)

@@ -75,7 +75,8 @@ class Searcher:
         """
         if unknown := options.keys() - SearchOptions.__annotations__.keys():
             raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-        from interlock.engine.flows.search import Answering, ask_of, rerank_of  # loads torch
+        from interlock.engine.flows.rerank import rerank_of  # loads torch
+        from interlock.engine.flows.search import Answering, ask_of
 
         configuration = configured(settings)
         directory = _directory(store)
