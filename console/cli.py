@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from interlock.console import flags
 from interlock.engine import __version__, settings
 from interlock.engine.errors import MEANINGS, meant
+from interlock.engine.knobs import REMOVED
 from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration, knobs
 
@@ -79,6 +80,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse what a command does not know here, where its own options are known."""
+        flags = [] if self._subparsers else [word.partition("=")[0] for word in args or () if word.startswith("--")]
+        for name in flags:
+            setting = name.removeprefix("--").removeprefix("no-").replace("-", "_")
+            if setting in REMOVED and name not in self._option_string_actions:
+                self.error(f"there is no {name}: {REMOVED[setting].instead}")
         known, unknown = super().parse_known_args(args, namespace)
         words = [word for word in unknown if word[:1] != "-"]
         if len(words) == 1 and getattr(known, "query", "") is None:  # argparse looks for it before the options alone

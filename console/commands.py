@@ -158,7 +158,7 @@ def watch(options: argparse.Namespace) -> int:
     from interlock.console.front_ends.dispatch import watch_journal
 
     settings = configuration(options)
-    return _go_on(watch_journal(options.run, options.speed, settings), settings)
+    return _go_on(watch_journal(options.run, options.speed, settings, readonly=options.readonly), settings)
 
 
 def _go_on(words: Sequence[str], settings: Configuration) -> int:

@@ -69,6 +69,7 @@ def watch(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory")
     text = "replay at N times the speed, above 0 (without: show its current state)"
     command.add_argument("--speed", type=float, metavar="N", help=text)
+    command.add_argument("--readonly", action="store_true", help="watch only, change nothing")
     _settings(command, *(item.name for item in fields(ScreenSettings)))
 
 
@@ -138,7 +139,7 @@ def upload(command: argparse.ArgumentParser) -> None:
 
 def search(command: argparse.ArgumentParser) -> None:
     """Encode QUERY as the store's texts were encoded (models, weights, prompts) and print the best chunks. A store that
-    has sparse vectors (BM25's, without --no-bm25) is searched by words too, and both lists are blended. With --rerank a
+    has sparse vectors (BM25's, say) is searched by words too, and both lists are blended. With --rerank a
     cross-encoder scores the best chunks anew; if it cannot, the order is that of the search alone, and the exit code
     says why. Without QUERY, on a terminal, it opens a screen that takes one question after another.
     """
@@ -202,7 +203,7 @@ def export(command: argparse.ArgumentParser) -> None:
     command.add_argument("--collection", default="", metavar="NAME", help="only this collection (default: all)")
     text = "where the run's chunks are now (default: where they were)"
     command.add_argument("--chunks", type=PATH, metavar="DIR", help=text)
-    _settings(command, "keep", "project", "quantise", "export", "prune", "bm25", "bm25_language")
+    _settings(command, "keep", "project", "quantise", "export", "prune", "bm25")
 
 
 def prune(command: argparse.ArgumentParser) -> None:
@@ -258,7 +259,7 @@ def eval(command: argparse.ArgumentParser) -> None:
         "find them"
     )
     command.add_argument("--calibrate", type=PATH, metavar="FILE.toml", help=text)
-    _settings(command, "roster", "sparse", "fusion", "bm25", "bm25_language", *RERANKING)
+    _settings(command, "roster", "sparse", "fusion", "bm25", *RERANKING)
 
 
 def _telemetry(command: argparse._ActionsContainer) -> None:
@@ -344,7 +345,8 @@ def _setting(command: argparse._ArgumentGroup, name: str, about: Mapping[str, An
     text = about["help"] + (f" (default {about['default']})" if about["default"] else "")
     if about["metavar"]:
         command.add_argument(flag_of(name), dest=name, metavar=about["metavar"], help=text)
+        if name == "window":
+            told = "same as --window shared"
+            command.add_argument("--shared", dest=name, action="store_const", const=parsers.SHARED, help=told)
         return
     command.add_argument(flag_of(name), dest=name, action=argparse.BooleanOptionalAction, help=text)
-    if name == "exclusive":
-        command.add_argument("--shared", dest=name, action="store_const", const=False, help="same as --no-exclusive")

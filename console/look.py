@@ -100,4 +100,4 @@ def look_of(configuration: Configuration) -> Look:
         raise UsageError(f"unknown theme {settings.theme!r}: available {', '.join(sorted(known))}")
     theme, keys = SLOW if settings.slow_link else settings.theme, keymap(configuration.keys)
     ascii = settings.ascii or draws_only_ascii(os.environ)
-    return Look(settings.refresh, theme, ascii, settings.slow_link, settings.readonly, keys, settings.out)
+    return Look(theme=theme, ascii=ascii, slow_link=settings.slow_link, keys=keys, out=settings.out)

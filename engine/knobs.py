@@ -21,7 +21,7 @@ def knob(default: str, parse: Callable[[Any], Any], metavar: str, text: str, *, 
     (empty for a switch), and its help. A resumed run keeps the value it was begun with for every setting that has a
     `kept` group, unless one of that group is given now."""
     return field(
-        default_factory=lambda: parse(default),
+        default=parse(default),
         metadata={"default": default, "parse": parse, "metavar": metavar, "help": text, "kept": kept},
     )
 
@@ -131,18 +131,11 @@ class DeviceSettings:
         "compute on every machine of a Ray cluster: the one that this machine is in, the one at an address, or N nodes "
         "on this machine alone, for trials; --devices, limits, threads and faults then count on each",
     )
-    exclusive: bool = knob(
-        "yes",
-        parsers.flag,
-        "",
-        "lease the devices to one model at a time; otherwise keep models resident side by side",
-        kept="schedule",
-    )
-    window: int = knob(
+    window: int | Literal["shared"] = knob(
         "0",
-        parsers.count,
-        "N",
-        "switch to the next model after N batches; 0: after the whole pass",
+        parsers.window,
+        "N|shared",
+        "how long a model has the devices: N batches, or 0: its whole pass; shared: models are resident side by side",
         kept="schedule",
     )
     cpu_fallback: bool = knob(
@@ -194,18 +187,12 @@ class ResultSettings:
         "remove points from the store whose chunks are no longer in the corpus, once all of it is there",
         kept="prune",
     )
-    bm25: bool = knob(
-        "yes",
-        parsers.flag,
-        "",
-        "write BM25 vectors into the store, which need no model",
-        kept="bm25",
-    )
-    bm25_language: str = knob(
+    bm25: str = knob(
         "english",
-        parsers.one_of(*LANGUAGES, NO_LANGUAGE),
-        "LANGUAGE",
-        "language of the texts, for BM25's stop words and stems; none: all words as they are",
+        parsers.words(*LANGUAGES, NO_LANGUAGE),
+        "LANGUAGE|off",
+        "write BM25 vectors, which need no model, into the store: with the stop words and stems of this language; "
+        "none: all words as they are; off: no such vectors",
         kept="bm25",
     )
     chunk_sparse: str = knob(
@@ -233,12 +220,9 @@ class SessionSettings:
     deadline: str = knob(
         "",
         parsers.deadline,
-        "8h30m|17:45",
+        "8h30m|17:45[,export]",
         "stop resumably, with exit code 4, before the session is so old, or before this time of day: no batch is begun "
-        "that would not be done by then",
-    )
-    partial: bool = knob(
-        "no", parsers.flag, "", "before it stops for --deadline, export the collections that every model has seen"
+        "that would not be done by then; with `,export` the collections that every model has seen are exported before",
     )
     reuse: Path | None = knob(
         "", parsers.path_or_none, "RUN_DIR", "reuse every vector of this run whose text and model are unchanged"
@@ -263,7 +247,6 @@ class SessionSettings:
 class ScreenSettings:
     """console"""
 
-    refresh: float = knob("4", parsers.rate, "HZ", "console: refreshes per second, 0.5 to 10")
     theme: str = knob(
         "signal",
         parsers.text,
@@ -272,7 +255,6 @@ class ScreenSettings:
     )
     ascii: bool = knob("no", parsers.flag, "", "console: draw with ASCII characters only")
     slow_link: bool = knob("no", parsers.flag, "", "console: 1 Hz, terminal colours, no charts")
-    readonly: bool = knob("no", parsers.flag, "", "console: watch only, change nothing")
 
 
 GROUPS = (ModelSettings, DeviceSettings, ResultSettings, SessionSettings, ScreenSettings)
@@ -296,6 +278,52 @@ class RunSettings(ScreenSettings, SessionSettings, ResultSettings, DeviceSetting
         """Return the memory limit in bytes on a device of this kind that a run is given to compute on."""
         return self.host_ceiling if kind == "cpu" and self.host_ceiling else self.ceiling
 
+    @property
+    def language(self) -> str:
+        """That of the words of BM25 vectors; empty where none are wanted."""
+        return "" if self.bm25 == parsers.OFF else self.bm25
+
+    @property
+    def ends(self) -> str:
+        """When the session has to be over; empty for never."""
+        return self.deadline.partition(",")[0]
+
+    @property
+    def partial(self) -> bool:
+        """Whether what is complete is exported before the session ends for its deadline."""
+        return self.deadline.endswith(parsers.EXPORTING)
+
 
 ON_SCREEN = frozenset(item.name for item in fields(ScreenSettings)) | {"on_hangup"}
 """Settings that change only what an operator sees: a run does not record them."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A setting of earlier versions: what is said to who names it, and what it gives of the values that there are, none
+    where it decides nothing."""
+
+    instead: str
+    becomes: Callable[[object, Mapping[str, object]], Mapping[str, object]] = lambda value, others: {}
+
+
+REMOVED: Mapping[str, Removed] = {
+    "exclusive": Removed(
+        "use --shared, or --window", lambda value, _: {} if parsers.flag(value) else {"window": parsers.SHARED}
+    ),
+    "bm25_language": Removed(
+        "use --bm25 LANGUAGE",
+        lambda value, others: {} if others.get("bm25") in (parsers.OFF, "no", "false", False) else {"bm25": value},
+    ),
+    "partial": Removed(
+        "use --deadline 8h30m,export",
+        lambda value, others: (
+            {"deadline": f"{others['deadline']}{parsers.EXPORTING}"}
+            if parsers.flag(value) and others.get("deadline")
+            else {}
+        ),
+    ),
+    "refresh": Removed("the screen is drawn four times a second, once by --slow-link; + and - change it"),
+    "readonly": Removed("use it with `interlock watch`"),
+}
+"""What a file, the environment, or a run of earlier versions may still say."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from interlock.engine.record.words import parse_bytes, parse_duration, parse_time_of_day
 from interlock.engine.targets.connection import is_address
@@ -15,6 +16,8 @@ from interlock.engine.targets.connection import is_address
 MOST_THREADS = 1024
 MOST_LOCAL = 16
 """Nodes on one machine: each takes some hundred MiB before it computes."""
+SHARED: Literal["shared"] = "shared"
+OFF, EXPORTING = "off", ",export"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 Roster = tuple[tuple[str, float], ...]
@@ -168,19 +171,26 @@ def deadline(value: object) -> str:
     text = str(value).strip().lower()
     for parse in (parse_duration, parse_time_of_day):
         with suppress(ValueError):
-            if not text or parse(text):
+            if not text or parse(text.removesuffix(EXPORTING)):
                 return text
-    raise ValueError("expected a duration such as 8h30m, or a time of day such as 17:45")
+    raise ValueError(f"expected a duration such as 8h30m, or a time of day such as 17:45; {EXPORTING} may follow")
 
 
-def rate(value: object) -> float:
-    try:
-        rate = float(str(value))
-    except ValueError:
-        rate = 0.0
-    if not 0.5 <= rate <= 10:
-        raise ValueError("expected a number from 0.5 to 10")
-    return rate
+def window(value: object) -> int | Literal["shared"]:
+    """Read how many batches a model computes before the next one does; `shared`: all of them side by side."""
+    return SHARED if str(value).strip() == SHARED else _whole(value, 0)
+
+
+def words(*languages: str) -> Callable[[object], str]:
+    """Read one of these languages; a switch, as earlier versions had one, means English or none."""
+
+    def parse(value: object) -> str:
+        text = str(value).lower()
+        if text == OFF or text in _FALSE:
+            return OFF
+        return one_of(*languages, OFF)("english" if text in _TRUE else text)
+
+    return parse
 
 
 def flag(value: object) -> bool:
@@ -229,8 +239,8 @@ def one_of(*choices: str) -> Callable[[object], str]:
 
 def some_of(*choices: str) -> Callable[[object], tuple[str, ...]]:
     def parse(value: object) -> tuple[str, ...]:
-        if unknown := [name for name in names(value) if name not in choices]:
-            raise ValueError(f"unknown {unknown[0]!r}, expected any of {', '.join(choices)}")
+        if not set(names(value)) <= set(choices):
+            raise ValueError(f"expected any of {', '.join(choices)}")
         return names(value)
 
     return parse

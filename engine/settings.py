@@ -8,13 +8,13 @@ import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from interlock.engine import parsers
 from interlock.engine.errors import UsageError
 from interlock.engine.knobs import ON_SCREEN as ON_SCREEN
+from interlock.engine.knobs import REMOVED
 from interlock.engine.knobs import RunSettings as RunSettings
 from interlock.engine.record.facts import Setting
 
@@ -26,12 +26,14 @@ RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE", "INTERLOCK_MODELS"}
 
 @dataclass(frozen=True)
 class Configuration:
-    """Settings with the origin of each, and the file's tables of models and of keys (action -> key)."""
+    """Settings with the origin of each, the file's tables of models and of keys (action -> key), and what is to be told
+    of settings that there are no more."""
 
     settings: RunSettings
     origins: Mapping[str, str]
     models: Mapping[str, Mapping[str, Any]]
     keys: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def knobs() -> tuple[Field[Any], ...]:
@@ -51,7 +53,7 @@ def load(
     `given` holds the texts of flags or Python's values by setting; `origin_of` a setting says where they come from.
     Raises UsageError naming the origin of a value that cannot be used.
     """
-    known = {variable_of(item.name) for item in knobs()} | RESERVED
+    known = {variable_of(name) for name in (*(item.name for item in knobs()), *REMOVED)} | RESERVED
     if unknown := sorted(name for name in environment if name.startswith("INTERLOCK_") and name not in known):
         raise UsageError(
             f"{unknown[0]} is not a setting: `interlock config show` lists all settings and their variables"
@@ -59,20 +61,27 @@ def load(
     file = file or (Path(environment["INTERLOCK_CONFIG"]) if environment.get("INTERLOCK_CONFIG") else None)
     table = _read(file) if file else {}
     models, keys = table.pop("models", {}), table.pop("keys", {})
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for item in knobs():
-        name, value, origin = item.name, item.metadata["default"], "default"
+    said: dict[str, tuple[object, str]] = {}
+    for name in (*(item.name for item in knobs()), *REMOVED):
         if name in table:
-            value, origin = table.pop(name), f"file {file}"
-            if item.metadata["parse"] is parsers.size:  # a person wrote it, so it needs a unit as in a text
-                value = str(value)
+            said[name] = table.pop(name), f"file {file}"
         if (variable := variable_of(name)) in environment:
-            value, origin = environment[variable], f"environment {variable}"
+            said[name] = environment[variable], f"environment {variable}"
         if name in given:
-            value, origin = given[name], origin_of(name)
-        default = origin == "default"
-        values[name], origins[name] = getattr(_defaults(), name) if default else _parsed(item, value, origin), origin
+            said[name] = given[name], origin_of(name)
+    notes = []
+    for name in [name for name in said if name in REMOVED]:
+        value, origin = said.pop(name)
+        notes += [] if name in given else [f"{origin}: {name} is no setting: {REMOVED[name].instead}"]
+        others = {other: value for other, (value, _) in said.items()}
+        said |= {to: (text, origin) for to, text in REMOVED[name].becomes(value, others).items()}
+    values: dict[str, Any] = {}
+    origins = {item.name: "default" for item in knobs()}
+    for item in (item for item in knobs() if item.name in said):
+        value, origin = said[item.name]
+        if item.metadata["parse"] is parsers.size and origin.startswith("file "):  # so it needs a unit as in a text
+            value = str(value)
+        values[item.name], origins[item.name] = _parsed(item, value, origin), origin
     if table:  # what no setting took
         raise UsageError(
             f"{file}: unknown setting {', '.join(map(repr, table))}: `interlock config show` lists all settings"
@@ -81,12 +90,7 @@ def load(
         raise UsageError(f"{file}: models must be tables, such as [models.my-model]")
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise UsageError(f'{file}: keys must be a table of actions and keys, such as stop = "f9" under [keys]')
-    return Configuration(RunSettings(**values), origins, models, keys)
-
-
-@cache
-def _defaults() -> RunSettings:
-    return RunSettings()
+    return Configuration(RunSettings(**values), origins, models, keys, tuple(notes))
 
 
 def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration:
@@ -95,10 +99,13 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
     Raises UsageError where a run on simulated devices would go on on real ones, or the other way round.
     """
     given = {item.metadata["kept"] for item in knobs() if now.origins[item.name] != "default"}
+    values = {name: each.value for name, each in begun.items()}
+    for name in begun.keys() & REMOVED.keys():  # of an earlier version
+        values |= REMOVED[name].becomes(values[name], values)
     kept = {
-        item.name: _parsed(item, begun[item.name].value, FROM_RUN)
+        item.name: _parsed(item, values[item.name], FROM_RUN)
         for item in knobs()
-        if item.metadata["kept"] not in {"", *given} and item.name in begun
+        if item.metadata["kept"] not in {"", *given} and item.name in values
     }
     settings = replace(now.settings, **kept)
     was = str(begun["devices"].value) if "devices" in begun else settings.devices

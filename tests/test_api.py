@@ -543,7 +543,7 @@ def test_a_journal_repaired_in_place_is_continued_though_the_first_error_is_kept
         ("add it to --token-vectors, or drop --no-cpu-fallback", "add it to token_vectors, or drop cpu_fallback=False"),
         ("--resume continues, --run-id r1 too", "resume=True continues, run_id r1 too"),
         ("use --devices cpu or --qdrant DIR", "use devices='cpu' or qdrant"),
-        ("--project 64: drop it, or --shared", "project=64: drop it, or exclusive=False"),
+        ("--project 64: drop it, or --shared", "project=64: drop it, or window='shared'"),
         ("--filter: choose --index", "where: choose indexes"),
         ("`interlock run --resume` (ray start --head), or `interlock upload`", "(ray start --head)"),
     ],

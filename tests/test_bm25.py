@@ -228,7 +228,7 @@ def test_no_bm25_leaves_it_out_and_another_language_stems_otherwise(run, tmp_pat
     assert all(BM25 not in vectors for _, vectors in run(bm25="no").points)
     assert "bm25" not in json.loads((tmp_path / "store" / "docs" / "manifest.json").read_text())
     texts = ["knights", "the knife"]
-    plain = run("other", texts, qdrant=str(tmp_path / "plain"), bm25_language=NO_LANGUAGE)
+    plain = run("other", texts, qdrant=str(tmp_path / "plain"), bm25=NO_LANGUAGE)
     assert plain.code == ExitCode.COMPLETED
     found = {text: terms_of(vectors) for text, vectors in stored(tmp_path / "plain")}
     for text in texts:
@@ -242,11 +242,11 @@ def test_a_store_made_without_bm25_goes_on_without_and_says_so(run):
     assert len(done.points) == len([text for text in TEXTS if text.strip()]) + 1
     assert all(BM25 not in vectors for _, vectors in done.points)
     (told,) = warnings_of(done.events)
-    assert "docs was made without BM25 vectors and gets none now: --no-bm25" in told
+    assert "docs was made without BM25 vectors and gets none now: --bm25 off" in told
     assert warnings_of(run("third", bm25="no").events) == []
 
 
-@pytest.mark.parametrize("more", [{"bm25": "no"}, {"bm25_language": "german"}])
+@pytest.mark.parametrize("more", [{"bm25": "no"}, {"bm25": "german"}])
 def test_a_store_with_bm25_takes_no_run_without_it_or_of_another_language(run, more):
     run()
     with pytest.raises(UsageError, match=r"docs was written with other settings \(.*bm25.*choose another --qdrant"):
@@ -288,11 +288,11 @@ def test_a_store_with_other_bm25_vectors_than_its_texts_give_is_not_called_verif
 
 
 def test_a_continued_run_keeps_its_bm25_settings_unless_one_is_given(run, tmp_path):
-    run(bm25_language="german")
+    run(bm25="german")
     done = run(resume="yes")
     assert done.code == ExitCode.COMPLETED
     begun = next(event for event in done.events if isinstance(event, RunResumed)).config
-    assert (begun["bm25"].value, begun["bm25_language"].value) == (True, "german")
+    assert begun["bm25"].value == "german"
     assert json.loads((tmp_path / "store" / "docs" / "manifest.json").read_text())["bm25"]["language"] == "german"
 
 
@@ -314,6 +314,6 @@ def test_no_model_may_be_called_as_the_bm25_vectors_are():
 
 
 def test_a_language_that_cannot_be_stemmed_is_refused_with_those_that_can():
-    with pytest.raises(UsageError, match=r"bm25.language: expected one of arabic, .*turkish, none, got 'klingon'"):
-        load({"bm25_language": "klingon"}, {}, None)
-    assert recorded(load({}, {}, None))["bm25"].value is True
+    with pytest.raises(UsageError, match=r"bm25: expected one of arabic, .*turkish, none, off, got 'klingon'"):
+        load({"bm25": "klingon"}, {}, None)
+    assert recorded(load({}, {}, None))["bm25"].value == "english"

@@ -199,7 +199,7 @@ def test_a_model_that_would_be_refused_anyway_is_not_advised_to_be_fetched(call,
     [
         (("--dim", "7"), "--dim 7: no model of the roster supports it, so nothing is truncated"),
         (("--token-pooling", "2"), "--token-pooling 2: nothing is kept of tokens without --token-vectors"),
-        (("--bm25-language", "german"), "--bm25-language german: BM25 is only in a store (--qdrant)"),
+        (("--bm25", "german"), "--bm25 german: BM25 is only in a store (--qdrant)"),
     ],
 )
 def test_a_plan_warns_as_the_run_does_of_a_setting_that_changes_nothing(call, root, tiny_a, given, warning):
@@ -210,7 +210,7 @@ def test_a_plan_warns_as_the_run_does_of_a_setting_that_changes_nothing(call, ro
 
 def test_a_setting_that_has_its_effect_is_not_warned_of(call, root, tiny_a, tmp_path):
     words = ("--token-vectors", tiny_a, "--token-pooling", "2")
-    _, out, _ = call("plan", root, "--roster", tiny_a, *words, "--qdrant", tmp_path / "s", "--bm25-language", "german")
+    _, out, _ = call("plan", root, "--roster", tiny_a, *words, "--qdrant", tmp_path / "s", "--bm25", "german")
     assert not [line for line in out.splitlines() if line.startswith("warning: --")]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.engine.errors import UsageError
+from interlock.engine.knobs import REMOVED
 from interlock.engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
 from interlock.engine.record.facts import Setting
 from interlock.engine.settings import continued, flag_of, knobs, load, recorded, shown, variable_of
@@ -405,3 +406,32 @@ def test_a_resumed_run_computes_where_it_is_told_now_not_where_it_began():
     assert continued(begun, load({}, {})).settings.cluster == ""
     assert continued(begun, load({"cluster": "local:2"}, {})).settings.cluster == "local:2"
     assert continued(begun, load({}, {})).settings.window == 2
+
+
+OLD = {
+    "bm25 = false\nbm25_language = 'german'": ("bm25", "off"),
+    "bm25 = true": ("bm25", "english"),
+    "bm25_language = 'german'": ("bm25", "german"),
+    "exclusive = false\nwindow = 0": ("window", "shared"),
+    "exclusive = true\nwindow = 3": ("window", 3),
+    "deadline = '8h'\npartial = true": ("deadline", "8h,export"),
+    "partial = true": ("deadline", ""),
+    "refresh = 2\nreadonly = true": ("slow_link", False),
+}
+
+
+@pytest.mark.parametrize("text", OLD)
+def test_what_earlier_versions_were_told_still_reads_and_is_told_in_a_line(tmp_path, text):
+    name, value = OLD[text]
+    found = load({}, {}, file_of(tmp_path, text))
+    assert getattr(found.settings, name) == value
+    gone = [line.partition(" = ")[0] for line in text.splitlines() if line.partition(" = ")[0] in REMOVED]
+    assert len(found.notes) == len(gone) and all(REMOVED[each].instead in "".join(found.notes) for each in gone)
+
+
+def test_a_run_of_an_earlier_version_goes_on_as_it_was_set():
+    said = {"bm25": True, "bm25_language": "german", "exclusive": False, "window": 0, "partial": True, "refresh": 4.0}
+    settings = continued({name: Setting(value, "default") for name, value in said.items()}, load({}, {})).settings
+    assert (settings.language, settings.window) == ("german", "shared")
+    given = load({"window": "2"}, {})
+    assert continued({"exclusive": Setting(False, "flag")}, given).settings.window == 2

@@ -71,13 +71,13 @@ def in_the_midst(whole: Path) -> float:
     return seen[4].elapsed
 
 
-SCHEDULES = [{}, {"window": "2"}, {"exclusive": "no"}]
+SCHEDULES = [{}, {"window": "2"}, {"window": "shared"}]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=["exclusive", "window", "shared"])
 def test_a_session_ends_before_its_deadline_and_the_next_one_ends_the_run_with_the_same_bytes(go, whole, schedule):
     seconds = in_the_midst(whole) + deadline.CLOSING_SECONDS
-    name = "-".join(["r", *schedule])
+    name = "-".join(["r", *schedule.values()])
     run, code = go(name, deadline=f"{seconds:.0f}s", **schedule)
     assert code == ExitCode.STOPPED == 4
     done = batches(run)
@@ -106,7 +106,7 @@ def test_two_workers_stop_for_one_deadline(go, whole):
 def test_what_every_model_has_seen_is_exported_before_the_session_ends(go, whole, monkeypatch):
     monkeypatch.setattr(sessions, "delivery_seconds", lambda *_: 2000.0)
     reserve = deadline.CLOSING_SECONDS + 2000
-    run, code = go("partial", partial="yes", deadline=f"{in_the_midst(whole) + reserve:.0f}s")
+    run, code = go("partial", deadline=f"{in_the_midst(whole) + reserve:.0f}s,export")
     assert code == ExitCode.STOPPED
     early = {path: digest for path, digest in exports(whole).items() if path.startswith("exports/Early/")}
     assert exports(run) == early
@@ -175,7 +175,7 @@ def test_what_earlier_sessions_took_says_what_the_first_batch_of_the_next_one_ta
 def test_a_collection_that_cannot_be_exported_in_time_is_told_of(go, monkeypatch):
     monkeypatch.setattr(sessions, "delivery_seconds", lambda rows, *_: 1e6 * (rows.collection.name == "Late"))
     monkeypatch.setattr(sessions.SessionEnd, "reserve", lambda *_: 0.0)
-    run, code = go("late", partial="yes", deadline="500000s")
+    run, code = go("late", deadline="500000s,export")
     assert code == ExitCode.STOPPED
     assert "exported Early; not exported Late (too little time)" in summary_of(run)["reason"]
     assert {path.split("/")[1] for path in exports(run)} == {"Early"}
@@ -186,7 +186,7 @@ def test_vectors_that_changed_are_not_exported_before_a_session_ends_either(go, 
         raise InterlockError("the vectors changed")
 
     monkeypatch.setattr(Continuation, "check", damaged)
-    run, code = go("damaged", partial="yes", deadline=f"{in_the_midst(whole) + 200:.0f}s")
+    run, code = go("damaged", deadline=f"{in_the_midst(whole) + 200:.0f}s,export")
     assert (code, summary_of(run)["reason"], exports(run)) == (ExitCode.FAILED, "the vectors changed", {})
 
 

@@ -491,7 +491,7 @@ def test_what_cannot_be_used_ends_with_2(place, flags, said):
 
 
 def test_a_roster_of_one_has_storage_and_hybrids_and_no_verdict(place):
-    run(place, "--roster", "a", "--sparse", "", "--no-bm25", "--json", "one.json")
+    run(place, "--roster", "a", "--sparse", "", "--bm25", "off", "--json", "one.json")
     found = json.loads((place / "one.json").read_text())
     assert {way["group"] for way in found["ways"]} == {"models", "storage"}
     assert (found["verdict"], found["weights"], found["best_member"]) == ("", None, "a")

@@ -156,7 +156,7 @@ def told(run: Path, model: str) -> Counter[tuple[str, str]]:
     return rows
 
 
-@pytest.mark.parametrize("schedule", [{}, {"window": "2"}, {"exclusive": "no"}], ids=["one", "turns", "side by side"])
+@pytest.mark.parametrize("schedule", [{}, {"window": "2"}, {"window": "shared"}], ids=["one", "turns", "side by side"])
 @pytest.mark.parametrize("faults", ["", "oom:120,oom:121,nan:60", "lose@cuda:1:200", "oom-over:1KiB"])
 def test_rows_are_counted_where_they_were_computed_whatever_strikes(desk, faults, schedule):
     code, run = desk.run(devices="sim:2xT4", faults=faults, **schedule)
@@ -193,7 +193,7 @@ def test_a_pass_of_two_sessions_counts_the_seconds_of_both(desk):
 
 def test_models_side_by_side_are_told_with_the_seconds_of_each(desk):
     desk.witness.pause = 0.05
-    _, run = desk.run(devices="cpu", exclusive="no")
+    _, run = desk.run(devices="cpu", window="shared")
     own = desk.witness.seconds
     for end in events_of(run, ev.EnsemblePassCompleted):
         assert own[end.model] <= end.seconds + 0.01 < own.total()
@@ -277,7 +277,7 @@ def test_a_simulated_run_that_fell_back_to_the_cpu_has_no_figure_of_time(desk):
 def test_rows_of_two_sessions_are_counted_where_each_was_computed(desk, seed):
     dice = random.Random(seed)
     faults = ",".join([f"oom:{dice.randrange(60, 200)}", f"lose@cuda:1:{dice.randrange(200, 300)}"])
-    flags = {"run_id": "r", **dice.choice([{}, {"window": "2"}, {"exclusive": "no"}])}
+    flags = {"run_id": "r", **dice.choice([{}, {"window": "2"}, {"window": "shared"}])}
     code, run = desk.run(devices="sim:2xT4", faults=faults, stop_after=dice.randrange(3, 9), **flags)
     assert code == ExitCode.STOPPED
     assert desk.run(devices="sim:2xT4", faults="lose@cuda:1:120", resume="yes", **flags)[0] == ExitCode.COMPLETED

@@ -124,9 +124,9 @@ def test_each_mistake_is_told_at_its_field(place, texts, field, said):
 
 def test_what_a_run_was_begun_with_makes_the_same_settings_again(place):
     given = {
-        "dim": "256", "exclusive": "no", "roster": "bge-m3=0.5,hf:a/b", "ceiling": "600MiB", "warm": "1GiB",
+        "dim": "256", "window": "shared", "roster": "bge-m3=0.5,hf:a/b", "ceiling": "600MiB", "warm": "1GiB",
         "faults": "oom:40,lose@cuda:1:400", "devices": "sim:2xT4", "collections": "a,b c", "qdrant": "s",
-        "bm25": "no", "bm25_language": "german", "chunk_sparse": "terms",
+        "bm25": "german", "chunk_sparse": "terms",
     }  # fmt: skip
     begun = load(given, {})
     again = as_begun("chunks", recorded(begun), load({}, {}).settings)

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from interlock.engine.knobs import REMOVED
 from interlock.engine.record.events import LeaseReleased
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, toml
 
@@ -29,9 +30,10 @@ def test_an_output_inside_the_chunks_is_refused_before_it_becomes_input(chunks, 
     assert not (chunks / "runs").exists()
 
 
-def test_a_window_with_models_side_by_side_is_refused(tmp_path, chunks, tiny_a):
-    said = interlock("run", chunks, "--out", tmp_path / "o", "--roster", tiny_a, "--shared", "--window", 3, check=2)
-    assert "--window" in said.stderr
+@pytest.mark.parametrize("flag", ["--no-exclusive", "--bm25-language=german", "--partial", "--refresh=2", "--readonly"])
+def test_a_flag_of_earlier_versions_is_refused_with_what_to_use(tmp_path, chunks, flag):
+    said = interlock("run", chunks, flag, cwd=tmp_path, check=2).stderr
+    assert REMOVED[flag.partition("=")[0][2:].removeprefix("no-").replace("-", "_")].instead in said
 
 
 def test_a_store_of_another_meaning_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):

@@ -327,7 +327,7 @@ def test_a_resumed_run_goes_on_as_its_operator_steered_it_unless_told_otherwise(
     interlock("ctl", world.one, "stop")
     assert process.wait(timeout=60) == 4
     kept = world.copy(world.home.parent / "kept")
-    for place, flags, exclusive in ((kept, [], False), (world, ["--exclusive"], True)):
+    for place, flags, window in ((kept, [], "shared"), (world, ["--window", "0"], 0)):
         place.resume(*flags)
-        assert [each.config["exclusive"].value for each in events_of(place.one, RunResumed)] == [exclusive]
-        assert summary_of(place.one)["schedule"] == ("exclusive" if exclusive else "shared")
+        assert [each.config["window"].value for each in events_of(place.one, RunResumed)] == [window]
+        assert summary_of(place.one)["schedule"] == (window or "exclusive")

@@ -71,7 +71,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     return desk
 
 
-SCHEDULES = [{}, {"window": "2"}, {"exclusive": "no"}]
+SCHEDULES = [{}, {"window": "2"}, {"window": "shared"}]
 
 
 @pytest.mark.parametrize("devices", ["cpu", "sim:T4", "sim:2xT4"])
@@ -101,7 +101,7 @@ def test_a_lost_device_is_told_before_the_others_have_ended_its_pass(desk):
 
 
 def test_primary_and_companion_of_a_shared_schedule_have_a_gpu_each(desk):
-    _, run = desk.run(devices="sim:2xT4", exclusive="no")
+    _, run = desk.run(devices="sim:2xT4", window="shared")
     held = {lease.model: lease.devices for lease in events_of(run, ev.LeaseGranted)}
     assert held == {"one": ["cuda:0"], "two": ["cuda:1"]}
 
@@ -126,7 +126,7 @@ def test_the_other_gpu_finishes_the_pass_of_a_lost_one(desk):
     assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0", "cuda:1"}
 
 
-@pytest.mark.parametrize("how", [{}, {"cpu_fallback": "no"}, {"window": "2"}, {"exclusive": "no"}])
+@pytest.mark.parametrize("how", [{}, {"cpu_fallback": "no"}, {"window": "2"}, {"window": "shared"}])
 def test_a_run_that_loses_its_last_gpu_stops_and_goes_on_in_a_new_process(desk, how):
     code, run = desk.run(devices="sim:2xT4", faults="lose:260", **how)
     assert code == ExitCode.STOPPED
@@ -150,7 +150,7 @@ def test_a_gpu_that_is_lost_while_a_model_is_attached_stops_the_run_too(desk):
 
 
 def test_a_companion_whose_gpu_is_lost_while_it_is_attached_goes_to_the_other(desk):
-    code, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:1", exclusive="no")
+    code, run = desk.run(devices="sim:2xT4", faults="lose@cuda:1:1", window="shared")
     assert code == ExitCode.COMPLETED
     desk.check(run)
     assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:0"}
@@ -171,7 +171,7 @@ def test_a_fault_loses_no_row_and_what_was_done_is_told(desk, faults):
 @pytest.mark.parametrize(("begun", "asked"), [("exclusive", "shared"), ("shared", "exclusive")])
 def test_a_schedule_switched_by_hand_during_a_run_does_every_cell_once(desk, begun, asked):
     controls = Controls()
-    alone = {"exclusive": "no"} if begun == "shared" else {}
+    alone = {"window": "shared"} if begun == "shared" else {}
     settings = load({"out": str(desk.out), "roster": "one,two", "devices": "sim:2xT4", **alone}, {}, desk.file)
     run = Run(desk.root, settings, controls)
     emit = run.recorder.emit

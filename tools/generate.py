@@ -76,6 +76,7 @@ _VALUES: Mapping[object, str] = {
     parsers.names: "Sequence[str]",
     parsers.text: "str | Sequence[str]",
     parsers.size: "int | str",
+    parsers.window: 'int | Literal["shared"]',
 }
 """What a caller from Python may pass where a parser takes more than the type that it gives."""
 
@@ -97,7 +98,7 @@ def given() -> str:
     return "\n".join([*lines, '"""What a flag of the command line is called in Python."""']) + "\n"
 
 
-_RENAMED = {"filter": "where", "index": "indexes", "shared": "exclusive"}
+_RENAMED = {"filter": "where", "index": "indexes", "shared": "window"}
 """Flags that Python knows by another name."""
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -205,7 +205,9 @@ def _console(session: Session, configuration: Configuration) -> int:
     return app.seen_seq
 
 
-def watch_journal(run: Path, speed: float | None, configuration: Configuration) -> Sequence[str]:
+def watch_journal(
+    run: Path, speed: float | None, configuration: Configuration, *, readonly: bool = False
+) -> Sequence[str]:
     """Show a run by its journal until the console is left; only what an operator asks of it changes the run. Return the
     arguments of the command that it was left for, if any."""
     if reason := why_headless():
@@ -214,7 +216,7 @@ def watch_journal(run: Path, speed: float | None, configuration: Configuration) 
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
 
-    look = look_of(configuration)
+    look = replace(look_of(configuration), readonly=readonly)
     source = Replayed(run, speed) if speed is not None else Watched(run, steered=not look.readonly)
     app = Console(source, look, summary=source.path.with_name(SUMMARY))
     try:

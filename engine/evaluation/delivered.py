@@ -20,7 +20,7 @@ from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.record.atomic import check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
-from interlock.engine.record.inputs import store_of
+from interlock.engine.record.inputs import language_of, store_of
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.search.store_models import the_same
@@ -111,7 +111,7 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         sparse={key: rows.taken(kept) for key, rows in terms.items()},
         costs={entry.model: _cost(delivered, entry.model) for entry in roster},
         parked=len(ids) - len(kept),
-        bm25=str(run.setting("bm25_language")) if run.setting("bm25") else "",
+        bm25=language_of(summary.configuration),
         store=store / delivered.qdrant_collection
         if (store := store_of(summary.configuration, summary.run_id, directory))
         else None,

@@ -38,7 +38,7 @@ from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import CalibratedWeights
 
 CORPUS = "corpus.jsonl"
-OWN_OF_A_RUN = ("roster", "sparse", "fusion", "bm25", "bm25_language")
+OWN_OF_A_RUN = ("roster", "sparse", "fusion", "bm25")
 """Settings that a run has of its own."""
 
 

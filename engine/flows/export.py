@@ -73,7 +73,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
         kept.check(fusion, arrays=with_arrays(settings.export), store=asked.store is not None)
         told: dict[str, list[Loss]] = {}
         with TemporaryDirectory(prefix="interlock-export-") as scratch:
-            language = settings.bm25_language if asked.store and settings.bm25 else ""
+            language = settings.language if asked.store else ""
             builder = DeliveryBuilder(Path(scratch), language, settings.chunk_sparse)
             plan = RunPlan(settings, roster, _corpus(earlier, builder, chunks, settings.collections), builder)
             wanted = _chosen(plan.corpus, asked.collection)

@@ -17,6 +17,7 @@ from interlock.engine.errors import DiskError, UnavailableError, UsageError, rea
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import describe_host
 from interlock.engine.models.registry import ModelSpec
+from interlock.engine.parsers import SHARED
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, RosterEntry, Setting
 from interlock.engine.record.recorder import Recorder
@@ -39,7 +40,7 @@ STORED_BYTES = 5
 
 def schedule_of(settings: RunSettings) -> Schedule:
     """Return the schedule that the settings ask for."""
-    if not settings.exclusive:
+    if settings.window == SHARED:
         return Schedule.SHARED
     return Schedule.ROTATING if settings.window else Schedule.EXCLUSIVE
 
@@ -51,8 +52,6 @@ def form_of(settings: RunSettings) -> VectorForm:
 
 def check(settings: RunSettings, chunks: Path) -> None:
     """Raise UsageError for settings that no run of `chunks` can have."""
-    if settings.window and not settings.exclusive:
-        raise UsageError("--window needs models that take turns: drop --window, or drop --shared")
     VectorForm(settings.keep, settings.project, settings.quantise).check(
         Fusion(settings.fusion), arrays=with_arrays(settings.export), store=settings.qdrant is not None
     )
@@ -68,22 +67,23 @@ def without_effect(configuration: Configuration, specs: Sequence[ModelSpec]) -> 
     settings = configuration.settings
     cut = any(spec.matryoshka for spec in specs)
     tokens = "" if settings.token_vectors else "nothing is kept of tokens without --token-vectors"
-    words = "" if settings.qdrant and settings.bm25 else "BM25 is only in a store (--qdrant), and not with --no-bm25"
     idle = {
         "dim": "" if cut or not settings.dim else "no model of the roster supports it, so nothing is truncated",
         "keep": "named makes no fused vector, so every model's own are kept"
         if Fusion(settings.fusion) is Fusion.NAMED and settings.keep == "fused"
         else "",
-        "partial": "" if settings.deadline or not settings.partial else "nothing ends the session without --deadline",
         "token_precision": tokens,
         "token_pooling": tokens,
-        "bm25_language": words,
+        "bm25": "" if settings.qdrant or not settings.language else "BM25 is only in a store (--qdrant)",
         "prune": "" if settings.qdrant or not settings.prune else "nothing is delivered into a store without --qdrant",
     }
     return [
-        f"--{name.replace('_', '-')} {getattr(settings, name)}: {why}"
-        for name, why in idle.items()
-        if why and configuration.origins[name] not in ("default", FROM_RUN)
+        *configuration.notes,
+        *(
+            f"--{name.replace('_', '-')} {getattr(settings, name)}: {why}"
+            for name, why in idle.items()
+            if why and configuration.origins[name] not in ("default", FROM_RUN)
+        ),
     ]
 
 

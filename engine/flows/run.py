@@ -38,6 +38,7 @@ from interlock.engine.flows.plan import (
 )
 from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
+from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic, health, rundir, summary
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Status
@@ -73,7 +74,8 @@ class Run:
             self._request = requested(chunks, continued(begun.kept, configuration) if begun else configuration)
             self.settings = settings = self._request.settings
             check_packages(settings.export, settings.qdrant)
-            controls.begin(schedule_of(settings), settings.window, cpu_fallback=settings.cpu_fallback)
+            window = 0 if settings.window == SHARED else settings.window
+            controls.begin(schedule_of(settings), window, cpu_fallback=settings.cpu_fallback)
             self.deadline = self._choose_deadline()
             self._members = computing.gathered(
                 settings, self.directory.id, self._threads(), controls, clusters, backend.clock
@@ -107,7 +109,7 @@ class Run:
 
     def _choose_deadline(self) -> Deadline:
         """The end of this session, counted from now."""
-        asked, clock = self.settings.deadline, self._backend.clock
+        asked, clock = self.settings.ends, self._backend.clock
         deadline = Deadline(seconds_until(asked, datetime.now()) if asked else None, self.controls, clock)
         self.controls.due = lambda: deadline.allows(0.0)
         return deadline
@@ -217,7 +219,7 @@ class Run:
         elsewhere = self._members.environment if self._members else {}
         machine = self._devices, self._notes, elsewhere
         announce(self.recorder, self.directory, request.configuration, request.chunks, *machine)
-        if asked := settings.deadline:
+        if asked := settings.ends:
             left = max(0.0, self.deadline.left)
             ends = round(time.time() + left, 3)
             self._emit(ev.DeadlineSet(asked=asked, seconds=round(left, 3), ends=ends, partial=settings.partial))
@@ -228,7 +230,7 @@ class Run:
         roster = request.roster(models)
         kind = self._devices[0].kind
         self.deadline.paces = tell_roster(self.recorder, roster, models.missing, settings, kind)
-        language = settings.bm25_language if settings.qdrant and settings.bm25 else ""
+        language = settings.language if settings.qdrant else ""
         plan = read(request, models, roster, scratch, self._emit, self._stops_reading, language)
         if missed := plan.builder.missed:
             self._emit(ev.Warned(message=missed))
@@ -256,7 +258,7 @@ class Run:
         """Whether the operator stops the run. Raises Stopped where it is the deadline that does."""
         if not self.deadline.allows(0.0) and self.deadline.near:
             raise Stopped(
-                f"deadline {self.settings.deadline} came while chunks were read: nothing was kept, repeat the command "
+                f"deadline {self.settings.ends} came while chunks were read: nothing was kept, repeat the command "
                 "with a later --deadline"
             )
         return self.controls.stop_requested

@@ -206,7 +206,7 @@ class SessionEnd:
                     left_out[name] = status
                 elif rows.chunks:
                     exported.append(name)
-        return told(self.settings.deadline, self.recorder.snapshot(), exported, left_out)
+        return told(self.settings.ends, self.recorder.snapshot(), exported, left_out)
 
     def _closed(self, name: str) -> Status | None:
         """What became of a collection in this session, if it was closed."""

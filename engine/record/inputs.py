@@ -142,6 +142,14 @@ def store_of(configuration: Mapping[str, Setting], run_id: str, run: Path) -> Pa
     return Path(moved(written, Path(out) / run_id, run.absolute())) if written else None
 
 
+def language_of(config: Mapping[str, Setting]) -> str:
+    """Return the language whose words a run counted for BM25; empty where it counted none."""
+    value = config["bm25"].value if "bm25" in config else False
+    if isinstance(value, bool):  # as earlier versions had it, beside the language
+        return str(config["bm25_language"].value) if value else ""
+    return "" if value == "off" else str(value)
+
+
 def _moved(path: Path, before: Path, now: Path) -> Path:
     if os.path.commonpath([path, before]) == "/":
         return path

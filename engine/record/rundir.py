@@ -32,8 +32,8 @@ _TELLING = tuple(
     f'"event":"{event}"'.encode() for event in ("run_started", "run_resumed", "devices_found", "control_applied")
 )
 _STEERED = {
-    ("schedule", "shared"): {"exclusive": "no", "window": "0"},
-    ("schedule", "exclusive"): {"exclusive": "yes", "window": "0"},
+    ("schedule", "shared"): {"window": "shared"},
+    ("schedule", "exclusive"): {"window": "0"},
     ("cpu_fallback", "yes"): {"cpu_fallback": "yes"},
     ("cpu_fallback", "no"): {"cpu_fallback": "no"},
 }

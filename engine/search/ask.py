@@ -106,7 +106,7 @@ def comparison_of(manifest: Manifest, ask: Ask) -> Comparison:
         what = f"--hybrid {ask.hybrid}" if ask.hybrid is not Hybrid.WEIGHTED else f"--sparse-share {ask.sparse_share:g}"
         raise UsageError(
             f"{what}: the store has no sparse vectors to combine with the dense ones: drop it, or write a store anew "
-            "without --no-bm25, or with --sparse"
+            "without --bm25 off, or with --sparse"
         )
     used, calibrated = {name: say for name, say in weights.items() if say}, ask.weights is None and manifest.calibrated
     return Comparison(used, terms if hybrid else [], tokens, calibrated=bool(calibrated))

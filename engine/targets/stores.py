@@ -214,7 +214,7 @@ def check_store(spec: CollectionSpec, directory: Path, emit: Emit = lambda _: No
     if spec.bm25 and not made.bm25:
         emit(
             Warned(
-                message=f"{path} was made without BM25 vectors and gets none now: --no-bm25 if that is meant, else "
+                message=f"{path} was made without BM25 vectors and gets none now: --bm25 off if that is meant, else "
                 f"{ELSEWHERE}, or delete that directory"
             )
         )

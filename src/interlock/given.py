@@ -27,8 +27,7 @@ class GivenSettings:
     allow_pickle: Sequence[str] | None = field(default=None, hash=False)
     devices: str | Sequence[str] | None = field(default=None, hash=False)
     cluster: str | None = None
-    exclusive: bool | None = None
-    window: int | None = None
+    window: int | Literal["shared"] | None = None
     cpu_fallback: bool | None = None
     warm: int | str | None = None
     threads: int | None = None
@@ -38,14 +37,12 @@ class GivenSettings:
     export: Sequence[Literal["npy", "parquet", "jsonl"]] | None = field(default=None, hash=False)
     qdrant: str | PathLike[str] | None = None
     prune: bool | None = None
-    bm25: bool | None = None
-    bm25_language: str | None = None
+    bm25: str | None = None
     chunk_sparse: str | None = None
     out: str | PathLike[str] | None = None
     run_id: str | None = None
     resume: bool | None = None
     deadline: str | None = None
-    partial: bool | None = None
     reuse: str | PathLike[str] | None = None
     allow_missing: bool | None = None
     strict: bool | None = None
@@ -57,7 +54,6 @@ ARGUMENTS = {
     "allow-pickle": "allow_pickle",
     "api-key-file": "api_key_file",
     "bm25": "bm25",
-    "bm25-language": "bm25_language",
     "ceiling": "ceiling",
     "chunk-sparse": "chunk_sparse",
     "cluster": "cluster",
@@ -67,7 +63,6 @@ ARGUMENTS = {
     "deadline": "deadline",
     "devices": "devices",
     "dim": "dim",
-    "exclusive": "exclusive",
     "export": "export",
     "faults": "faults",
     "filter": "where",
@@ -82,7 +77,6 @@ ARGUMENTS = {
     "offline": "offline",
     "only": "only",
     "out": "out",
-    "partial": "partial",
     "patience": "patience",
     "project": "project",
     "prune": "prune",
@@ -102,7 +96,7 @@ ARGUMENTS = {
     "run-id": "run_id",
     "seed": "seed",
     "settle": "settle",
-    "shared": "exclusive",
+    "shared": "window",
     "sparse": "sparse",
     "sparse-share": "sparse_share",
     "strict": "strict",

@@ -38,7 +38,9 @@ def _written(found: re.Match[str]) -> str:
     name = ARGUMENTS.get(flag or "")
     if not name:
         return _CALLS.get(found[0], found[0])
-    if off or flag == "shared":
+    if flag == "shared":
+        return "window='shared'"
+    if off:
         return f"{name}=False"
     if GivenSettings.__annotations__.get(name) == bool | None:
         return f"{name}=True" + (f" {value}" if value else "")

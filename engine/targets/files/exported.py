@@ -25,6 +25,7 @@ from interlock.engine.record import journal
 from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.fold import fold_all
+from interlock.engine.record.inputs import language_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
@@ -172,7 +173,7 @@ class ExportedCollection:
         vectors = [field for field in table.schema_arrow if field.name not in TEXTS]
         dims = {each.name: each.type.list_size for each in vectors if pa.types.is_fixed_size_list(each.type)}
         terms = [each.name for each in vectors if each.name not in dims]
-        language = str(run.setting("bm25_language")) if run.setting("bm25") else ""
+        language = language_of(run.summary.configuration)
         projection = written[PROJECTION].sha256 if PROJECTION in written else ""
         manifest = _told(
             CollectionSpec(
