@@ -92,7 +92,7 @@ def draws_only_ascii(environment: Mapping[str, str]) -> bool:
     return terminal in ASCII_TERMINALS or not locale.upper().replace("-", "").endswith("UTF8")
 
 
-def look_of(configuration: Configuration) -> Look:
+def look_of(configuration: Configuration, *, readonly: bool = False) -> Look:
     """Take the look from the settings. Raises UsageError for a theme or a key that there is not."""
     settings = configuration.settings
     known = {theme.name for theme in OWN} | BUILTIN_THEMES.keys()
@@ -100,4 +100,4 @@ def look_of(configuration: Configuration) -> Look:
         raise UsageError(f"unknown theme {settings.theme!r}: available {', '.join(sorted(known))}")
     theme, keys = SLOW if settings.slow_link else settings.theme, keymap(configuration.keys)
     ascii = settings.ascii or draws_only_ascii(os.environ)
-    return Look(theme=theme, ascii=ascii, slow_link=settings.slow_link, keys=keys, out=settings.out)
+    return Look(theme=theme, ascii=ascii, slow_link=settings.slow_link, readonly=readonly, keys=keys, out=settings.out)

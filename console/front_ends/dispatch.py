@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -216,7 +216,7 @@ def watch_journal(
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
 
-    look = replace(look_of(configuration), readonly=readonly)
+    look = look_of(configuration, readonly=readonly)
     source = Replayed(run, speed) if speed is not None else Watched(run, steered=not look.readonly)
     app = Console(source, look, summary=source.path.with_name(SUMMARY))
     try:

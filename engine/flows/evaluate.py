@@ -166,7 +166,7 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
         judged, own, weights = subject.judged, settings.settings, list(subject.weights.values())
         texts, queries = list(judged.texts.values()), [judged.queries[query] for query in parts.queries]
         dense, sparse = sides_of(encoder, subject.models, weights, texts, queries, subject.delivered)
-        if language := own.bm25_language * own.bm25 if subject.delivered is None else subject.delivered.bm25:
+        if language := own.language if subject.delivered is None else subject.delivered.bm25:
             sparse = [bm25_side(texts, queries, language), *sparse]
         every = {**judged.splits.get("train", {}), **judged.splits["test"]}
         grades = [every[query] for query in parts.queries]
