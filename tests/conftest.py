@@ -54,6 +54,28 @@ def tiny_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory, tiny_a):
+    """Runs with every kind of vector, in files and stores: `one`, `two` of fewer chunks, and `other`, whose vectors are
+    those of the first and whose payloads differ."""
+    from tests.uploads import embedded
+
+    home = tmp_path_factory.mktemp("exported")
+    embedded(home, tiny_a, "one", keep="both")
+    embedded(home, tiny_a, "two", rows=40, keep="both")
+    embedded(home, tiny_a, "other", keep="both", told="other")
+    return home
+
+
+@pytest.fixture
+def upload(exported, tmp_path):
+    """Uploads of the first run to a server of its own."""
+    from tests.uploads import Uploads, bridged
+
+    with bridged(tmp_path / "bridge") as bridge:
+        yield Uploads(bridge, exported / "runs" / "one", tmp_path / "uploads")
+
+
 @pytest.fixture
 def call(capfdbinary, monkeypatch, tmp_path):
     """Run the command in this process: exit code, stdout, stderr."""

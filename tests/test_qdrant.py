@@ -125,34 +125,6 @@ def test_nested_payloads_come_back_and_huge_integers_as_exact_text(tmp_path):
     assert found.vectors == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "vector", "why"),
-    [
-        ("small", np.full(8, np.nan), "not finite"),
-        ("small", np.full(8, np.inf), "not finite"),
-        ("small", np.zeros(8), "zero"),
-        ("small", np.ones(7), "8 dimensions"),
-        ("other", np.ones(8), "large, small"),
-    ],
-)
-def test_a_vector_that_the_engine_must_not_take_names_its_point(tmp_path, name, vector, why):
-    with open_store(tmp_path) as store:
-        with pytest.raises(InterlockError, match=f"{ident(5)}.*{why}"):
-            deliver([Point(ident(5), {}, {name: vector.astype(np.float32)})], store)
-        assert store.count() == 0
-
-
-@pytest.mark.parametrize("value", [float("nan"), {1, 2}, "\ud800", b"bytes"])
-def test_a_payload_that_is_not_json_names_its_point(tmp_path, value):
-    with open_store(tmp_path) as store, pytest.raises(InterlockError, match=ident(5)):
-        deliver([Point(ident(5), {"x": value}, {})], store)
-
-
-def test_an_id_that_is_no_uuid_is_refused(tmp_path):
-    with open_store(tmp_path) as store, pytest.raises(InterlockError, match="cannot store point 12"):
-        deliver([Point("12", {}, {})], store)
-
-
 def test_batches_of_points_exceed_neither_count_nor_bytes():
     sizes = [10] * 600 + [MOST_BYTES // 2] * 3 + [MOST_BYTES * 2, 10]
     points = ((Point(ident(i), {}, {}), size) for i, size in enumerate(sizes))

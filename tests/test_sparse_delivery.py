@@ -47,7 +47,7 @@ from interlock.engine.vectors.bm25 import WordCounts, Words
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import CollectionSpec, read_manifest
 from interlock.engine.vectors.points import Point, Terms
-from tests.builders import corpus, roster_entry, tiny_sparse
+from tests.builders import corpus, roster_entry, start, tiny_sparse
 
 WIDTH = 40
 TEXTS = [*(f"text {number}" for number in range(9)), "text 3", "text 0"]
@@ -345,27 +345,6 @@ def terms(indices, values):
     return Terms(np.array(indices, np.int32), np.array(values, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("sparse", "why"),
-    [
-        ({"other": terms([1], [1])}, "no sparse vector 'other'; it has splade"),
-        ({"splade": terms([], [])}, "has no terms"),
-        ({"splade": terms([1, 2], [1])}, "not as many values as indices"),
-        ({"splade": terms([2, 1], [1, 1])}, "not in order"),
-        ({"splade": terms([1, 1], [1, 1])}, "not in order"),
-        ({"splade": terms([-1, 1], [1, 1])}, "not in order"),
-        ({"splade": terms([1], [np.nan])}, "without a weight"),
-        ({"splade": terms([1], [np.inf])}, "without a weight"),
-        ({"splade": terms([1], [0])}, "without a weight"),
-    ],
-)
-def test_what_is_no_sparse_vector_is_refused_before_the_engine_takes_it(tmp_path, sparse, why):
-    with open_store(tmp_path) as store:
-        with pytest.raises(InterlockError, match=f"cannot store point {ONE} in .*{why}"):
-            put([Point(ONE, {}, {}, sparse)], store)
-        assert store.count() == 0
-
-
 def test_terms_count_among_the_bytes_that_a_disk_must_have_room_for(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(shard, "require_room", lambda _, size: asked.append(size))
@@ -483,21 +462,15 @@ def test_a_store_with_sparse_vectors_is_searched_by_its_dense_ones(tmp_path, tin
 
 
 KILLED = """
-import os, signal, sys
-from pathlib import Path
-from interlock.engine.settings import load
+import os, signal
 from interlock.engine.targets.embedded import Store
-from interlock.engine.targets.target import deliver as put
-from interlock.engine.compute.controls import Controls
-from interlock.engine.flows.run import Run
 upsert, sent = Store.upsert, []
 def killed(self, points, size):
     sent.append(1)
-    if len(sent) == int(sys.argv[2]):  # some windows are in the store and in the files
+    if len(sent) == {window}:  # some windows are in the store and in the files
         os.kill(os.getpid(), signal.SIGKILL)
     return upsert(self, points, size)
 Store.upsert = killed
-Run(Path(sys.argv[1]), load(dict(each.split("=", 1) for each in sys.argv[3:]), {}, None), Controls()).go()
 """
 
 
@@ -513,9 +486,10 @@ def test_a_delivery_that_is_killed_midway_is_whole_after_resume(tmp_path, tiny_a
     )
     flags = {"roster": str(tiny_a), "sparse": str(splade), "out": str(tmp_path / "runs"), "run_id": "r"}
     flags["qdrant"] = str(tmp_path / "store")
-    asked = [f"{name}={value}" for name, value in flags.items()]
-    child = subprocess.run([sys.executable, "-c", KILLED, chunks, str(window), *asked], capture_output=True, text=True)
-    assert child.returncode == -signal.SIGKILL, child.stderr
+    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    child = start("run", chunks, *words, "--no-ui", first=KILLED.format(window=window))
+    _, said = child.communicate(120)
+    assert child.returncode == -signal.SIGKILL, said
     exports = tmp_path / "runs" / "r" / "exports" / "Docs"
     assert not list(exports.glob("[!.]*"))
     assert running.Run(chunks, load({**flags, "resume": True}, {}, None), Controls()).go() == ExitCode.COMPLETED

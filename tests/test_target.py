@@ -97,20 +97,31 @@ def test_what_is_too_large_goes_in_halves_and_so_does_what_comes_after_it():
         deliver(points, Memory(largest=10))
 
 
+def terms(indices, values):
+    return Terms(np.array(indices, np.int32), np.array(values, np.float32))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"id": "12"}, "cannot store point 12 in memory"),
-        ({"payload": {"x": float("nan")}}, "in memory: "),
+        *(({"payload": {"x": value}}, "in memory: ") for value in (float("nan"), {1, 2}, "\ud800", b"bytes")),
         ({"vectors": {"a": np.zeros(4, np.float32)}}, "vector 'a' is zero or not finite"),
         ({"vectors": {"a": np.full(4, np.nan, np.float32)}}, "vector 'a' is zero or not finite"),
+        ({"vectors": {"a": np.full(4, np.inf, np.float32)}}, "vector 'a' is zero or not finite"),
         ({"vectors": {"a": np.ones(3, np.float32)}}, "vector 'a' has shape .3,., expected 4 dimensions"),
         ({"vectors": {"b": np.ones(4, np.float32)}}, "no vector 'b'; it has a"),
-        (
-            {"sparse": {"t": Terms(np.array([2, 1]), np.ones(2, np.float32))}},
-            "sparse vector 't' has terms that are not",
+        ({"sparse": {"other": terms([1], [1])}}, "no sparse vector 'other'; it has t"),
+        ({"sparse": {"t": terms([], [])}}, "has no terms"),
+        ({"sparse": {"t": terms([1, 2], [1])}}, "not as many values as indices"),
+        *(
+            ({"sparse": {"t": terms(of, [1, 1])}}, "has terms that are not in order")
+            for of in ([2, 1], [1, 1], [-1, 1])
         ),
+        *(({"sparse": {"t": terms([1], [weight])}}, "without a weight") for weight in (np.nan, np.inf, 0)),
+        ({"tokens": {"other": np.ones((1, 3), np.float16)}}, "no token vectors 'other'; it has late"),
         ({"tokens": {"late": np.ones((2, 4), np.float16)}}, "token vectors 'late' .2, 4. are none of 3 dimensions"),
+        ({"tokens": {"late": np.full((2, 3), np.nan, np.float16)}}, "token vectors 'late' .2, 3. are none of 3"),
     ],
 )
 def test_what_a_target_would_take_and_must_not_is_refused_before_it_is_sent(change, says):

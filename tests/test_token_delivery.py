@@ -243,17 +243,6 @@ def test_a_point_with_other_tokens_than_delivered_is_told(made, tmp_path, harm):
 
 
 @pytest.mark.parametrize(
-    "tokens",
-    [{"other": np.ones((1, DIM))}, {"dense-tokens": np.ones((1, 3))}, {"dense-tokens": np.full((2, DIM), np.nan)}],
-    ids=["name", "dimensions", "not finite"],
-)
-def test_tokens_that_the_store_has_no_place_for_are_refused(tmp_path, tokens):
-    half = {name: each.astype(np.float16) for name, each in tokens.items()}
-    with open_store(tmp_path) as store, pytest.raises(InterlockError, match=r"cannot store point .*token vectors"):
-        put([Point("00000000-0000-0000-0000-000000000001", {"text": "x"}, {}, {}, half)], store)
-
-
-@pytest.mark.parametrize(
     "form", [None, TokenForm(dim=DIM, precision="int8", pooling=2), TokenForm(dim=DIM, precision="bit", pooling=1)]
 )
 def test_a_store_written_with_other_token_vectors_is_refused(made, tmp_path, form):

@@ -29,31 +29,16 @@ from tests.builders import ROOT, corpus
 from tests.builders import interlock as command
 from tests.edge_bridge import refusal, serving
 from tests.openapi import OpenApi
-from tests.uploads import ROWS, URL, Uploads, bridged, embedded, killed
+from tests.uploads import ROWS, URL, embedded, killed
 
 POINTS = "/collections/docs/points"
 OPENAPI = ROOT.parent / "shared" / "data" / "qdrant-openapi-1.19.json"
 LIVE = os.environ.get("QDRANT_TEST_URL", "")
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory, tiny_a):
-    """Two runs of the same chunks with every kind of vector, `one` and a smaller `two`."""
-    home = tmp_path_factory.mktemp("uploads")
-    embedded(home, tiny_a, "one", keep="both")
-    embedded(home, tiny_a, "two", rows=40, keep="both")
-    return home
-
-
-@pytest.fixture
-def upload(home, tmp_path):
-    with bridged(tmp_path / "bridge") as bridge:
-        yield Uploads(bridge, home / "runs" / "one", tmp_path / "uploads")
-
-
-def in_store(home, name="one"):
+def in_store(exported, name="one"):
     """The points of a run's embedded store by id, as the engine gives them: payload and vectors."""
-    shard = edge.EdgeShard.load(str(home / "stores" / name / "docs"), None)
+    shard = edge.EdgeShard.load(str(exported / "stores" / name / "docs"), None)
     records, _ = shard.scroll(edge.ScrollRequest(limit=1000, with_payload=True, with_vector=True))
     shard.close()
     return {str(each.id): (each.payload, each.vector) for each in records}
@@ -105,9 +90,9 @@ def losing(request):
     return lambda *asked: lost.pop() if asked == request and lost else None
 
 
-def test_every_point_arrives_as_the_embedded_store_has_it(home, upload):
+def test_every_point_arrives_as_the_embedded_store_has_it(exported, upload):
     report = upload()
-    assert_same(on_server(upload.bridge), in_store(home))
+    assert_same(on_server(upload.bridge), in_store(exported))
     vectors = {name for _, each in on_server(upload.bridge).values() for name in each}
     assert vectors == {"m", "a", "fused", "m-sparse", "keywords", "m-tokens", BM25}
     assert (report.rows, report.points, report.stale, report.sent) == (ROWS, ROWS, 0, ROWS)
@@ -120,7 +105,7 @@ def test_every_point_arrives_as_the_embedded_store_has_it(home, upload):
         "fused": "Cosine",
         "m-tokens": "Dot",
     }
-    assert str(home) not in json.dumps(made)
+    assert str(exported) not in json.dumps(made)
 
 
 def test_each_point_goes_in_once_with_a_wait_and_the_index_is_built_at_the_end(upload):
@@ -273,7 +258,7 @@ def interrupted(at):
     return once
 
 
-def test_an_upload_that_is_killed_again_and_again_is_finished_by_the_same_command(home, upload, tmp_path):
+def test_an_upload_that_is_killed_again_and_again_is_finished_by_the_same_command(exported, upload, tmp_path):
     """Real processes, each killed at another request; `bench/upload.py --kills 50` is the same at random."""
     run = tmp_path / "run"
     shutil.copytree(upload.run, run)
@@ -287,7 +272,7 @@ def test_an_upload_that_is_killed_again_and_again_is_finished_by_the_same_comman
         assert f"{ROWS} rows there" in command(*words).stdout
     (target,) = upload.bridge.collections
     assert upload.bridge.aliases == {"docs": target}
-    assert_same(on_server(upload.bridge, target), in_store(home))
+    assert_same(on_server(upload.bridge, target), in_store(exported))
     assert len(upload.bridge.collections[target].sent) <= ROWS + 2 * 8  # what was taken and not acknowledged
 
 
@@ -300,7 +285,7 @@ def test_points_that_went_lost_behind_the_journal_are_sent_again(upload):
     assert upload.told == ["docs has fewer points than it acknowledged: all are sent again"]
 
 
-def test_points_that_went_lost_are_missed_though_others_took_their_place(home, upload):
+def test_points_that_went_lost_are_missed_though_others_took_their_place(exported, upload):
     upload()
     shard = upload.bridge.collections["docs"].shard
     for point in sorted(on_server(upload.bridge))[:5]:
@@ -347,18 +332,18 @@ def test_an_upload_is_not_called_done_where_a_point_is_not_what_was_exported(upl
         upload()
 
 
-def test_points_of_an_earlier_upload_stay_and_are_told(home, upload):
+def test_points_of_an_earlier_upload_stay_and_are_told(exported, upload):
     upload()
     upload.bridge.collections["docs"].sent.clear()
-    report = upload(home / "runs" / "two")
+    report = upload(exported / "runs" / "two")
     assert (report.rows, report.points, report.stale) == (40, ROWS, ROWS - 40)
     assert len(upload.bridge.collections["docs"].sent) == 40
 
 
-def test_a_journal_of_other_exports_or_a_damaged_one_is_begun_anew(home, upload):
+def test_a_journal_of_other_exports_or_a_damaged_one_is_begun_anew(exported, upload):
     upload()
     (path,) = upload.directory.glob("*.jsonl")
-    assert upload(home / "runs" / "two").sent == 40
+    assert upload(exported / "runs" / "two").sent == 40
     assert upload().sent == ROWS
     whole = path.read_bytes()
     path.write_bytes(whole[:30] + b"x" + whole[31:])
@@ -393,7 +378,7 @@ def test_what_is_no_server_or_too_old_a_one_is_told_first(upload, answer, says):
     assert upload.bridge.requests == [("GET", "/")]
 
 
-def test_a_collection_of_the_same_texts_but_another_meaning_is_refused_and_left_as_it_is(home, upload, tiny_a):
+def test_a_collection_of_the_same_texts_but_another_meaning_is_refused_and_left_as_it_is(exported, upload, tiny_a):
     upload()
     made = upload.bridge.collections["docs"].asked
     upload.bridge.collections["docs"].metadata["interlock"]["models"][0]["fingerprint"] = "f" * 64
@@ -419,15 +404,6 @@ def test_a_creation_whose_answer_was_lost_is_taken_up(upload):
     assert upload().points == ROWS
 
 
-def test_an_upload_over_a_socket_is_the_same(home, upload, call):
-    with serving(upload.bridge) as url:
-        code, out, err = call("upload", upload.run, "--qdrant", url)
-        assert (code, err) == (0, "")
-        assert f"docs on {url}/ (Qdrant 1.19.0): {ROWS} rows there, {ROWS} points sent".replace("/ (", " (") in out
-        assert_same(on_server(upload.bridge), in_store(home))
-        assert call("upload", upload.run, "--qdrant", url)[1].count("nothing was left to send") == 1
-
-
 def test_settings_of_a_script_that_name_a_server_are_told_the_function_that_uploads():
     with pytest.raises(interlock.UsageError, match=r"Settings.qdrant: .* goes by interlock.upload\(run, url"):
         interlock.plan("chunks", interlock.Settings(qdrant="http://localhost:6333"))
@@ -443,7 +419,7 @@ def test_a_script_uploads_as_the_command_does_and_hears_of_errors_in_its_words(u
             interlock.upload(interlock.open_run(run), url, indexes={"page": "whole"})
 
 
-def test_a_dry_run_tells_points_bytes_and_requests_to_the_byte_and_asks_nobody(home, upload, call):
+def test_a_dry_run_tells_points_bytes_and_requests_to_the_byte_and_asks_nobody(exported, upload, call):
     code, out, _ = call("upload", upload.run, "--qdrant", "http://192.0.2.1:1", "--dry-run")
     sent = []
     upload.seen = lambda request: sent.append(len(request.content)) if request.method == "PUT" else None
@@ -471,15 +447,15 @@ def test_a_program_reads_one_array_of_reports_or_of_what_would_be_sent(upload, t
         assert (code, json.loads(out), "refuses" in err or "is not a Qdrant server" in err) == (2, [], True)
 
 
-def test_a_directory_that_is_no_run_and_a_run_without_tables_are_told(home, tmp_path, call, tiny_a):
+def test_a_directory_that_is_no_run_and_a_run_without_tables_are_told(exported, tmp_path, call, tiny_a):
     code, _, err = call("upload", tmp_path, "--qdrant", URL)
     assert (code, "is not a run (no journal.jsonl): name the directory of a run" in err) == (2, True)
-    run = embedded(home, tiny_a, "npy", rows=4, export="npy", token_vectors="")
+    run = embedded(exported, tiny_a, "npy", rows=4, export="npy", token_vectors="")
     code, _, err = call("upload", run, "--qdrant", URL)
     assert (code, "points.parquet" in err, "add parquet to --export" in err) == (2, True, True)
 
 
-def test_an_export_that_was_changed_is_not_uploaded(home, tmp_path, upload):
+def test_an_export_that_was_changed_is_not_uploaded(exported, tmp_path, upload):
     copy = tmp_path / "copy"
     shutil.copytree(upload.run, copy)
     table = copy / "exports" / "Docs" / "points.parquet"
@@ -490,26 +466,26 @@ def test_an_export_that_was_changed_is_not_uploaded(home, tmp_path, upload):
     assert upload.bridge.requests == [("GET", "/")] * 0
 
 
-def test_an_alias_is_switched_once_all_is_verified_and_what_it_meant_is_kept(home, upload):
+def test_an_alias_is_switched_once_all_is_verified_and_what_it_meant_is_kept(exported, upload):
     first = upload(alias="docs")
     assert first.collection.startswith("docs-") and upload.bridge.aliases == {"docs": first.collection}
     switched = []
     upload.seen = lambda request: switched.append(request.url.path) if request.method == "POST" else None
-    second = upload(home / "runs" / "two", alias="docs")
+    second = upload(exported / "runs" / "two", alias="docs")
     assert second.collection != first.collection == second.previous
     assert upload.bridge.aliases == {"docs": second.collection}
     assert len(on_server(upload.bridge, first.collection)) == ROWS
     assert len(on_server(upload.bridge, second.collection)) == 40
     assert switched[-1] == "/collections/aliases" and switched.count("/collections/aliases") == 1
-    again = upload(home / "runs" / "two", alias="docs")
+    again = upload(exported / "runs" / "two", alias="docs")
     assert (again.sent, again.previous, again.collection) == (0, "", second.collection)
 
 
-def test_an_alias_stays_with_the_old_generation_where_the_new_one_is_not_whole(home, upload):
+def test_an_alias_stays_with_the_old_generation_where_the_new_one_is_not_whole(exported, upload):
     first = upload(alias="docs")
     upload.bridge.before = lambda method, path, *_: refusal(500, "no") if path.endswith("/points/count") else None
     with pytest.raises(UnavailableError):
-        upload(home / "runs" / "two", alias="docs")
+        upload(exported / "runs" / "two", alias="docs")
     assert upload.bridge.aliases == {"docs": first.collection}
 
 
@@ -535,7 +511,7 @@ def test_another_type_or_quantisation_is_another_generation_and_no_change_of_the
         upload(quantisation="int8")
 
 
-def test_halves_are_near_enough_and_token_vectors_are_never_quantised(home, upload):
+def test_halves_are_near_enough_and_token_vectors_are_never_quantised(exported, upload):
     report = upload(vector_type="float16", quantisation="binary")
     assert report.worst_cosine < 1 - 1e-12  # they were rounded
     assert report.worst_cosine > 1 - 1e-5
@@ -673,7 +649,7 @@ def test_a_key_is_read_from_a_file_before_the_environment_and_one_line_of_it(tmp
         read_key(address, tmp_path / "absent", {})
 
 
-def test_a_key_is_sent_and_is_in_no_file_and_in_no_word_that_is_said(home, upload, tmp_path, call, monkeypatch):
+def test_a_key_is_sent_and_is_in_no_file_and_in_no_word_that_is_said(exported, upload, tmp_path, call, monkeypatch):
     """The server refuses with the key in its words, as one that echoes its request might; and one request fails."""
     canary = "canary-7f3a9d1c5b"
     monkeypatch.setenv("QDRANT_API_KEY", canary)
@@ -708,7 +684,7 @@ def test_a_key_is_sent_and_is_in_no_file_and_in_no_word_that_is_said(home, uploa
     assert canary not in "".join(traceback.format_exception(failed.value))
 
 
-def test_every_request_and_every_answer_of_the_bridge_is_as_qdrant_describes_its_api(home, upload):
+def test_every_request_and_every_answer_of_the_bridge_is_as_qdrant_describes_its_api(exported, upload):
     """By the OpenAPI document of a Qdrant release, whose text belongs to its project and is not kept here."""
     if not OPENAPI.exists():
         pytest.skip(f"{OPENAPI} is not there: no request was compared with Qdrant's own description")
@@ -727,7 +703,7 @@ def test_every_request_and_every_answer_of_the_bridge_is_as_qdrant_describes_its
         return status, more, content
 
     upload.bridge.answer, upload.seen = answered, note
-    small = home / "runs" / "two"
+    small = exported / "runs" / "two"
     upload(small, alias="docs", indexes={"metadata.lang": "keyword", "metadata.page": "integer"}, quantisation="int8")
     upload.bridge.aliases["docs"] = next(iter(upload.bridge.collections))
     upload(small, alias="docs", vector_type="float16", quantisation="binary")
@@ -762,11 +738,20 @@ def test_the_comparison_with_the_description_sees_what_is_wrong(path, body):
 
 
 @pytest.mark.skipif(not LIVE, reason="QDRANT_TEST_URL names no Qdrant server: nothing was asked of a real one")
-def test_a_real_server_takes_an_upload_switches_the_alias_and_gives_every_point_back(home, call):
+def test_a_real_server_takes_an_upload_switches_the_alias_and_gives_every_point_back(exported, call):
     """Makes collections whose names begin with `interlock-test-` and leaves them there."""
     alias = f"interlock-test-{secrets.token_hex(4)}"
     for run, rows in (("one", ROWS), ("two", 40)):
-        words = ["upload", home / "runs" / run, "--qdrant", LIVE, "--alias", alias, "--index", "metadata.lang:keyword"]
+        words = [
+            "upload",
+            exported / "runs" / run,
+            "--qdrant",
+            LIVE,
+            "--alias",
+            alias,
+            "--index",
+            "metadata.lang:keyword",
+        ]
         code, out, err = call(*words, "--quantisation", "int8")
         assert code == 0, err
         assert f"{rows} rows there" in out

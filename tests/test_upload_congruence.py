@@ -13,7 +13,7 @@ from interlock.engine.search.searcher import words_of
 from interlock.engine.vectors.bm25 import BM25, Words
 from tests.edge_bridge import EdgeBridge
 from tests.local_bridge import LocalBridge
-from tests.uploads import ROWS, Uploads, embedded
+from tests.uploads import ROWS, Uploads
 
 NEAR = 1e-5
 """Between two scores of the same: each implementation adds float32 in another order."""
@@ -28,13 +28,14 @@ FILTERS = [
 
 
 @pytest.fixture(scope="module")
-def bridges(tmp_path_factory, tiny_a):
+def bridges(tmp_path_factory, exported):
     """The engine and local mode, each with the points of one run."""
-    home = tmp_path_factory.mktemp("congruence")
-    run = embedded(home, tiny_a, "one", keep="both")
-    found = [EdgeBridge(home / "edge"), LocalBridge(home / "local")]
+    place = tmp_path_factory.mktemp("congruence")
+    found = [EdgeBridge(place / "edge"), LocalBridge(place / "local")]
     for number, bridge in enumerate(found):
-        report = Uploads(bridge, run, home / f"uploads-{number}")(indexes={"metadata.lang": "keyword"})
+        report = Uploads(bridge, exported / "runs" / "one", place / f"uploads-{number}")(
+            indexes={"metadata.lang": "keyword"}
+        )
         assert (report.rows, report.points, report.compared) == (ROWS, ROWS, ROWS)
     yield found
     for bridge in found:

@@ -8,22 +8,15 @@ import pytest
 from interlock.engine.errors import InterlockError
 from tests.builders import start
 from tests.edge_bridge import serving
-from tests.uploads import ROWS, Uploads, bridged, embedded
+from tests.uploads import ROWS, Uploads, bridged
 
 PUT = ("PUT", "/collections/docs/points")
 FILES = ("points.parquet", "m-tokens.npy", "m-tokens-starts.npy")
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory, tiny_a):
-    home = tmp_path_factory.mktemp("files")
-    embedded(home, tiny_a, "one", keep="both")
-    return home
-
-
 @pytest.fixture
-def upload(home, tmp_path, monkeypatch):
-    shutil.copytree(home / "runs" / "one", tmp_path / "run")
+def upload(exported, tmp_path, monkeypatch):
+    shutil.copytree(exported / "runs" / "one", tmp_path / "run")
     monkeypatch.setattr("interlock.engine.targets.collection.MOST_POINTS", 16)
     with bridged(tmp_path / "bridge") as bridge:
         yield Uploads(bridge, tmp_path / "run", tmp_path / "uploads")

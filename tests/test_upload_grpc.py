@@ -30,23 +30,10 @@ from tests.builders import interlock as command
 from tests.edge_bridge import refusal, serving
 from tests.edge_grpc import GET, UPSERT, serving_grpc
 from tests.test_upload import on_server
-from tests.uploads import ROWS, URL, Uploads, bridged, embedded, killed, transport
+from tests.uploads import ROWS, URL, Uploads, bridged, killed, transport
 
 Code = grpc.StatusCode
 POINTS = "/collections/docs/points"
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory, tiny_a):
-    home = tmp_path_factory.mktemp("grpc")
-    embedded(home, tiny_a, "one", keep="both")
-    return home
-
-
-@pytest.fixture
-def upload(home, tmp_path):
-    with bridged(tmp_path / "bridge") as bridge:
-        yield Uploads(bridge, home / "runs" / "one", tmp_path / "uploads")
 
 
 @pytest.fixture
@@ -371,10 +358,9 @@ def test_a_port_that_does_not_know_the_collection_gets_no_point(upload, port, co
     assert f"(gRPC {code.name}: no)" in upload.told[0]
 
 
-def test_the_port_of_another_server_with_a_collection_of_this_name_gets_no_point(home, upload, tmp_path, tiny_a):
-    embedded(home, tiny_a, "two", rows=40, keep="both")
+def test_the_port_of_another_server_with_a_collection_of_this_name_gets_no_point(exported, upload, tmp_path):
     with bridged(tmp_path / "other") as other, serving_grpc(other) as port:
-        Uploads(other, home / "runs" / "two", tmp_path / "others")()
+        Uploads(other, exported / "runs" / "two", tmp_path / "others")()
         sent = list(other.collections["docs"].sent)
         assert upload(grpc_port=port).transport == "rest"
         assert other.collections["docs"].sent == sent
@@ -453,12 +439,12 @@ def certificate(tmp_path_factory):
     """A key and a certificate of this machine, which nobody knows."""
     if not shutil.which("openssl"):
         pytest.skip("openssl is not there to make a certificate with")
-    home = tmp_path_factory.mktemp("tls")
-    files = ["-keyout", home / "key.pem", "-out", home / "cert.pem"]
+    exported = tmp_path_factory.mktemp("tls")
+    files = ["-keyout", exported / "key.pem", "-out", exported / "cert.pem"]
     about = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, *about]
     subprocess.run(words, check=True, capture_output=True)
-    return home / "key.pem", home / "cert.pem"
+    return exported / "key.pem", exported / "cert.pem"
 
 
 def test_a_https_url_means_tls_for_gRPC_too_and_no_key_goes_to_whom_nobody_vouches_for(

@@ -3,39 +3,25 @@
 The engine behind `edge_bridge` says what is there; no upload may say that all is well where it is not.
 """
 
+import json
 import threading
 
 import pytest
 import qdrant_edge as edge
 
-from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.targets.collection import MARK
 from interlock.engine.targets.target import same_json
-from tests.uploads import ROWS, Uploads, answered, bridged, embedded
+from tests.uploads import ROWS, Uploads, answered, embedded
 
 POINTS = "/collections/docs/points"
 COUNT = ("POST", f"{POINTS}/count")
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory, tiny_a):
-    """Two runs of the same texts, whose vectors mean the same and whose payloads differ."""
-    home = tmp_path_factory.mktemp("others")
-    embedded(home, tiny_a, "one", keep="both")
-    embedded(home, tiny_a, "two", keep="both", told="other")
-    return home
-
-
 @pytest.fixture
-def upload(home, tmp_path):
-    with bridged(tmp_path / "bridge") as bridge:
-        yield Uploads(bridge, home / "runs" / "one", tmp_path / "uploads")
-
-
-@pytest.fixture
-def other(home, upload, tmp_path):
+def other(exported, upload, tmp_path):
     """Uploads of the other run from another machine."""
-    return Uploads(upload.bridge, home / "runs" / "two", tmp_path / "elsewhere")
+    return Uploads(upload.bridge, exported / "runs" / "other", tmp_path / "elsewhere")
 
 
 def shard(bridge, collection="docs"):
@@ -77,13 +63,13 @@ def test_an_upload_over_which_another_run_was_uploaded_is_sent_again(upload, oth
     assert upload().sent == 0
 
 
-def test_a_journal_is_believed_where_the_collection_has_its_mark_and_nowhere_else(upload, other, home, tmp_path):
+def test_a_journal_is_believed_where_the_collection_has_its_mark_and_nowhere_else(upload, other, exported, tmp_path):
     """The run itself is uploaded over the other one from elsewhere, and that one does not come far."""
     upload()
     other()
     upload.bridge.before = lambda method, path, *_: (500, {}, b"") if (method, path) == ("PUT", POINTS) else None
     with pytest.raises(UnavailableError):
-        Uploads(upload.bridge, home / "runs" / "one", tmp_path / "third")()
+        Uploads(upload.bridge, exported / "runs" / "one", tmp_path / "third")()
     upload.bridge.before = lambda *_: None
     assert upload().sent == ROWS
     assert told(upload.bridge) == {None}
@@ -122,14 +108,14 @@ def test_of_two_uploads_at_once_into_one_collection_neither_is_called_done(uploa
     both(upload)
     go.set()
     thread.join(60)
-    assert ["(of run two)" in error for error in errors] == [True, False]  # the first one took the mark away
+    assert ["(of run other)" in error for error in errors] == [True, False]  # the first one took the mark away
     assert upload().sent == ROWS
     assert told(upload.bridge) == {None}
 
 
 def test_an_upload_that_began_at_the_very_end_of_another_is_seen_by_it(upload, other):
     upload.seen = asked(once(("PATCH", "/collections/docs"), other, 2))  # the first one marks the collection
-    with pytest.raises(InterlockError, match=r"another upload \(of run two\) writes to docs on .*"):
+    with pytest.raises(InterlockError, match=r"another upload \(of run other\) writes to docs on .*"):
         upload()
     assert not list(upload.directory.glob("*.json"))
 
@@ -210,10 +196,10 @@ def test_a_payload_with_another_type_of_number_is_another_payload(was, becomes):
     assert not same_json({"key": was}, {"key": becomes})
 
 
-def test_a_decimal_that_the_engine_rounds_is_the_same(upload, home, tiny_a):
+def test_a_decimal_that_the_engine_rounds_is_the_same(upload, exported, tiny_a):
     """It reads numbers to within some units in the last of 17 places."""
     precise = 248185064035.43118
-    assert upload(embedded(home, tiny_a, "decimals", rows=4, told=precise)).compared == 4
+    assert upload(embedded(exported, tiny_a, "decimals", rows=4, told=precise)).compared == 4
     assert told(upload.bridge) != {precise}
     assert not same_json(0.1, 0.1000000000001)
 
@@ -225,3 +211,51 @@ def test_a_server_that_keeps_no_index_is_not_done(upload):
     with pytest.raises(UnavailableError, match=r"has all its points, and its indexes are not built after 60 s \(m = 0"):
         upload(settle=60)
     assert not list(upload.directory.glob("*.json"))
+
+
+def always(asked, result):
+    """A server that answers this to one kind of request, whatever it did."""
+    return lambda method, path, *_: answered(result) if (method, path) == asked else None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "result"),
+    [
+        ("PUT", POINTS, True),
+        ("PUT", POINTS, {}),
+        ("PUT", POINTS, {"status": None}),
+        ("POST", f"{POINTS}/count", True),
+        ("POST", f"{POINTS}/count", {"count": None}),
+        ("POST", f"{POINTS}/count", {"count": "many"}),
+        ("POST", POINTS, True),
+        ("POST", POINTS, [{"id": None}]),
+        ("GET", "/collections/docs", True),
+        ("GET", "/collections/docs", {"config": {}}),
+        ("GET", "/aliases", []),
+        ("GET", "/aliases", {}),
+    ],
+)
+def test_an_answer_of_another_form_is_asked_for_again_and_told(upload, method, path, result):
+    upload.bridge.before = always((method, path), result)
+    with pytest.raises(UnavailableError, match=r"did not do its work within 100 s of asking \(.+\): start it"):
+        upload()
+    assert upload.clock.slept
+
+
+@pytest.mark.parametrize("version", [None, "", "x", "1.x", "1.\xb2", "1"])
+def test_a_version_that_is_none_is_that_of_no_server(upload, version):
+    body = json.dumps({"title": "qdrant", "version": version}).encode()
+    upload.bridge.before = lambda method, path, *_: (200, {}, body) if path == "/" else None
+    with pytest.raises(UsageError, match=r"is not a Qdrant server|which keeps no metadata"):
+        upload()
+
+
+@pytest.mark.parametrize("path", ["/", "/collections/docs", POINTS])
+@pytest.mark.parametrize("form", [lambda key: [key], lambda key: key, lambda key: {"result": [key]}])
+def test_no_part_of_a_key_is_said_though_the_answer_repeats_it(upload, path, form):
+    key = "head" * 20 + "tail" * 20
+    upload.bridge.before = lambda _, at, *__: (200, {}, json.dumps(form(key)).encode()) if at == path else None
+    with pytest.raises(InterlockError) as failed:
+        upload(key=key)
+    said = [str(failed.value), *upload.told]
+    assert not [text for text in said if "headhead" in text or "tailtail" in text]

@@ -23,21 +23,12 @@ FEW = 40
 DELETE = "/collections/docs/points/delete"
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory, tiny_a):
-    """A run, and one of a corpus from which 50 chunks have gone."""
-    home = tmp_path_factory.mktemp("prune")
-    embedded(home, tiny_a, "one", keep="both")
-    embedded(home, tiny_a, "two", rows=FEW, keep="both")
-    return home
-
-
 @pytest.fixture
-def upload(home, tmp_path):
+def upload(exported, tmp_path):
     """Uploads of the second run into the collection of the first."""
     with bridged(tmp_path / "bridge") as bridge:
-        Uploads(bridge, home / "runs" / "one", tmp_path / "uploads")()
-        yield Uploads(bridge, home / "runs" / "two", tmp_path / "uploads")
+        Uploads(bridge, exported / "runs" / "one", tmp_path / "uploads")()
+        yield Uploads(bridge, exported / "runs" / "two", tmp_path / "uploads")
 
 
 def shard(bridge):
@@ -100,11 +91,11 @@ def test_points_of_a_collection_of_another_name_are_somebody_elses(upload):
     assert str(other) in held(upload.bridge)
 
 
-def test_a_run_that_did_not_read_everything_removes_nothing_and_says_why(upload, tmp_path, tiny_a, home):
-    bad = home / "in-40broken" / "Docs" / "b.jsonl"
+def test_a_run_that_did_not_read_everything_removes_nothing_and_says_why(upload, tmp_path, tiny_a, exported):
+    bad = exported / "in-40broken" / "Docs" / "b.jsonl"
     bad.parent.mkdir(parents=True)
     bad.write_text('{"text": ""}\n')
-    run = embedded(home, tiny_a, "broken", rows=FEW, told="broken", keep="both")
+    run = embedded(exported, tiny_a, "broken", rows=FEW, told="broken", keep="both")
     report = upload(run, prune=True)
     assert (report.pruned, report.stale) == (0, ROWS - FEW)
     (said,) = upload.told
