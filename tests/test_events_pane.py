@@ -257,12 +257,12 @@ async def test_only_matches_are_listed_and_walked_round_the_end_until_it_is_clea
         assert (app.pane.find("oom"), app.pane.chosen.seq) == (4, 30)
         assert [each.seq for each in app.pane.listed()] == [0, 10, 20, 30]
         assert app.above == "4 Events  all  follow  /oom  4 matches"
-        assert (app.pane.find_next(), app.pane.chosen.seq) == (True, 0)
-        assert (app.pane.find_previous(), app.pane.chosen.seq) == (True, 30)
-        assert (app.pane.find_previous(), app.pane.chosen.seq) == (True, 20)
+        assert (app.pane.walk(1), app.pane.chosen.seq) == (True, 0)
+        assert (app.pane.walk(-1), app.pane.chosen.seq) == (True, 30)
+        assert (app.pane.walk(-1), app.pane.chosen.seq) == (True, 20)
         assert (app.pane.clear(), app.pane.chosen.seq, len(app.pane.listed())) == (True, 20, 40)
         assert app.pane.find("LEASE") == 40
-        assert (app.pane.find("no such thing"), app.pane.find_next(), app.pane.chosen) == (0, False, None)
+        assert (app.pane.find("no such thing"), app.pane.walk(1), app.pane.chosen) == (0, False, None)
         assert any("nothing with all  /no such thing" in shown for shown in app.shown)
         assert (app.pane.find(""), len(app.pane.listed())) == (0, 40)
         assert app.pane.clear() is False

@@ -44,10 +44,6 @@ def _head(snapshot: Snapshot, width: int, **more: Any) -> list[Row]:
     return header.rows(snapshot, width, _now(snapshot), **more)
 
 
-def _line(snapshot: Snapshot, width: int, height: int) -> list[Row]:
-    return header.one_line(snapshot, width, _now(snapshot))
-
-
 def some_cells() -> PassCells:
     """Five batches that are committed, the second after a mitigation, the third with a parked row."""
     batches = {
@@ -66,7 +62,7 @@ def every_cell(_: int) -> PassCells:
 
 PANES: dict[str, Draw] = {
     "header": lambda snapshot, width, _: _head(snapshot, width),
-    "one line": _line,
+    "one line": lambda snapshot, width, _: _head(snapshot, width, small=True),
     "passes and cache": partial(drawn, passes, shown=()),
     "cache line": lambda snapshot, width, _: [cache.line(snapshot, width)],
     **{
@@ -162,7 +158,7 @@ def test_a_narrow_header_still_says_that_a_run_is_not_real(width: int, kind: str
      ("completed", "DONE"), ("failed", "FAILED"), ("stopped", "STOPPED"), ("incomplete", "INCOMPLETE")],
 )  # fmt: skip
 def test_the_word_of_a_phase_comes_first_without_colour(phase: str, word: str) -> None:
-    for line in (_head(sample(phase=phase), 80), header.one_line(sample(phase=phase), 20, _now(sample(phase=phase)))):
+    for line in (_head(sample(phase=phase), 80), _head(sample(phase=phase), 20, small=True)):
         assert _text(line).split()[1] == word
 
 
@@ -198,8 +194,8 @@ def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
         for width in (40, 80, 200):
             row = _head(sample(), width, source_kind=kind)[0]
             assert chip in row[1].text and row[1].style == "accent"
-        assert chip in _text(header.one_line(sample(), 39, _now(sample()), source_kind=kind))
-    stopping = header.one_line(sample(), 39, _now(sample()), source_kind="watch", pending={"stop": "yes"})
+        assert chip in _text(_head(sample(), 39, small=True, source_kind=kind))
+    stopping = _head(sample(), 39, small=True, source_kind="watch", pending={"stop": "yes"})
     assert "WATCH STOPPING" in _text(stopping)
     paused = _head(replace(sample(), paused=True), 80, source_kind="replay")
     assert "REPLAY PAUSED" in _text(paused)
@@ -366,7 +362,7 @@ def test_weights_work_ceiling_and_peak_have_their_own_signs() -> None:
 
 def test_the_second_line_of_a_device_breaks_its_memory_down() -> None:
     made = plain(drawn(vram, sample(2), 78, 4))
-    assert "weights  3.1  act  6.2  ^11.5  62C  busy 47%" in made[3]
+    assert "weights  3.1  ▅ act  6.2  ^11.5  62C  busy 47%" in made[3] and "12.0 GiB┤" in made[3]
     assert made[3].rstrip()[-1] in glyphs.LEVELS
 
 

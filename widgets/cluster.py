@@ -15,12 +15,12 @@ from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.words import several
 from interlock.widgets import gauges
 from interlock.widgets.formats import several_devices
+from interlock.widgets.gauges import Devices
 from interlock.widgets.pane import Cursor, around
 from interlock.widgets.text import CURSOR, FOLDED, UNFOLDED, Row, Span, fit, fitted, width_of
 
 STEPS, LONGEST_NAME = 20, 16
 """Of the ceiling: nodes within one of these stand in the order of their names. Cells of a name, at most."""
-Devices = tuple[DeviceView, ...]
 
 
 class NodeLine(NamedTuple):
@@ -85,11 +85,19 @@ def rows(
     shown, others = found[sight.start : sight.stop], found[: sight.start] + found[sight.stop :]
     heads = [_head(line, opened) for line in shown]
     size = max(map(width_of, heads)) + 1
-    local = [_local(line.worst) for line in shown]
+    names = [line.worst.facts.name.rpartition("/")[2] for line in shown]  # those on their nodes
+    local = [
+        replace(line.worst, facts=replace(line.worst.facts, name=name)) for line, name in zip(shown, names, strict=True)
+    ]
     drawn = []
     for place, line, head, device in zip(sight, shown, heads, local, strict=True):
         text = fit(f"{CURSOR if pointed and place == cursor.place else ' '}{head}", size)
-        drawn.append(_line(line, text, gauges.single(device, tuple(local), max(1, width - size - 1)), width))
+        if line.lost and not line.device:
+            spans = [Span(f"{text} "), Span("LOST", "error"), Span(f" {line.worst.lost}", "warn")]
+        else:
+            gauge = gauges.gauge(device, tuple(local), max(1, width - size - 1))
+            spans = [Span(text, "warn" if any(each.lost for each in line.devices) else ""), Span(" "), *gauge]
+        drawn.append(fitted(spans, width))
     return [*drawn, *([_more(others, width)] if others else [])][: max(1, height)]
 
 
@@ -104,25 +112,8 @@ def _head(line: NodeLine, opened: Collection[str]) -> str:
     return f"{UNFOLDED if line.node in opened else FOLDED} {name}  {of}{have}"
 
 
-def _line(line: NodeLine, head: str, gauge: Row, width: int) -> Row:
-    if line.lost and not line.device:
-        return fitted([Span(f"{head} "), Span("LOST", "error"), Span(f" {line.worst.lost}", "warn")], width)
-    some_lost = any(each.lost for each in line.devices)
-    return fitted([Span(head, "warn" if some_lost else ""), Span(" "), *gauge], width)
-
-
-def _local(device: DeviceView) -> DeviceView:
-    """A device by its name on its node."""
-    return replace(device, facts=replace(device.facts, name=device.facts.name.rpartition("/")[2]))
-
-
 def _more(others: Sequence[NodeLine], width: int) -> Row:
     nodes = [line for line in others if not line.device]
     if not nodes:
         return fitted([Span(f"and {several(len(others), 'more device', 'more devices')}", "dim")], width)
-    lost = sum(line.lost for line in nodes)
-    fullest = max((line.worst for line in nodes), key=gauges.fraction)
-    text = f", {lost} LOST" if lost else f", none above {gauges.percent(fullest).strip()}"
-    return fitted(
-        [Span(f"and {several(len(nodes), 'more node', 'more nodes')}{text}", "warn" if lost else "dim")], width
-    )
+    return fitted(gauges.rest([line.worst for line in nodes], several(len(nodes), "more node", "more nodes")), width)

@@ -12,9 +12,9 @@ from interlock.widgets import glyphs
 from interlock.widgets.formats import GIB, MIB, amount, gib, unit
 from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 
+Devices = tuple[DeviceView, ...]
 SHORT_BAR, USUAL_BAR = 10, 16
 LABEL, MOST_LABEL, ROOMY = 22, 32, 90
-LEAST_HISTORY, MOST_HISTORY, HISTORY_RANK = 8, 60, 5
 SIGNS = {"": " ", "warn": "▲", "error": "✖"}
 """What stands behind a percentage that is calm, near the ceiling, or as good as over it."""
 
@@ -29,33 +29,19 @@ class Figure(NamedTuple):
     sign: str = ""
 
 
-def double(device: DeviceView, devices: tuple[DeviceView, ...], width: int) -> list[Row]:
-    """The gauge, and below it what it is made of and how it went."""
-    begin = _name_width(devices) + 1
-    if device.lost or not device.memory:
-        return [single(device, devices, width), (Span(" " * width),)]
-    parts = known(device)
-    sizes = [*(len(fact.text) for fact in parts), LEAST_HISTORY]
-    shown = kept(sizes, [*(fact.rank for fact in parts), HISTORY_RANK], width - begin, 2)
-    text = "  ".join(parts[place].text for place in shown if place < len(parts))
-    spans = [Span(" " * begin), Span(text, "dim"), Span("  ")]
-    if len(parts) in shown:
-        size = min(width - begin - len(text) - 2, MOST_HISTORY)
-        top = max(device.peak, *device.history, 1)
-        spans.append(Span(glyphs.sparkline(device.history, size, top=top), "fill"))
-    return [gauge(device, devices, width, []), fitted(spans, width)]
-
-
-def single(device: DeviceView, devices: tuple[DeviceView, ...], width: int) -> Row:
-    """The gauge with what is known of it, in columns that fit all `devices`."""
-    if device.lost or not device.memory:
-        return silent(device, devices, width)
-    return gauge(device, devices, width, _facts(device))
-
-
-def gauge(device: DeviceView, devices: tuple[DeviceView, ...], width: int, facts: list[Figure]) -> Row:
-    """Name, bar and numbers; the label and `facts` as far as the bar keeps its usual width."""
-    name = _name_width(devices)
+def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = False) -> Row:
+    """Name, bar and numbers in columns that fit all `devices`; the label, and unless it is `bare` what is known of it,
+    as far as the bar keeps its usual width. Of a device that is lost, or silent yet, what is known instead."""
+    on_nodes = any(node_of(each.facts.name) for each in devices)
+    name = min(16 if on_nodes else 10, max(width_of(each.facts.name) for each in devices))
+    spans = [Span(fit(device.facts.name, name), "bold"), Span(" ")]
+    if device.lost:
+        told = Span(f" {device.facts.label}: {device.lost}", "warn")
+        return fitted([*spans, Span("LOST", "error"), told], width)
+    if not device.memory:
+        size = f"{gib(device.facts.ceiling_bytes)}/{gib(device.facts.total_bytes)} GiB"
+        return fitted([*spans, Span(f"{device.facts.label}, limit {size}, no reading yet", "dim")], width)
+    facts = [] if bare else _facts(device)
     numbers = _sizes(device).rjust(max(len(_sizes(each)) for each in devices))  # under one another
     fixed = name + 1 + width_of(numbers) + 1 + 5
     if fixed + 1 + SHORT_BAR > width:
@@ -66,24 +52,15 @@ def gauge(device: DeviceView, devices: tuple[DeviceView, ...], width: int, facts
     texts = [fact.text for fact in facts]
     shown = kept([label, *map(len, texts)], [3, *(fact.rank for fact in facts)], spare - 1, 1) if spare > 0 else []
     after = "".join(" " + texts[place - 1] for place in shown if place)
-    spans = [Span(fit(device.facts.name, name), "bold"), Span(" ")]
     if 0 in shown:
         spans += [Span(fit(device.facts.label, label), "dim"), Span(" ")]
     bar = max(0, width - sum(width_of(span.text) for span in spans) - width_of(numbers) - 7 - len(after))
     style = glyphs.level(fraction(device))
     share = Span(percent(device) + SIGNS[style], style)
-    spans += [*_bar(device, bar), Span(f" {numbers} "), share, Span(after, "dim")]
-    return fitted(spans, width)
-
-
-def silent(device: DeviceView, devices: tuple[DeviceView, ...], width: int) -> Row:
-    """A device that is lost, or that has told nothing yet."""
-    spans = [Span(fit(device.facts.name, _name_width(devices)), "bold"), Span(" ")]
-    if device.lost:
-        spans += [Span("LOST", "error"), Span(f" {device.facts.label}: {device.lost}", "warn")]
-    else:
-        size = f"{gib(device.facts.ceiling_bytes)}/{gib(device.facts.total_bytes)} GiB"
-        spans += [Span(f"{device.facts.label}, limit {size}, no reading yet", "dim")]
+    cells = glyphs.gauge(
+        bar, device.facts.total_bytes, _parts(device), ceiling=device.facts.ceiling_bytes, peak=device.peak
+    )
+    spans += [*cells, Span(f" {numbers} "), share, Span(after, "dim")]
     return fitted(spans, width)
 
 
@@ -100,18 +77,17 @@ def signed(facts: Sequence[Figure]) -> list[Span]:
 
 
 def known(device: DeviceView) -> list[Figure]:
-    """Tell all that is known of a device beside its gauge."""
-    return [*_made_of(device), *_facts(device)]
-
-
-def _made_of(device: DeviceView) -> list[Figure]:
-    """Weights, what the allocator holds beside them, and what the driver needs; a host tells only weights and rest."""
+    """Tell all that is known of a device beside its gauge: weights, what the allocator holds beside them, and what the
+    driver needs (a host tells only weights and rest); then its readings. Nothing of one that is lost or silent."""
+    if device.lost or not device.memory:
+        return []
     parts = _parts(device)
     facts = [Figure(f"weights {_size(device, parts.weights)}", 1, "fill", glyphs.WEIGHTS)]
-    if not (device.memory and device.memory.reserved):
-        return [*facts, Figure(f"rest {_size(device, parts.work)}", 1, "work", glyphs.WORK)]
-    facts.append(Figure(f"act {_size(device, parts.work)}", 1, "work", glyphs.WORK))
-    return [*facts, Figure(f"ctx {_size(device, parts.context)}", 7, "context", glyphs.CONTEXT)]
+    what = "act" if device.memory.reserved else "rest"
+    facts.append(Figure(f"{what} {_size(device, parts.work)}", 1, "work", glyphs.WORK))
+    if device.memory.reserved:
+        facts.append(Figure(f"ctx {_size(device, parts.context)}", 7, "context", glyphs.CONTEXT))
+    return facts + _facts(device)
 
 
 def _facts(device: DeviceView) -> list[Figure]:
@@ -134,11 +110,6 @@ def _parts(device: DeviceView) -> glyphs.Parts:
     weights = min(device.weights, used)
     work = max(0, min(reserved or used, used) - weights)
     return glyphs.Parts(weights, work, used - weights - work, _others(device))
-
-
-def _bar(device: DeviceView, width: int) -> list[Span]:
-    facts = device.facts
-    return glyphs.gauge(width, facts.total_bytes, _parts(device), ceiling=facts.ceiling_bytes, peak=device.peak)
 
 
 def _sizes(device: DeviceView) -> str:
@@ -181,6 +152,8 @@ def percent(device: DeviceView) -> str:
     return f"{min(999, int(fraction(device) * 100 + 1e-9)):>3}%"
 
 
-def _name_width(devices: tuple[DeviceView, ...]) -> int:
-    on_nodes = any(node_of(device.facts.name) for device in devices)
-    return min(16 if on_nodes else 10, max(width_of(device.facts.name) for device in devices))
+def rest(others: Sequence[DeviceView], what: str) -> Row:
+    """Tell of devices that are not shown: how many lost ones are among them, or how full the fullest is."""
+    lost = sum(bool(device.lost) for device in others)
+    more = f", {lost} LOST" if lost else f", none above {percent(max(others, key=fraction)).strip()}"
+    return (Span(f"and {what}{more}", "warn" if lost else "dim"),)

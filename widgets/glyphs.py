@@ -182,7 +182,7 @@ def chart(
     `values` are the latest of `told` in all, and a column is `step` of them."""
     shown = gathered(values, max(told, len(values)), step, width, max if ceiling else _mean)
     top = max([ceiling, *shown]) if ceiling else rounded_up(max(shown, default=0.0))
-    scale = {0: label(top), height - 1: "0"}
+    scale = {height - 1: "0", 0: label(top)}
     lines = graph(shown, width, height, top=top, ceiling=ceiling)
     ticks = (f"{scale.get(line, ''):>{axis - 1}}{TICKED if line in scale else UNTICKED}" for line in range(height))
     return [[Span(tick, "dim"), *cells] for tick, cells in zip(ticks, lines, strict=True)]

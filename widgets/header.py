@@ -47,36 +47,23 @@ def rows(
     snapshot: Snapshot, width: int, health: Health,
     *, fresh: Attention = CALM, source_kind: str = "live", pending: Mapping[str, str] = NOTHING,
     stale: float | None = None, dropped: int = 0, frozen: bool = False, readonly: bool = False,
+    small: bool = False,
 ) -> list[Row]:  # fmt: skip
     """Draw one row of `width` cells. `fresh` is what was not looked at yet, `pending` are controls that were asked for
-    and do not count yet, `stale` the seconds since anything was heard, `dropped` the events that were not shown."""
+    and do not count yet, `stale` the seconds since anything was heard, `dropped` the events that were not shown; a
+    `small` terminal has no room for more than this row."""
     chip = _chip(snapshot, health, source_kind, pending)
     left = [*chip, *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_nodes(snapshot), *_times(snapshot)]
     if health.word == DEGRADED:  # which says it already
         fresh = replace(fresh, lost=0, nodes=0)
-    rest = [*_toggles(snapshot, pending), *_warnings(snapshot, stale, dropped, frozen)]
+    rest = [Field(90, "(enlarge to 40x10)", "dim")] if small else _toggles(snapshot, pending)
+    rest += _warnings(snapshot, stale, dropped, frozen)
     spelt = [*_counts(fresh, spelt=True), *rest]
     fields = left + spelt
     soonest = next((place for place, field in enumerate(left) if field.rank == END), 0)
     # When it ends is worth more than the names of what went wrong, which are counted all the same.
     fits = width >= SPELT and soonest in _standing(fields, width)
     return _laid(left, spelt if fits else [*_counts(fresh, spelt=False), *rest], width)
-
-
-def one_line(
-    snapshot: Snapshot, width: int, health: Health,
-    *, source_kind: str = "live", pending: Mapping[str, str] = NOTHING, stale: float | None = None,
-) -> list[Row]:  # fmt: skip
-    """Draw all that a terminal shows which is too small for panes."""
-    fields = [
-        *_chip(snapshot, health, source_kind, pending),
-        *_marks(snapshot, source_kind, False),
-        *_where(snapshot),
-        *(field for field in _times(snapshot) if field.rank <= END),
-        *_warnings(snapshot, stale, 0, frozen=False),
-        Field(90, "(enlarge to 40x10)", "dim"),
-    ]
-    return _laid(fields, [], width)
 
 
 def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str]) -> list[Field]:

@@ -126,31 +126,12 @@ def find(top: Node, text: str) -> list[Steps]:
 
 
 def sought(top: Node, text: str) -> Iterator[Steps | None]:
-    """Look for what `find` does, one place after another: the steps to each that has it, None for each that has not.
-
-    Of one document no nodes are made: a large one is walked through several times faster.
-    """
+    """Look for what `find` does, one place after another: the steps to each that has it, None for each that has not."""
     wanted = text.casefold()
-    if top.there is not No.OTHER:
-        yield from (node.steps if _holds(node, wanted) else None for node in walk(top))
-        return
-    yield top.steps if wanted in _text(top.here) else None
-    keys: dict[Step, bool] = {}  # few differ
-    path: list[Step] = [*top.steps, 0]
-    stack = [iter(_items(top.here))]
-    while stack:
-        step, value = next(stack[-1], (0, No.VALUE))
-        if value is No.VALUE:
-            stack.pop()
-            path.pop()
-            continue
-        path[-1] = step
-        if isinstance(step, str) and step not in keys:
-            keys[step] = wanted in step.casefold()
-        yield tuple(path) if keys.get(step) or wanted in _text(value) else None
-        if _branch(value):
-            stack.append(iter(_items(value)))
-            path.append(0)
+    for node in walk(top):
+        last = node.steps[-1] if node.steps else 0
+        said = (last if isinstance(last, str) else "", *map(_text, (node.here, node.there)))
+        yield node.steps if any(wanted in each.casefold() for each in said) else None
 
 
 def written(value: object, limit: int = 500) -> str:
@@ -258,16 +239,8 @@ def _key(step: str) -> str:
     return f".{step}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", step, re.ASCII) else f"[{json.dumps(step)}]"
 
 
-def _holds(node: Node, wanted: str) -> bool:
-    """Whether its key, or a value of it that is no branch, holds a text in lower case."""
-    last = node.steps[-1] if node.steps else 0
-    if isinstance(last, str) and wanted in last.casefold():
-        return True
-    return wanted in _text(node.here) or (node.there is not No.OTHER and wanted in _text(node.there))
-
-
 def _text(value: object) -> str:
     """A value as it is searched in; branches and what is not there are nothing to find."""
     if isinstance(value, str):
-        return value.casefold()
+        return value
     return "" if isinstance(value, dict | list | No) else json.dumps(value)

@@ -179,16 +179,10 @@ class Main(Steering):
         state = health(snapshot, snapshot.latest_at if replayed else now)
         # Seconds since anything was heard of a run that is expected to say something.
         stale = None if snapshot.over or replayed or not snapshot.latest_at else now - snapshot.latest_at
-        if too_small(*self.size):
-            shown = header.one_line(
-                snapshot, width, state, source_kind=self.source.kind, pending=self.pending, stale=stale,
-            )  # fmt: skip
-            self._header.show(shown)
-            return
         shown = header.rows(
             snapshot, width, state, fresh=attention(snapshot) - self._looked, source_kind=self.source.kind,
             pending=self.pending, stale=stale, dropped=self._dropped + self.host.skipped,
-            frozen=self._frozen is not None, readonly=self.readonly,
+            frozen=self._frozen is not None, readonly=self.readonly, small=too_small(*self.size),
         )  # fmt: skip
         self._header.show(shown)
 
@@ -248,10 +242,10 @@ class Main(Steering):
         return matches if pattern else ""
 
     def action_find_next(self) -> None:
-        self._events.find_next()
+        self._events.walk(1)
 
     def action_find_previous(self) -> None:
-        self._events.find_previous()
+        self._events.walk(-1)
 
     def action_filter(self) -> None:
         self.say(f"events: {self._events.cycle_level()}")

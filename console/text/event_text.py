@@ -4,12 +4,14 @@ The events pane, plain output and whatever else names an event ask `describe`; n
 Text is one line, made of the event alone. Seconds are left out where the device is not a real one.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from interlock.console.text.machine_text import Description, MachineEvent, WorkEvent, computing, machines, work
+from interlock.console.text.machine_text import Description, computed, feigned, planned, took
 from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import REFUSALS_TOLD, RosterEntry, Status, timed
+from interlock.engine.record.facts import REFUSALS_TOLD, DeviceFacts, RosterEntry, Status, node_of, timed
 from interlock.engine.record.words import duration, human_bytes, pass_of, several
 
 if TYPE_CHECKING:  # plain output loads no terminal library
@@ -18,18 +20,6 @@ if TYPE_CHECKING:  # plain output loads no terminal library
 BY_STATUS: "dict[Status, Severity]" = {
     "completed": "notice", "skipped": "notice", "stopped": "warning", "incomplete": "warning", "failed": "error",
 }  # fmt: skip
-_ReadingEvent = (
-    ev.ModelResolved
-    | ev.DownloadRetried
-    | ev.RosterResolved
-    | ev.RecordRefused
-    | ev.CollectionRead
-    | ev.CorpusTokenised
-    | ev.PassPlanned
-    | ev.RowsReused
-    | ev.BatchesLost
-)
-_DeliveryEvent = ev.DeliveredWithout | ev.ArtefactWritten | ev.StoreVerified | ev.VectorsKept | ev.CollectionClosed
 
 
 def line_of(event: ev.AnyEvent, device_kind: str = "") -> str:
@@ -41,8 +31,21 @@ def line_of(event: ev.AnyEvent, device_kind: str = "") -> str:
 
 def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
     """Look up what is said of an event that happened on devices of this kind."""
-    # One row for each type: mypy proves that none is missing.
+    # A row for each type: mypy proves that none is missing.
     real = timed(device_kind)
+    if isinstance(event, ev.Heartbeat):  # of which there are too many to be told
+        return Description(None, "sample", str(event), printed=False)
+    if isinstance(event, ev.Plans | ev.Ends):
+        return planned(event, real)
+    if isinstance(event, ev.Scores | ev.Computes):
+        return computed(event, real)
+    if isinstance(event, ev.Joins | ev.Reads):
+        return _read(event, real)
+    return _begun(event) if isinstance(event, ev.Begins | ev.Steers) else _delivered(event)
+
+
+def _begun(event: ev.Begins | ev.Steers) -> Description:
+    """What is said of the run, its devices and its controls."""
     match event:
         case ev.RunStarted():
             return Description("notice", "run", f"run {event.run_id} started: chunks from {event.chunks}")
@@ -55,37 +58,35 @@ def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
             does = "exports what is complete and stops resumably" if event.partial else "stops resumably"
             text = f"deadline {event.asked}, in {duration(event.seconds)}: the run {does} before it"
             return Description("notice", "run", text)
+        case ev.DevicesFound():
+            return Description("note", "device", _devices(event))
+        case ev.DeviceLost():
+            return Description("error", "device", f"{event.device} lost: {event.reason}")
         case ev.ControlApplied():
-            return Description("notice", "control", f"{event.who} {_asked(event)}")
+            asked = _ASKED.get((event.control, event.value), f"set the {event.control} to {event.value}")
+            return Description("notice", "control", f"{event.who} {asked}")
         case ev.ControlRefused():
             text = f"{event.control} stays as it is: {event.reason} ({event.who} asked for {event.value})"
             return Description("warning", "control", text)
         case ev.ControlReached():
             reached = _REACHED.get((event.control, event.value), f"has the {event.control} {event.value}")
             return Description("note", "control", f"{event.node} {reached}", f"nodes: {event.control} {event.value}")
-        case ev.Warned():
-            return Description("warning", "warning", event.message or "(no message)")
-        case ev.RunClosed():
-            with_all = (
-                f" with {several(event.mitigations, 'mitigation')}"
-                if event.mitigations and event.status == "completed"
-                else ""
-            )
-            again = event.reason.startswith(f"{event.status} ")  # stopped by somebody: the word is said once
-            said = event.reason if again else f"{event.status}{with_all}{_because(event.reason)}"
-            return Description(BY_STATUS[event.status], "run", f"run {said}")
-    if isinstance(event, ev.Heartbeat):  # of which there are too many to be told
-        return Description(None, "sample", str(event), printed=False)
-    if isinstance(event, MachineEvent):
-        return machines(event, real)
-    if isinstance(event, WorkEvent):
-        return computing(event, real)
-    return _reading(event) if isinstance(event, _ReadingEvent) else _delivering(event)
+    assert_never(event)
 
 
-def _reading(event: _ReadingEvent) -> Description:
-    """What is said of models, chunks and the plan."""
+def _read(event: ev.Joins | ev.Reads, real: bool) -> Description:
+    """What is said of nodes, models and chunks."""
     match event:
+        case ev.NodeJoined():
+            return Description("notice", "node", _joined(event, real), "nodes joined")
+        case ev.NodeLost():
+            held = f"; {_held(event.batches, event.rows)} computed again elsewhere" * bool(event.batches)
+            return Description("error", "node", f"{event.node} lost: {event.reason}{held}")
+        case ev.NodeRefused():
+            return Description("warning", "node", f"{event.node} takes no part: {event.reason}")
+        case ev.BatchesDoubled():
+            held = f"{_held(len(event.batches), event.rows)} of {pass_of(event.model_pass)} also given to {event.other}"
+            return Description("note", "node", f"{event.node} is slow: {held}, and the first result counts")
         case ev.ModelResolved():
             verb = {"hit": "found on this machine", "download": "downloaded", "refresh": "refreshed"}[event.outcome]
             commit = f" @ {event.commit[:12]}" if event.commit else ""
@@ -108,22 +109,11 @@ def _reading(event: _ReadingEvent) -> Description:
             text = f"tokenised {several(event.texts, 'text')} for {', '.join(event.models)}"
             tokens = f"{several(event.tokens, 'token')} before truncation"
             return Description("note", "tokens", f"{text}: {tokens}", printed=False)
-        case ev.PassPlanned():
-            reused = f", {event.reused:,} reused" if event.reused else ""
-            text = f"{pass_of(event.model_pass)} {event.model}, {event.collection}: {work(event)}{reused}"
-            if event.split:
-                return Description("note", "spans", text + _split(event))
-            return Description("note" if event.reused else None, "cache", text, printed=False)
-        case ev.RowsReused():
-            text = f"{several(event.rows, 'vector')} reused from {event.source}"
-            return Description("note", "cache", f"{pass_of(event.model_pass)} {event.model}: {text}", printed=False)
-        case ev.BatchesLost():
-            return Description("warning", "pass", _lost(event))
     assert_never(event)
 
 
-def _delivering(event: _DeliveryEvent) -> Description:
-    """What is said of files, stores and collections."""
+def _delivered(event: ev.Delivers) -> Description:
+    """What is said of files, stores and collections, and at the end."""
     match event:
         case ev.DeliveredWithout():
             models = ", ".join(f"{each.model} ({each.reason})" for each in event.models)
@@ -147,6 +137,17 @@ def _delivering(event: _DeliveryEvent) -> Description:
         case ev.CollectionClosed():
             text = f"collection {event.collection} {event.status}{_because(event.reason)}"
             return Description(BY_STATUS[event.status], "collection", text)
+        case ev.Warned():
+            return Description("warning", "warning", event.message or "(no message)")
+        case ev.RunClosed():
+            with_all = (
+                f" with {several(event.mitigations, 'mitigation')}"
+                if event.mitigations and event.status == "completed"
+                else ""
+            )
+            again = event.reason.startswith(f"{event.status} ")  # stopped by somebody: the word is said once
+            said = event.reason if again else f"{event.status}{with_all}{_because(event.reason)}"
+            return Description(BY_STATUS[event.status], "run", f"run {said}")
     assert_never(event)
 
 
@@ -175,19 +176,8 @@ def _share(entry: RosterEntry) -> str:
     return share + (f", token vectors {entry.tokens.precision}" if entry.tokens else "")
 
 
-def _asked(event: ev.ControlApplied) -> str:
-    """What somebody did with a control."""
-    return _ASKED.get((event.control, event.value), f"set the {event.control} to {event.value}")
-
-
 def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
-
-
-def _split(event: ev.PassPlanned) -> str:
-    """What became of texts beyond the model's limit, where they are split."""
-    spans = f"split into {several(event.spans, 'span')} ({several(event.split_tokens, 'token')} more)"
-    return f"; {several(event.split, 'text')} longer than its limit, {spans}"
 
 
 def _collection(event: ev.CollectionRead) -> str:
@@ -199,8 +189,35 @@ def _collection(event: ev.CollectionRead) -> str:
     return f"collection {event.collection}: {sizes}, {left_out}{why}; Qdrant collection {event.qdrant_collection}"
 
 
-def _lost(event: ev.BatchesLost) -> str:
-    number, named = len(event.batches), ", ".join(str(index + 1) for index in event.batches[:20])
-    lost = f"{several(number, 'committed batch', 'committed batches')} lost {'its' if number == 1 else 'their'} vectors"
-    which = f"{'batch' if number == 1 else 'batches'} {named}{', ...' * (number > 20)}"
-    return f"{pass_of(event.model_pass)}: {lost}; recomputing {which}"
+def _devices(event: ev.DevicesFound) -> str:
+    if not event.devices:
+        return "no device found"
+    told = "; ".join(f"{each.name} {_make(each)}" for each in event.devices)
+    if nodes := {node for each in event.devices if (node := node_of(each.name))}:
+        told = f"{_alike(event.devices)}; on {several(len(nodes), 'node')}"
+    return f"{_feigned(event.devices)}device{'s' * (len(event.devices) > 1)}: {told}"
+
+
+def _make(device: DeviceFacts) -> str:
+    return f"{device.label}, {human_bytes(device.total_bytes)}, ceiling {human_bytes(device.ceiling_bytes)}"
+
+
+def _alike(devices: Sequence[DeviceFacts]) -> str:
+    """Devices of nodes, those of a kind counted."""
+    return "; ".join(f"{count} x {make}" for make, count in Counter(map(_make, devices)).items())
+
+
+def _feigned(devices: Sequence[DeviceFacts]) -> str:
+    return next((word for each in devices if (word := feigned(each.kind))), "")
+
+
+def _joined(event: ev.NodeJoined, timed: bool) -> str:
+    sent = f"; {human_bytes(event.sent_bytes)} of models sent" * bool(event.sent_bytes)
+    where = f" ({event.label})" * bool(event.label)
+    devices = f"{_feigned(event.devices)}{_alike(event.devices) or 'no device'}"
+    return f"{event.node}{where} joined{took(event.seconds, timed)}: {devices}{sent}"
+
+
+def _held(batches: int, rows: int) -> str:
+    """What a node had in its hands."""
+    return f"{several(batches, 'batch', 'batches')} ({several(rows, 'text')})"

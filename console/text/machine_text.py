@@ -1,11 +1,9 @@
-"""What is said of devices, nodes and leases, and of what is computed on them: two parts of the table of events."""
+"""What is said of passes and leases, and of what is computed under them: two parts of the table of events."""
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, Receipt, node_of
+from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import side_by_side
 from interlock.engine.record.words import batch_of, distinct_sizes, duration, human_bytes, pass_of, several
 from interlock.widgets.formats import placed
@@ -28,66 +26,33 @@ class Description(NamedTuple):
     """What plain output prints in place of the text."""
 
 
-MachineEvent = (
-    ev.DevicesFound
-    | ev.DeviceLost
-    | ev.NodeJoined
-    | ev.NodeLost
-    | ev.NodeRefused
-    | ev.BatchesDoubled
-    | ev.LeaseGranted
-    | ev.ModelAttached
-    | ev.ModelMoved
-    | ev.ModelUnloaded
-    | ev.LeaseReleased
-    | ev.ResidueFound
-)
-WorkEvent = (
-    ev.PairsPlanned
-    | ev.PairsScored
-    | ev.RerankerPassedOver
-    | ev.CanaryChecked
-    | ev.MemoryCalibrated
-    | ev.BatchCommitted
-    | ev.Mitigated
-    | ev.PressurePassed
-    | ev.RowParked
-    | ev.EnsemblePassCompleted
-    | ev.PassFailed
-)
-
-
-def machines(event: MachineEvent, real: bool) -> Description:
-    """Look up what is said of devices, nodes and leases."""
+def planned(event: ev.Plans | ev.Ends, real: bool) -> Description:
+    """Look up what is said of passes and leases."""
     match event:
-        case ev.DevicesFound():
-            return Description("note", "device", _devices(event))
-        case ev.DeviceLost():
-            return Description("error", "device", f"{event.device} lost: {event.reason}")
-        case ev.NodeJoined():
-            return Description("notice", "node", _joined(event, real), "nodes joined")
-        case ev.NodeLost():
-            held = f"; {_held(event.batches, event.rows)} computed again elsewhere" * bool(event.batches)
-            return Description("error", "node", f"{event.node} lost: {event.reason}{held}")
-        case ev.NodeRefused():
-            return Description("warning", "node", f"{event.node} takes no part: {event.reason}")
-        case ev.BatchesDoubled():
-            held = f"{_held(len(event.batches), event.rows)} of {pass_of(event.model_pass)} also given to {event.other}"
-            return Description("note", "node", f"{event.node} is slow: {held}, and the first result counts")
+        case ev.RowsReused():
+            text = f"{several(event.rows, 'vector')} reused from {event.source}"
+            return Description("note", "cache", f"{pass_of(event.model_pass)} {event.model}: {text}", printed=False)
+        case ev.PassPlanned():
+            reused = f", {event.reused:,} reused" if event.reused else ""
+            text = f"{pass_of(event.model_pass)} {event.model}, {event.collection}: {work(event)}{reused}"
+            if event.split:
+                return Description("note", "spans", text + _split(event))
+            return Description("note" if event.reused else None, "cache", text, printed=False)
+        case ev.BatchesLost():
+            return Description("warning", "pass", _lost(event))
         case ev.LeaseGranted():
             return Description("notice", "lease", _granted(event), _more(event.lease, f"of {event.model} on nodes"))
         case ev.ModelAttached():
             how = "layers streamed from the host" if event.streamed else human_bytes(event.bytes)
             warm = ", weights already in host memory" if event.warm else ""
             where = f" to {event.device}" if event.device else ""
-            text = f"lease {event.lease}: {event.model} attached{where}{_took(event.seconds, real)}, {how}{warm}"
+            text = f"lease {event.lease}: {event.model} attached{where}{took(event.seconds, real)}, {how}{warm}"
             return Description("note", "lease", text, _more(event.lease, f"of {event.model} on nodes"), printed=False)
-        case ev.ModelMoved():
-            how = f"from {event.source} to {event.device}{_took(event.seconds, real)}, {human_bytes(event.bytes)}"
-            return Description("note", "rerank", f"lease {event.lease}: {event.model} moved {how}: {event.cause}")
-        case ev.ModelUnloaded():
-            how = f"unloaded from {event.device}{_took(event.seconds, real)}, {human_bytes(event.bytes)}"
-            return Description("note", "rerank", f"lease {event.lease}: {event.model} {how}: {event.cause}")
+        case ev.CanaryChecked():
+            weight: Severity = "note" if event.outcome == "passed" else "warning"
+            return Description(
+                weight, "canary", _canary(event, real), printed=not event.remembered, line=_passed(event, real)
+            )
         case ev.LeaseReleased():
             lost = any(receipt.lost for receipt in event.receipts)
             held = f" after {duration(event.held_seconds)}" if real else ""
@@ -99,12 +64,23 @@ def machines(event: MachineEvent, real: bool) -> Description:
             size, left = distinct_sizes(event.bytes, event.left_bytes)
             text = f"{size} not freed on {event.device} ({event.action}); {left} remain after a second gc"
             return Description("warning", "lease", f"lease {event.lease}: {text}")
+        case ev.EnsemblePassCompleted():
+            return Description("notice", "pass", _completed(event, real))
+        case ev.PassFailed():
+            text = f"{pass_of(event.model_pass)} {event.model} failed: {event.reason}"
+            return Description("error", "pass", text)
     assert_never(event)
 
 
-def computing(event: WorkEvent, real: bool) -> Description:
+def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
     """Look up what is said of batches, of their vectors and of pairs."""
     match event:
+        case ev.ModelMoved():
+            how = f"from {event.source} to {event.device}{took(event.seconds, real)}, {human_bytes(event.bytes)}"
+            return Description("note", "rerank", f"lease {event.lease}: {event.model} moved {how}: {event.cause}")
+        case ev.ModelUnloaded():
+            how = f"unloaded from {event.device}{took(event.seconds, real)}, {human_bytes(event.bytes)}"
+            return Description("note", "rerank", f"lease {event.lease}: {event.model} {how}: {event.cause}")
         case ev.PairsPlanned():
             work = f"{several(event.pairs, 'pair')} in {several(event.batches, 'batch', 'batches')}"
             cut = f", {event.truncated:,} truncated" if event.truncated else ""
@@ -112,22 +88,17 @@ def computing(event: WorkEvent, real: bool) -> Description:
             return Description("note", "rerank", text)
         case ev.PairsScored():
             text = f"{event.model} scored {several(event.pairs, 'pair')} on {event.device} in {event.dtype}"
-            return Description("notice", "rerank", f"{text}{_took(event.seconds, real)}")
+            return Description("notice", "rerank", f"{text}{took(event.seconds, real)}")
         case ev.RerankerPassedOver():
             instead = f"trying {event.next}" if event.next else "keeping the order of the first stage"
             return Description("warning", "rerank", f"reranker {event.model}: {event.reason}; {instead}")
-        case ev.CanaryChecked():
-            weight: Severity = "note" if event.outcome == "passed" else "warning"
-            return Description(
-                weight, "canary", _canary(event, real), printed=not event.remembered, line=_passed(event, real)
-            )
         case ev.MemoryCalibrated():
             ratio = f"measured/predicted {event.scale:.2f} over {several(event.batches, 'batch', 'batches')}"
             text = f"memory law calibrated: {ratio} (margin {event.margin:.1%}, worst batch {event.worst:.2f})"
             text = f"{pass_of(event.model_pass)} on {event.device}: {text}"
             return Description("note", "memory", text, printed=False)
         case ev.BatchCommitted():
-            text = f"{several(event.rows, 'text')}, {several(event.tokens, 'token')}{_took(event.seconds, real)}"
+            text = f"{several(event.rows, 'text')}, {several(event.tokens, 'token')}{took(event.seconds, real)}"
             place = f"{pass_of(event.model_pass)} {batch_of(event.batch_index)} on {event.device}"
             return Description(None, "batch", f"{place}: {text}", printed=False)
         case ev.Mitigated():
@@ -139,11 +110,6 @@ def computing(event: WorkEvent, real: bool) -> Description:
             place = f"text {event.row + 1:,} of the run ({event.collection})"
             text = f"{place} has no {event.model} vector: {event.reason}"
             return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")
-        case ev.EnsemblePassCompleted():
-            return Description("notice", "pass", _completed(event, real))
-        case ev.PassFailed():
-            text = f"{pass_of(event.model_pass)} {event.model} failed: {event.reason}"
-            return Description("error", "pass", text)
     assert_never(event)
 
 
@@ -152,7 +118,7 @@ def _more(lease: str, text: str) -> str:
     return text if node_of(lease) else ""
 
 
-def _took(seconds: float, timed: bool) -> str:
+def took(seconds: float, timed: bool) -> str:
     return f" in {seconds:.1f} s" if timed else ""
 
 
@@ -164,40 +130,6 @@ def work(event: ev.LeaseGranted | ev.PassPlanned) -> str:
 def feigned(device_kind: str) -> str:
     """Name a device that is not there for what it is, wherever it is spoken of."""
     return {"sim": "SIMULATED ", "scripted": "SCRIPTED "}.get(device_kind, "")
-
-
-def _devices(event: ev.DevicesFound) -> str:
-    if not event.devices:
-        return "no device found"
-    told = "; ".join(f"{each.name} {_make(each)}" for each in event.devices)
-    if nodes := {node for each in event.devices if (node := node_of(each.name))}:
-        told = f"{_alike(event.devices)}; on {several(len(nodes), 'node')}"
-    return f"{_feigned(event.devices)}device{'s' * (len(event.devices) > 1)}: {told}"
-
-
-def _make(device: DeviceFacts) -> str:
-    return f"{device.label}, {human_bytes(device.total_bytes)}, ceiling {human_bytes(device.ceiling_bytes)}"
-
-
-def _alike(devices: Sequence[DeviceFacts]) -> str:
-    """Devices of nodes, those of a kind counted."""
-    return "; ".join(f"{count} x {make}" for make, count in Counter(map(_make, devices)).items())
-
-
-def _feigned(devices: Sequence[DeviceFacts]) -> str:
-    return next((word for each in devices if (word := feigned(each.kind))), "")
-
-
-def _joined(event: ev.NodeJoined, timed: bool) -> str:
-    sent = f"; {human_bytes(event.sent_bytes)} of models sent" * bool(event.sent_bytes)
-    where = f" ({event.label})" * bool(event.label)
-    devices = f"{_feigned(event.devices)}{_alike(event.devices) or 'no device'}"
-    return f"{event.node}{where} joined{_took(event.seconds, timed)}: {devices}{sent}"
-
-
-def _held(batches: int, rows: int) -> str:
-    """What a node had in its hands."""
-    return f"{several(batches, 'batch', 'batches')} ({several(rows, 'text')})"
 
 
 def _granted(event: ev.LeaseGranted) -> str:
@@ -218,7 +150,7 @@ def _canary(event: ev.CanaryChecked, timed: bool) -> str:
     texts = several(event.rows, "text")
     if event.cosine is None:
         return f"{begin}: {texts} could not be computed: {event.detail}{after} ({how})"
-    when = "found by an earlier run" if event.remembered else f"{texts} compared{_took(event.seconds or 0.0, timed)}"
+    when = "found by an earlier run" if event.remembered else f"{texts} compared{took(event.seconds or 0.0, timed)}"
     compared = f"cosine {event.cosine:.5f} to {event.reference}, at least {event.least:g} wanted"
     return f"{begin}: {compared}{after} ({how}, {when})"
 
@@ -263,3 +195,16 @@ def _completed(event: ev.EnsemblePassCompleted, timed: bool) -> str:
         seconds = event.seconds / side_by_side(event.device.split(","))
         begin += f" in {seconds:.1f} s ({event.rows / seconds:.1f} texts/s)"
     return begin + (f", {event.dtype} on {placed(event.device.split(','))}" if event.device else "")
+
+
+def _split(event: ev.PassPlanned) -> str:
+    """What became of texts beyond the model's limit, where they are split."""
+    spans = f"split into {several(event.spans, 'span')} ({several(event.split_tokens, 'token')} more)"
+    return f"; {several(event.split, 'text')} longer than its limit, {spans}"
+
+
+def _lost(event: ev.BatchesLost) -> str:
+    number, named = len(event.batches), ", ".join(str(index + 1) for index in event.batches[:20])
+    lost = f"{several(number, 'committed batch', 'committed batches')} lost {'its' if number == 1 else 'their'} vectors"
+    which = f"{'batch' if number == 1 else 'batches'} {named}{', ...' * (number > 20)}"
+    return f"{pass_of(event.model_pass)}: {lost}; recomputing {which}"

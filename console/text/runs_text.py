@@ -1,9 +1,8 @@
 """The runs of a directory as a table, for a screen and for a pipe, and as JSON."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
 
 from interlock.engine.record.runs import Overview
 from interlock.engine.record.words import human_bytes, named, percent
@@ -14,31 +13,6 @@ HEADS = ("state", "run", "age", "done", "issues", "device", "models", "chunks", 
 KINDS = {"sim": "SIMULATED", "scripted": "SCRIPTED"}
 NAMED = 2
 """Models that are named; more are counted."""
-
-
-class _Listed(msgspec.Struct):
-    """A run as JSON has it; times are seconds since the epoch, sizes bytes."""
-
-    run: str
-    state: str
-    detail: str
-    began_at: float
-    latest_at: float
-    models: tuple[str, ...]
-    chunks_read: int
-    done: float | None
-    device_kind: str
-    chunks: str
-    exit_code: int | None
-    parked: int
-    warnings: int
-    mitigations: int
-    refused: int
-    bytes: int
-    in_use: bool
-    pid: int | None
-    user: str | None
-    host: str | None
 
 
 def cells(seen: Overview, now: float) -> list[str]:
@@ -96,8 +70,8 @@ def table(seen: Sequence[Overview], now: float) -> str:
 
 
 def as_json(seen: Sequence[Overview]) -> str:
-    """Write runs for a program."""
-    return msgspec.json.format(msgspec.json.encode([_listed(each) for each in seen]), indent=2).decode()
+    """Write runs for a program; times are seconds since the epoch, sizes bytes."""
+    return json.dumps([_listed(each) for each in seen], indent=2)
 
 
 def nothing(out: Path) -> list[str]:
@@ -116,27 +90,14 @@ def age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def _listed(seen: Overview) -> _Listed:
-    who = seen.occupant
-    return _Listed(
-        run=named(seen.path),
-        state=seen.health.word,
-        detail=seen.health.detail,
-        began_at=seen.began_at,
-        latest_at=seen.latest_at,
-        models=seen.models,
-        chunks_read=seen.chunks_read,
-        done=seen.share_done,
-        device_kind=seen.device_kind,
-        chunks=seen.chunks,
-        exit_code=seen.exit_code,
-        parked=seen.attention.parked,
-        warnings=seen.attention.warnings,
-        mitigations=seen.attention.mitigations,
-        refused=seen.attention.refused,
-        bytes=seen.bytes,
-        in_use=seen.held,
-        pid=who.pid if who else None,
-        user=who.user if who else None,
-        host=who.host if who else None,
-    )
+def _listed(seen: Overview) -> dict[str, object]:
+    who, told, wrong = seen.occupant, seen.health, seen.attention
+    return {
+        "run": named(seen.path), "state": told.word, "detail": told.detail,
+        "began_at": seen.began_at, "latest_at": seen.latest_at, "models": seen.models,
+        "chunks_read": seen.chunks_read, "done": seen.share_done, "device_kind": seen.device_kind,
+        "chunks": seen.chunks, "exit_code": seen.exit_code,
+        "parked": wrong.parked, "warnings": wrong.warnings, "mitigations": wrong.mitigations, "refused": wrong.refused,
+        "bytes": seen.bytes, "in_use": seen.held,
+        "pid": who.pid if who else None, "user": who.user if who else None, "host": who.host if who else None,
+    }  # fmt: skip

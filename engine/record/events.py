@@ -450,16 +450,18 @@ class RunClosed(Event, frozen=True, tag="run_closed"):
     """Of all sessions; 0 in older journals."""
 
 
-_Begins = RunStarted | RunResumed | DeadlineSet | DevicesFound | DeviceSampled
-_Joins = NodeJoined | NodeLost | NodeRefused | BatchesDoubled
-_Steers = DeviceLost | ControlApplied | ControlRefused | ControlReached
-_Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
-_Plans = RowsReused | PassPlanned | BatchesLost | LeaseGranted | ModelAttached | CanaryChecked
-_Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPassedOver
-_Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | RowParked
-_Ends = LeaseReleased | ResidueFound | EnsemblePassCompleted | PassFailed
-_Delivers = DeliveredWithout | ArtefactWritten | StoreVerified | VectorsKept | CollectionClosed | Warned | RunClosed
-AnyEvent = _Begins | _Joins | _Steers | _Reads | _Plans | _Scores | _Computes | _Ends | _Delivers
+Begins = RunStarted | RunResumed | DeadlineSet | DevicesFound
+Beats = DeviceSampled
+"""Those derived from `Heartbeat`."""
+Joins = NodeJoined | NodeLost | NodeRefused | BatchesDoubled
+Steers = DeviceLost | ControlApplied | ControlRefused | ControlReached
+Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
+Plans = RowsReused | PassPlanned | BatchesLost | LeaseGranted | ModelAttached | CanaryChecked
+Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPassedOver
+Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | RowParked
+Ends = LeaseReleased | ResidueFound | EnsemblePassCompleted | PassFailed
+Delivers = DeliveredWithout | ArtefactWritten | StoreVerified | VectorsKept | CollectionClosed | Warned | RunClosed
+AnyEvent = Begins | Beats | Joins | Steers | Reads | Plans | Scores | Computes | Ends | Delivers
 Emit = Callable[[AnyEvent], object]
 """Where events go."""
 

@@ -70,15 +70,20 @@ class Sieve:
 
     def shown(self, lines: Sequence[Line]) -> list[Line]:
         """Choose the lines that it lets through."""
-        find, severities = finder(self.pattern), LEVELS[self.level]
+        find, severities = self.finder, LEVELS[self.level]
         return [
             line
             for line in lines
             if line.severity in severities
             and line.word not in self.hidden
             and (self.only is None or line.seq in self.only)
-            and (find is None or found(line, find))
+            and (find is None or find.search(line.text) or find.search(line.word))
         ]
+
+    @property
+    def finder(self) -> re.Pattern[str] | None:
+        """What finds the pattern literally, in either case; None for an empty one."""
+        return re.compile(re.escape(self.pattern), re.IGNORECASE) if self.pattern else None
 
     @property
     def words(self) -> list[str]:
@@ -86,26 +91,11 @@ class Sieve:
         hidden = sorted(self.hidden)
         without = f"without {', '.join(hidden)}" if len(hidden) < 3 else f"{len(hidden)} kinds hidden"
         pattern = f"/{safe(self.pattern, LONGEST_PATTERN)}"
-        return [
-            self.level,
-            *[without] * bool(hidden),
-            *[self.about] * bool(self.about),
-            *[pattern] * bool(self.pattern),
-        ]
+        return [self.level, *[without] * bool(hidden), *filter(None, [self.about]), *[pattern] * bool(self.pattern)]
 
 
 EVERYTHING = Sieve()
 SEQ = attrgetter("seq")
-
-
-def finder(pattern: str) -> re.Pattern[str] | None:
-    """Compile what finds `pattern` literally, in either case; None for an empty one, which finds nothing."""
-    return re.compile(re.escape(pattern), re.IGNORECASE) if pattern else None
-
-
-def found(line: Line, find: re.Pattern[str]) -> bool:
-    """Tell whether a line says it, in its text or in its word."""
-    return bool(find.search(line.text) or find.search(line.word))
 
 
 def rows(
@@ -116,7 +106,7 @@ def rows(
     the key that lets all through."""
     if width < 1:
         return []
-    find = finder(sieve.pattern)
+    find = sieve.finder
     shown = [_row(line, at == chosen, width, find) for at, line in enumerate(lines[top : top + height], top)]
     if not lines and height > 0:
         nothing = f"no {sieve.level} yet" if sieve == Sieve(sieve.level) else f"nothing with {'  '.join(sieve.words)}"
@@ -258,13 +248,13 @@ class EventsPane(Pane):
         self._sift(replace(self._sieve, pattern=pattern))
         return len(self._kept) if pattern else 0
 
-    def find_next(self) -> bool:
-        """Go to the next line with the pattern, after the last to the first; False where none has it."""
-        return self._walk(1)
-
-    def find_previous(self) -> bool:
-        """Go to the line with the pattern before, from the first to the last; False where none has it."""
-        return self._walk(-1)
+    def walk(self, way: int) -> bool:
+        """Go to the next line with the pattern, or with -1 to the one before, round the end; False where none has
+        it."""
+        if not self._sieve.pattern or not self._kept:
+            return False
+        self._go((self._place + way) % len(self._kept))
+        return True
 
     def move(self, lines: int) -> None:
         """Move the cursor; who comes down to the last line follows again."""
@@ -301,12 +291,6 @@ class EventsPane(Pane):
         event.stop()
         self.move(WHEEL_LINES)
 
-    def _walk(self, way: int) -> bool:
-        if not self._sieve.pattern or not self._kept:
-            return False
-        self._go((self._place + way) % len(self._kept))
-        return True
-
     def _sift(self, sieve: Sieve) -> None:
         self._sieve = sieve
         self._keep()
@@ -331,19 +315,17 @@ class EventsPane(Pane):
         self._draw()
 
     def _draw(self) -> None:
-        height = self.inner_height
-        last = max(0, len(self._kept) - height)
+        height, width, lines, sieve = self.inner_height, self.inner_width, self._kept, self._sieve
+        last = max(0, len(lines) - height)
         least, most = self._place - height + 1, self._place
         self._top = last if self.following else min(max(self._top, least, 0), most, last)
-        bottom = len(self._kept) if self.following else min(len(self._kept), self._top + height)
+        bottom = len(lines) if self.following else min(len(lines), self._top + height)
         if bottom:
-            self._known = max(self._known, self._kept[bottom - 1].seq)
+            self._known = max(self._known, lines[bottom - 1].seq)
         cursor = None if self.following and not self.has_focus else self._place
-        lines, width = self._kept, self.inner_width
-        sieve, back = self._sieve, self._back
-        self.show(rows(lines, cursor, self._top, width, height, sieve=sieve, back=back))
-        following, matches = self.following, len(lines)
-        self.entitle(above=title(self._heading, self._sieve, following=following, fresh=self.fresh, matches=matches))
+        self.show(rows(lines, cursor, self._top, width, height, sieve=sieve, back=self._back))
+        told = title(self._heading, sieve, following=self.following, fresh=self.fresh, matches=len(lines))
+        self.entitle(above=told)
 
 
 PANE = PaneKind(
