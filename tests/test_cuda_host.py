@@ -224,11 +224,7 @@ def test_the_first_card_turns_off_cudnn_attention_and_sums_in_float16(card, kern
     assert kernels() == (True, True)
     cuda.CudaDevice(0)
     assert kernels() == (False, False)
-
-
-def test_what_is_turned_on_after_the_first_card_stays_on(card, kernels):
-    cuda.CudaDevice(0)
-    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.backends.cuda.enable_cudnn_sdp(True)  # what is turned on later stays on
     cuda.CudaDevice(1)
     assert kernels() == (True, False)
 
@@ -239,35 +235,27 @@ def test_a_card_becomes_a_named_device_without_a_context(card, device):
     assert not card.opened
 
 
-def test_allocator_and_everything_beside_it_reach_the_ceiling_exactly(card, device):
-    device.wall(12 * GIB)
-    assert round(card.fraction * card.total) + card.context == 12 * GIB
-
-
-@pytest.mark.parametrize(("ceiling", "fraction"), [(None, 1.0), (100 * GIB, 1.0), (200 * MIB, 0.0)])
-def test_no_ceiling_or_an_impossible_one_is_a_fraction_of_1_or_0(card, device, ceiling, fraction):
+@pytest.mark.parametrize(
+    ("ceiling", "walled"),
+    [(12 * GIB, 12 * GIB - Card.context), (None, Card.total), (100 * GIB, Card.total), (200 * MIB, 0)],
+)
+def test_the_allocator_may_have_what_the_ceiling_leaves_beside_the_context(card, device, ceiling, walled):
     device.wall(ceiling)
-    assert card.fraction == fraction
+    assert round(card.fraction * card.total) == walled
 
 
-def test_the_room_of_an_empty_card_is_the_ceiling_less_the_context(card, device):
-    assert device.room(12 * GIB) == 12 * GIB - card.context
-
-
-def test_cached_memory_is_room_and_allocated_memory_is_not(card, device):
-    card.reserved, card.allocated = 5 * GIB, 2 * GIB
-    assert device.room(12 * GIB) == 12 * GIB - card.context - 2 * GIB
-
-
-def test_memory_of_another_process_is_no_room(card, device):
-    card.others, card.reserved, card.allocated = 10 * GIB, 2 * GIB, GIB
-    assert device.room(12 * GIB) == card.total - 10 * GIB - card.context - GIB
-
-
-def test_a_full_or_lost_card_has_no_room(card, device):
-    for error in (torch.OutOfMemoryError("CUDA out of memory"), LOST):
-        card.error = error
-        assert device.room(12 * GIB) == 0
+@pytest.mark.parametrize(
+    ("others", "reserved", "allocated", "room"),
+    [
+        (0, 0, 0, 12 * GIB - Card.context),
+        (0, 5 * GIB, 2 * GIB, 12 * GIB - Card.context - 2 * GIB),
+        (10 * GIB, 2 * GIB, GIB, Card.total - 10 * GIB - Card.context - GIB),
+    ],
+    ids=["empty", "cached", "beside another process"],
+)
+def test_room_is_what_ceiling_and_card_leave_beside_what_is_allocated(card, device, others, reserved, allocated, room):
+    card.others, card.reserved, card.allocated = others, reserved, allocated
+    assert device.room(12 * GIB) == room
 
 
 def test_a_card_without_kernels_in_torch_says_what_to_do_on_first_use(card, device):
@@ -293,15 +281,6 @@ def test_occupied_memory_is_never_less_than_our_own(card, monkeypatch, known, ot
     unknown = others if known == "no driver" else 0
     expected = Memory(allocated=GIB, reserved=2 * GIB, occupied=2 * GIB + 350 * MIB + unknown)
     assert device.memory() == expected
-
-
-def test_the_context_still_counts_after_a_neighbour_leaves(card, monkeypatch):
-    card.others = 3 * GIB
-    monkeypatch.setattr(cuda, "open_nvml", lambda: Driver(card, 1))
-    device = cuda.CudaDevice(0)
-    device.room(GIB)
-    card.others = 0
-    assert device.memory().occupied == card.context
 
 
 def test_the_driver_is_not_asked_twice_within_a_moment(card, device, monkeypatch):
@@ -358,7 +337,7 @@ def test_a_card_that_does_not_answer_is_lost_and_one_that_is_full_is_not(card, d
     assert (device.room(GIB), device.lost) == (0, True)
 
 
-def test_reclaiming_frees_workspaces_first_and_waits_for_the_driver(card, device):
+def test_reclaiming_frees_workspaces_first_and_waits_for_the_driver_a_while(card, device, monkeypatch):
     card.reserved, card.allocated = 3 * GIB, 0
     device.memory()
     card.calls.clear()
@@ -367,6 +346,10 @@ def test_reclaiming_frees_workspaces_first_and_waits_for_the_driver(card, device
     assert card.calls == ["synchronize", "clear_workspaces", "empty_cache"]
     assert card.late == 0
     assert device.memory() == Memory(allocated=0, reserved=0, occupied=card.context)
+    monkeypatch.setattr(cuda, "PATIENCE", 0.05)  # of a driver that never tells
+    card.reserved, card.lag = 3 * GIB, 1_000_000
+    device.reclaim()
+    assert 0 < card.late < card.lag
 
 
 @pytest.fixture
@@ -400,15 +383,6 @@ def test_no_gpu_begins_to_compute_while_workspaces_are_cleared(card, device, str
     device.reclaim()
     assert "computed meanwhile: False" in card.calls
     assert began.wait(20)
-
-
-def test_reclaiming_stops_waiting_for_a_driver_that_never_reports(card, device, monkeypatch):
-    monkeypatch.setattr(cuda, "PATIENCE", 0.05)
-    card.reserved = 3 * GIB
-    device.memory()
-    card.lag = 1_000_000
-    device.reclaim()
-    assert 0 < card.late < card.lag
 
 
 def test_a_context_the_driver_numbers_otherwise_invents_no_other_process(card, monkeypatch):
@@ -476,13 +450,10 @@ def test_each_named_card_is_chosen_once_and_no_context_is_made(two_cards, wanted
     assert not two_cards.opened
 
 
-def test_a_card_that_is_not_here_is_refused_with_those_that_are(two_cards):
+def test_a_card_is_described_by_its_driver_and_one_that_is_not_here_refused_with_those_that_are(two_cards):
+    assert describe_host(choose("cuda:1"))["gpu cuda:1"] == "Tesla T4, 15.0 GiB, driver 550.54.15"
     with pytest.raises(UnavailableError, match="no device cuda:2: available cuda:0, cuda:1"):
         choose("cuda:2")
-
-
-def test_the_host_description_names_card_and_driver(two_cards):
-    assert describe_host(choose("cuda:1"))["gpu cuda:1"] == "Tesla T4, 15.0 GiB, driver 550.54.15"
 
 
 def test_doctor_says_what_is_free_on_a_shared_card_and_who_holds_the_rest(two_cards):
@@ -522,10 +493,7 @@ def test_a_gpu_that_torch_cannot_use_is_told_in_run_plan_and_doctor(unusable, tm
     ((good, _, found),) = doctor._gpus(settings.settings)
     assert not good
     assert "Tesla T4" in found
-
-
-def test_a_gpu_that_was_not_asked_for_is_not_missed(unusable):
-    assert unused_gpus("cpu", choose("cpu")) == []
+    assert unused_gpus("cpu", choose("cpu")) == []  # one that was not asked for is not missed
     ((good, *_),) = doctor._gpus(load({"devices": "cpu"}, {}).settings)
     assert good
 

@@ -199,35 +199,15 @@ def check_tokenizer(model: str, file: Path) -> None:
 
 
 def _tried(file: Path) -> str:
-    """What is wrong with a tokenizer, if anything, as a process of its own found it."""
+    """What is wrong with a tokenizer, if anything, as a process of its own found it within its limits."""
     trial = [sys.executable, "-P", "-c", TRIAL, str(file), str(SECONDS), str(MEMORY)]
-    with subprocess.Popen(  # noqa: S603  # our own script, with the file as its argument
-        trial, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        answer = _answer(process)
-    if answer is None:
-        return f"timed out after {12 * SECONDS} s"
-    if process.returncode == -signal.SIGXCPU:
+    done = subprocess.run(  # noqa: S603  # our own script, with the file as its argument
+        trial, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
+    )
+    if done.returncode == -signal.SIGXCPU:
         return f"timed out after {SECONDS} s of CPU time"
-    if process.returncode == -signal.SIGKILL:
-        return "its process was killed (SIGKILL): too slow, too much memory, or from outside"
-    if process.returncode < 0:
-        name = f"signal {-process.returncode}"
-        with suppress(ValueError):  # signals for real-time use have no name
-            name = signal.Signals(-process.returncode).name
-        return f"it needs more than {words.human_bytes(MEMORY)}, or crashes its process ({name})"
     try:
-        return str(json.loads(answer))
+        return str(json.loads(done.stdout))
     except ValueError:
-        return f"its process exited with {process.returncode} and no message"
-
-
-def _answer(process: subprocess.Popen[bytes]) -> bytes | None:
-    """What a trial wrote; None where it had to be killed. Waits a second at a time: being stopped costs one of them."""
-    try:
-        for _ in range(12 * SECONDS):
-            with suppress(subprocess.TimeoutExpired):
-                return process.communicate(timeout=1)[0]
-        return None
-    finally:
-        process.kill()
+        limit = words.human_bytes(MEMORY)
+        return f"its process ended with {done.returncode}: it needs more than {limit}, crashes it, or was killed"
