@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 import psutil
 
-from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
-from interlock.engine.compute.cluster.links import Cluster, NodeMachine
+from interlock.engine.compute.cluster.head import ClusterExecutor
 from interlock.engine.compute.cluster.members import ClusterMembers
 from interlock.engine.compute.cluster.messages import (
+    Cluster,
     GridPlan,
     Hello,
     ModelFiles,
     NodeEvent,
+    NodeMachine,
     Orders,
     Ready,
     RemoteFacts,
@@ -119,7 +120,7 @@ def conduct(stage: Stage, cluster: Cluster, spec: ModelSpec | None = None) -> Sp
         crew = ClusterMembers(cluster, Hello("bench", "", "auto", (), GIB, GIB, GIB, 1), versions())
         crew.gather()
         specs = {0: spec or ModelSpec(stage.card.key, ("none",))}
-        crew.begin(plan_of([stage.cells], specs, Policy(offline=True)), _nothing_to_send)
+        crew.begin(GridPlan.of([stage.cells], specs, Policy(offline=True), controls), _nothing_to_send)
         backlog = BatchSource([stage.cells], [()], [1.0], recorder.emit)
         head = ClusterExecutor(backlog, crew, controls, recorder.emit, journal.sync, Deadline(None, controls))
         with anonymous() as most:
@@ -187,7 +188,6 @@ class Echo:
         """Seconds of answering."""
         self.exchanges = 0
         self._cut: dict[int, tuple[Outputs, int]] = {}
-        self._phase: tuple[int, frozenset[int]] = 0, frozenset()
         self._passes: set[int] = set()
 
     def welcome(self, hello: Hello) -> Welcome:
@@ -205,19 +205,18 @@ class Echo:
 
     def exchange(self, orders: Orders) -> Report:
         began = time.thread_time()
-        if orders.phase.batches:
-            self._passes = {*orders.phase.batches}
+        self._passes |= {number for number, batches in orders.left.items() if batches}
+        self._passes -= orders.dry
         news = [self._news(index) for handed in orders.handed for index in handed.batches]
-        number, ended = orders.phase.number, orders.closed >= self._passes
-        wants = {} if ended else dict.fromkeys(self._passes, AHEAD)
+        idle = not self._passes
+        wants = {} if idle else dict.fromkeys(self._passes, (AHEAD, len(self._layout.batches)))
         self.exchanges += 1
         self.cpu += time.thread_time() - began
-        return Report(news, wants, working=number, ended=number if ended else 0)
+        return Report(news, wants, idle=idle and not news, ended=orders.over)
 
     def idles(self, orders: Orders) -> bool:
         """Whether it has nothing to tell: it was handed nothing, and nothing has begun or ended."""
-        before, self._phase = self._phase, (orders.phase.number, orders.closed)
-        return not orders.handed and self._phase == before
+        return bool(self.exchanges) and not (orders.handed or orders.dry or orders.over or any(orders.left.values()))
 
     def nudge(self) -> None:
         """It never waits."""

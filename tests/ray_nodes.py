@@ -6,8 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Ready, Report, Texts, Welcome
-from interlock.engine.compute.cluster.models import unpack
+from interlock.engine.compute.cluster.messages import (
+    GridPlan,
+    Handed,
+    Hello,
+    ModelFiles,
+    Orders,
+    Ready,
+    Report,
+    Welcome,
+)
+from interlock.engine.compute.cluster.node import unpack
 
 
 class EchoNode:
@@ -28,12 +37,12 @@ class EchoNode:
         return Ready(lacking=sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()))
 
     def exchange(self, orders: Orders) -> Report:
-        def told(texts: Texts) -> list[int]:
+        def told(texts: Handed) -> list[int]:
             return [len(texts.ids), int(texts.ids.sum()), int(texts.ids.flags.writeable)]
 
-        if not orders.texts:
+        if not orders.handed:
             self.nudged.wait(orders.wait)
-        return Report(asks={each.model_pass: told(each) for each in orders.texts}, ended=os.getpid())
+        return Report(asks={each.model_pass: told(each) for each in orders.handed}, trouble=str(os.getpid()))
 
     def nudge(self) -> None:
         self.nudged.set()
@@ -47,5 +56,5 @@ class BrokenNode:
         raise RuntimeError("its driver is too old")
 
 
-def texts(count: int) -> Texts:
-    return Texts(0, np.arange(1), np.array([count]), np.arange(count, dtype=np.int32))
+def texts(count: int) -> Handed:
+    return Handed(0, (), np.arange(1), np.array([count]), np.arange(count, dtype=np.int32))

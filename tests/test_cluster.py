@@ -14,18 +14,26 @@ import pytest
 from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, crew_wrongs, draw_crew
 from bench.scenarios.plan import ids_of
 from bench.scenarios.workshop import Workshop, workshop
-from interlock.engine.compute.cluster import feed as feeds
-from interlock.engine.compute.cluster.feed import NodeFeed, RemoteQueue
-from interlock.engine.compute.cluster.head import ClusterExecutor, _Peer, plan_of
-from interlock.engine.compute.cluster.links import NodeMachine
+from interlock.engine.compute.cluster import remote
+from interlock.engine.compute.cluster.head import ClusterExecutor, _Peer
 from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers, ClusterTimeouts
-from interlock.engine.compute.cluster.messages import Assigned, Hello, ModelFiles, Orders, Phase, Report, Texts, Welcome
+from interlock.engine.compute.cluster.messages import (
+    GridPlan,
+    Handed,
+    Hello,
+    ModelFiles,
+    NodeMachine,
+    Orders,
+    Report,
+    Welcome,
+)
 from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.cluster.pool import BatchPool
+from interlock.engine.compute.cluster.remote import RemoteSource
 from interlock.engine.compute.context import CLOSING_SECONDS, Backend, Deadline
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.parts.outputs import Outputs
-from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.schedule import Assignment, Schedule
 from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
@@ -38,7 +46,7 @@ from interlock.engine.record.summary import summarise
 from tests.harness import Told, grid_of
 from tests.threads import Threads
 
-SEEDS = (0, 2, 3, 4, 7, 9, 14, 15)
+SEEDS = (7, 9, 11, 15, 16, 19, 20, 22)
 """Quick ones in which all that can befall a node does."""
 CEILING = 12 << 30
 
@@ -61,7 +69,6 @@ def test_nothing_is_lost_or_doubled_with_any_random_crew(outcomes):
 def test_everything_that_can_befall_a_node_befalls_one(outcomes):
     befell = {what for outcome in outcomes for what in outcome.heard.befell}
     assert befell == set(MENU)
-    assert any(outcome.of(ev.BatchesDoubled) for outcome in outcomes)
     assert any(event.batches for outcome in outcomes for event in outcome.of(ev.NodeLost))
 
 
@@ -130,7 +137,9 @@ class Stand:
         self.heard.begin(self.grid, [], CEILING, schedule, "run")
         try:
             self.crew.gather()
-            self.crew.begin(plan_of(self.grid, self.specs, Policy(offline=True)), lambda key: ModelFiles(key, {}))
+            self.crew.begin(
+                GridPlan.of(self.grid, self.specs, Policy(offline=True), self.controls), lambda key: ModelFiles(key, {})
+            )
             source = BatchSource(self.grid, [[] for _ in self.grid], [1.0] * len(self.grid), self.heard)
             until = deadline or Deadline()
             ClusterExecutor(source, self.crew, self.controls, self.heard, lambda: None, until).run()
@@ -174,11 +183,17 @@ def test_devices_leases_and_samples_are_told_by_the_names_of_their_nodes(shop):
     assert len(stand.of(ev.LeaseReleased)) == 2
 
 
-def test_one_pass_is_open_on_all_nodes_at_a_time(shop):
+def test_a_node_begins_a_pass_when_nothing_of_the_one_before_waits(shop):
     stand = Stand(shop, 2, "flat", "deep")
     stand.run()
-    order = [event.model_pass for event in stand.of(ev.BatchCommitted)]
-    assert order == sorted(order)
+    for node in ("node-1", "node-2"):
+        order = [event.model_pass for event in stand.of(ev.BatchCommitted) if node_of(event.device) == node]
+        assert order == sorted(order)
+    begun = next(
+        k for k, each in enumerate(stand.heard.events) if isinstance(each, ev.LeaseGranted) and each.model_pass
+    )
+    before = [each for each in stand.heard.events[:begun] if isinstance(each, ev.BatchCommitted)]
+    assert len(before) >= 6, "all but what the other node holds"
     assert {event.model_pass for event in stand.of(ev.EnsemblePassCompleted)} == {0, 1}
 
 
@@ -368,7 +383,7 @@ def test_the_receipts_of_a_slow_node_are_waited_for_where_no_pass_follows(shop):
     stand.seconds = {"m0": 0.01, "m1": 1.0}
     stand.run()
     assert stand.of(ev.BatchesDoubled)
-    assert len(stand.of(ev.LeaseReleased)) == len(stand.of(ev.LeaseGranted)) == 2
+    assert len(stand.of(ev.LeaseReleased)) == len(stand.of(ev.LeaseGranted)) >= 2
 
 
 def test_a_stop_ends_between_batches_and_the_rest_is_left(shop):
@@ -480,8 +495,7 @@ def test_the_head_keeps_no_vectors_that_it_has_written(shop):
 
 
 def test_a_batch_that_is_begun_while_it_is_dropped_costs_no_node(shop):
-    feed = NodeFeed(Controls())
-    queue = RemoteQueue(grid_of([shop.cards["flat"]], [8] * 40, ids_of)[0], feed, 0, 1)
+    source, queue = fed(shop, 1)
 
     class Hurried(deque[int]):
         def __contains__(self, batch: object) -> bool:
@@ -489,12 +503,12 @@ def test_a_batch_that_is_begun_while_it_is_dropped_costs_no_node(shop):
             self.popleft()  # as a worker does between two looks
             return there
 
-    queue.begin()
     queue._left = Hurried([0])
-    queue.drop(0)
+    source.follow(Orders(dropped={0: [0]}))
     queue._left = deque()
-    queue.drop(0)
+    source.follow(Orders(dropped={0: [0]}))
     assert queue.left() == []
+    assert not source.commit(committed(0), OUTPUTS)
 
 
 def test_bytes_that_changed_on_the_way_are_not_kept(shop):
@@ -539,16 +553,18 @@ def test_a_machine_that_is_busy_again_and_again_is_out_for_good(shop):
     assert stand.whole()
 
 
-def fed(shop: Workshop, batches: int) -> NodeFeed:
-    """A node's side of a phase, handed so many batches of a pass."""
-    feed, cells = NodeFeed(Controls()), grid_of([replace(shop.cards["flat"], batch_tokens=32)], [8] * 40, ids_of)[0]
-    handed = Assigned(range(batches), Texts(0, np.array([0]), np.array([1]), np.array([7], np.int32)))
-    feed.follow(Orders(Phase(1, batches={0: range(batches)})))
-    feed.next_phase(0)
-    feed.follow(Orders(Phase(1), handed=[handed]))
-    feed.attach(RemoteQueue(cells, feed, 0, 1))
-    feed.report(0)
-    return feed
+def fed(shop: Workshop, batches: int) -> tuple[RemoteSource, Any]:
+    """A node's source that was handed so many batches of a pass, and the queue that they are in."""
+    card = replace(shop.cards["flat"], batch_tokens=32)
+    grid = grid_of([card], [8] * 40, ids_of)
+    source = RemoteSource(
+        GridPlan.of(grid, [ModelSpec("flat", ("none",))], Policy(offline=True), Controls()), {0: card}
+    )
+    queue = source.queue(source.grid[0], Assignment(0, range(10), ("cuda:0",)))
+    queue.begin()
+    source.follow(Orders(handed=[Handed(0, range(batches), np.array([0]), np.array([1]), np.array([7], np.uint32))]))
+    source.report(0)
+    return source, queue
 
 
 def committed(batch: int) -> ev.BatchCommitted:
@@ -561,7 +577,7 @@ OUTPUTS = Outputs(np.ones((4, 16), np.float32))
 
 
 def test_a_parked_row_is_told_with_its_batch_and_not_before(shop):
-    feed = fed(shop, 1)
+    feed, _ = fed(shop, 1)
     parked = ev.RowParked(model_pass=0, model="flat", batch_index=0, row=2, reason="not finite", collection="texts")
     feed.emit(parked)
     assert feed.report(0).news == []
@@ -571,8 +587,8 @@ def test_a_parked_row_is_told_with_its_batch_and_not_before(shop):
 
 
 def test_what_waits_for_the_head_is_bounded(shop, monkeypatch):
-    monkeypatch.setattr(feeds, "MOST_BYTES", OUTPUTS.bytes)
-    feed = fed(shop, 2)
+    monkeypatch.setattr(remote, "MOST_BYTES", OUTPUTS.bytes)
+    feed, _ = fed(shop, 2)
     feed.commit(committed(0), OUTPUTS)
     second = threading.Thread(target=feed.commit, args=(committed(1), OUTPUTS))
     second.start()
@@ -583,35 +599,64 @@ def test_what_waits_for_the_head_is_bounded(shop, monkeypatch):
     assert [news.event.batch_index for news in feed.report(0).news] == [1]
 
 
+def taken(pool: BatchPool, node: str, last: float = np.inf) -> int:
+    batch = pool.next(node, last)
+    assert batch is not None
+    pool.take(batch, node)
+    return batch
+
+
+def all_doubled(pool: BatchPool, node: str) -> bool:
+    return pool.double(node, dict.fromkeys(pool.held(node), 1.0), 1, silent=60.0, lead=1.0)
+
+
+def test_only_what_would_be_long_on_a_node_waits_for_others_too():
+    pool = BatchPool(range(5))
+    for _ in range(5):
+        taken(pool, "a")
+    seconds = dict.fromkeys(range(5), 1.0)
+    assert not pool.double("a", seconds, 2, silent=0.0, lead=1.0)
+    assert pool.double("a", seconds, 1, silent=0.0, lead=1.0)
+    assert pool.waiting("b") == [3, 4]
+
+
 def test_what_a_node_gives_back_waits_in_its_order_before_the_rest():
     pool = BatchPool([0, 1, 2])
-    assert [pool.hand("a"), pool.hand("a")] == [0, 1]
-    assert pool.take_back("a") == [0, 1]
-    assert [pool.hand("b") for _ in range(3)] == [0, 1, 2]
+    assert [taken(pool, "a"), taken(pool, "a")] == [0, 1]
+    assert pool.give_back("a") == [0, 1]
+    assert [taken(pool, "b") for _ in range(3)] == [0, 1, 2]
 
 
-def test_a_pool_knows_who_has_what():
-    pool = BatchPool([0, 1, 2, 3])
-    assert [pool.hand("a"), pool.hand("b"), pool.hand("a")] == [0, 1, 2]
-    pool.double(2, "b")
-    assert pool.held("b") == [1, 2]
-    assert pool.alone("a") == [0]
-    assert pool.finish(2, "b") == ["a"]
-    assert pool.finish(2, "a") is None
-    assert pool.take_back("a") == [0]
-    assert pool.next == 0
-    assert pool.finish(0, "a") is None
-    assert (pool.waiting, len(pool)) == (2, 3)
+def test_a_pool_hands_out_no_more_than_a_window():
+    pool = BatchPool(range(4))
+    assert [taken(pool, "a", last=1), taken(pool, "b", last=1)] == [0, 1]
+    assert pool.next("a", last=1) is None
+    assert pool.waiting("a") == [2, 3]
 
 
-def test_a_queue_of_an_earlier_phase_is_not_open_in_the_next_though_its_pass_is(shop):
-    feed, cells = NodeFeed(Controls()), grid_of([shop.cards["flat"]], [8] * 4, ids_of)[0]
-    feed.follow(Orders(Phase(1, batches={0: [0]})))
-    queue = RemoteQueue(cells, feed, 1, 1)
-    assert queue.open
-    feed.follow(Orders(Phase(2, batches={0: [0]})))
-    assert not queue.open
-    assert RemoteQueue(cells, feed, 2, 1).open
+def test_a_batch_that_waits_again_while_it_is_held_counts_once_whoever_is_first():
+    for first, second in (("a", "b"), ("b", "a")):
+        pool = BatchPool([0, 1])
+        assert [taken(pool, "a"), taken(pool, "a")] == [0, 1]
+        assert all_doubled(pool, "a") and not all_doubled(pool, "a")
+        assert pool.next("a") is None
+        assert pool.take(0, "b") == ["a"]
+        assert pool.commit(0, first) == [second]
+        assert 0 not in pool.held(second)
+        assert len(pool) == 1
+        assert pool.commit(1, "a") == []
+        assert (len(pool), pool.waiting("b")) == (0, [])
+
+
+def test_a_doubled_batch_outlives_each_of_those_who_hold_it():
+    pool = BatchPool([0, 1])
+    assert [taken(pool, "a"), taken(pool, "a")] == [0, 1]
+    all_doubled(pool, "a")
+    assert pool.take(0, "b") == ["a"]
+    assert pool.give_back("a") == [1]
+    assert pool.waiting("c") == [1]
+    assert pool.give_back("b") == [0]
+    assert pool.waiting("c") == [0, 1]
 
 
 def test_a_stop_while_nodes_start_does_not_wait_for_them(shop):
@@ -629,16 +674,20 @@ def test_a_stop_while_nodes_start_does_not_wait_for_them(shop):
     stand.threads.join()
 
 
-def test_a_node_is_handed_nothing_for_a_phase_that_it_has_not_begun(shop):
+def test_an_idle_node_is_told_what_waits_and_handed_nothing_before_it_asks(shop):
     stand = Stand(shop, 1)
     source = BatchSource(stand.grid, [[]], [1.0], stand.heard)
     head = ClusterExecutor(source, stand.crew, stand.controls, stand.heard, lambda: None, Deadline())
-    head._open()
-    hand = _Peer(ClusterMember("node-1", NodeMachine("m0", ""), devices=[None, None]))  # type: ignore[list-item]
-    head._peers["node-1"] = hand
-    assert head._handed(hand, Report(wants={0: 2}, working=0)) == []
-    (handed,) = head._handed(hand, Report(wants={0: 2}, working=1))
-    assert list(handed.batches) == [0, 1]
+    peer = _Peer(ClusterMember("node-1", NodeMachine("m0", ""), devices=[None, None]), 0.0)  # type: ignore[list-item]
+    head._join = lambda _: None  # type: ignore[method-assign]
+    head._devices = 2
+    peer.report = Report(idle=True)
+    orders = head._orders(peer)
+    assert (list(orders.left[0]), orders.handed) == ([*range(10)], [])
+    peer.report = Report(wants={0: (4, 2)})
+    orders = head._orders(peer)
+    assert [list(each.batches) for each in orders.handed] == [[0, 1, 2]]
+    assert orders.dry == {0}
 
 
 def test_no_batch_is_handed_out_that_would_not_be_done_before_the_deadline(shop):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from interlock.engine.compute.cluster.messages import ModelFiles
-from interlock.engine.compute.cluster.models import pack, room, unpack
+from interlock.engine.compute.cluster.node import pack, room, unpack
 from interlock.engine.errors import DiskError, UnavailableError
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.registry import ModelSpec

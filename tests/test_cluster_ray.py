@@ -17,11 +17,10 @@ import psutil
 import pytest
 
 import interlock
-from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.compute.cluster.head import ClusterExecutor
 from interlock.engine.compute.cluster.members import ClusterMembers
-from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Phase
-from interlock.engine.compute.cluster.models import pack
-from interlock.engine.compute.cluster.node import ClusterNode, versions
+from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders
+from interlock.engine.compute.cluster.node import ClusterNode, pack, versions
 from interlock.engine.compute.cluster.ray_cluster import RayCluster, _actor, connect
 from interlock.engine.compute.context import REAL, Deadline
 from interlock.engine.compute.controls import Controls
@@ -41,7 +40,6 @@ from tests.threads import Threads
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'interlock[cluster]'): no cluster is tested")
 ECHO = "tests.ray_nodes:EchoNode"
 HELLO = Hello(run="r", node="node-1", devices="cpu", faults=(), ceiling=0, host_ceiling=0, warm=0, threads=0)
-NOW = Phase()
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +115,13 @@ def test_everything_listens_on_the_loopback_only(link):
 
 
 def test_arrays_come_whole_and_are_not_to_be_written(link):
-    report = link.exchange(Orders(NOW, texts=[texts(100_000)])).result(30)
+    report = link.exchange(Orders(handed=[texts(100_000)])).result(30)
     assert report.asks == {0: [100_000, sum(range(100_000)), 0]}
-    assert psutil.Process(report.ended).name().startswith("ray::")
+    assert psutil.Process(int(report.trouble)).name().startswith("ray::")
 
 
 def test_the_plan_reaches_a_node_as_it_was_shared(cluster, link):
-    plan = cluster.shared(GridPlan(passes=[], tokens={}, roster=2, granted=0, pickles=()))
+    plan = cluster.shared(GridPlan(passes=[], roster=2, granted=0, window=0, controls={}, pickles=()))
     assert link.begin(plan).result(30).lacking == []
 
 
@@ -146,7 +144,7 @@ def test_what_a_node_raises_is_said_with_where_its_log_is(cluster, link):
 
 
 def test_a_nudge_ends_the_wait_of_an_exchange(link):
-    waiting = link.exchange(Orders(NOW, wait=60))
+    waiting = link.exchange(Orders(wait=60))
     time.sleep(0.3)
     assert not waiting.done()
     link.nudge()
@@ -155,19 +153,19 @@ def test_a_nudge_ends_the_wait_of_an_exchange(link):
 
 def test_a_node_that_is_killed_fails_what_it_was_asked_at_once_and_can_be_started_anew(started):
     link, process = started()
-    waiting = link.exchange(Orders(NOW, wait=60))
+    waiting = link.exchange(Orders(wait=60))
     time.sleep(0.3)
     process.kill()
     assert "its worker process has died" in failed(waiting, 5)
-    assert "died" in failed(link.exchange(Orders(NOW)), 5)
+    assert "died" in failed(link.exchange(Orders()), 5)
     again, other = started()
     assert other.pid != process.pid
-    assert again.exchange(Orders(NOW, wait=0)).result(10).ended == other.pid
+    assert again.exchange(Orders(wait=0)).result(10).trouble == str(other.pid)
 
 
 def test_a_closed_node_ends_even_while_it_waits(started):
     link, process = started()
-    waiting = link.exchange(Orders(NOW, wait=60))
+    waiting = link.exchange(Orders(wait=60))
     time.sleep(0.3)
     link.close()
     assert gone(process, 5)
@@ -329,7 +327,7 @@ class Head:
         crew = ClusterMembers(cluster, hello, versions())
         try:
             crew.gather()
-            plan = plan_of(self.grid, [ModelSpec("m", (str(source),))], Policy(offline=True))
+            plan = GridPlan.of(self.grid, [ModelSpec("m", (str(source),))], Policy(offline=True), controls)
             crew.begin(plan, lambda key: pack(key, self.snapshot))
             source = BatchSource(self.grid, [[]], [1.0], self.heard)
             ClusterExecutor(source, crew, controls, self.heard, lambda: None, Deadline()).run()
@@ -420,7 +418,7 @@ def test_a_run_whose_head_was_killed_goes_on_with_another_number_of_nodes(chunks
 
 def test_a_lost_raylet_fails_its_node_takes_its_process_with_it_and_is_gone_from_the_list(cluster, started, capfd):
     link, process = started(2, "node-3")
-    waiting, lost = link.exchange(Orders(NOW, wait=60)), cluster.machines()[2]
+    waiting, lost = link.exchange(Orders(wait=60)), cluster.machines()[2]
     time.sleep(0.3)
     began = time.monotonic()
     process.parent().kill()

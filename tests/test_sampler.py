@@ -15,9 +15,9 @@ class Told:
         self.seen = []
         self._more = threading.Condition()
 
-    def __call__(self, name, memory, readings):
+    def __call__(self, event):
         with self._more:
-            self.seen.append((name, memory, readings))
+            self.seen.append((event.device, event.memory, event.readings))
             self._more.notify_all()
 
     def wait_for(self, count, name=None):

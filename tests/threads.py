@@ -6,8 +6,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from interlock.engine.compute.cluster.links import NodeMachine
-from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Ready, Report, Welcome
+from interlock.engine.compute.cluster.messages import (
+    GridPlan,
+    Hello,
+    ModelFiles,
+    NodeMachine,
+    Orders,
+    Ready,
+    Report,
+    Welcome,
+)
 from interlock.engine.compute.cluster.node import ClusterNode
 
 

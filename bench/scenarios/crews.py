@@ -16,9 +16,9 @@ from bench.scenarios.checks import TOLERANCE
 from bench.scenarios.plan import Plan, draw, ids_of
 from bench.scenarios.stage import PlanLessor, WatchedGpu
 from bench.scenarios.workshop import Workshop
-from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
+from interlock.engine.compute.cluster.head import ClusterExecutor
 from interlock.engine.compute.cluster.members import ClusterMembers, ClusterTimeouts
-from interlock.engine.compute.cluster.messages import Hello, ModelFiles
+from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles
 from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.context import Backend, Deadline
 from interlock.engine.compute.controls import Controls
@@ -203,7 +203,7 @@ def _session(crew: CrewPlan, grid: Sequence[Any], threads: Threads, heard: _Hear
     members = ClusterMembers(threads, hello, versions(), IMPATIENT)
     members.gather()
     specs, granted = [ModelSpec(cells.card.key, ("none",)) for cells in grid], len(heard.of(ev.LeaseGranted))
-    members.begin(plan_of(grid, specs, Policy(offline=True), granted), lambda key: ModelFiles(key, {}))
+    members.begin(GridPlan.of(grid, specs, Policy(offline=True), controls, granted), lambda key: ModelFiles(key, {}))
     try:
         ClusterExecutor(backlog, members, controls, heard, lambda: None, Deadline()).run()
     except Stopped:

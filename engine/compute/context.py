@@ -88,6 +88,10 @@ class Deadline:
         """Seconds until then; infinite where there is no deadline."""
         return float("inf") if self._ends is None else self._ends - self.clock()
 
+    def end_in(self, seconds: float) -> None:
+        """Have it come so long from now: infinite where there is none."""
+        self._ends = None if seconds == float("inf") else self.clock() + seconds
+
     def allows(self, seconds: float, *, reserve: bool = True) -> bool:
         """Whether what takes so long may still be begun; where it may not, the run is told to stop. Without `reserve`,
         it is what that was kept for."""

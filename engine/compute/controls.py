@@ -61,6 +61,12 @@ class Controls:
         """Whether the run is to stop at the next batch."""
         return self.code is not None
 
+    @property
+    def in_force(self) -> dict[str, str]:
+        """The value that every control has."""
+        fallback, pause = (YES if on else NO for on in (self.cpu_fallback, self.paused))
+        return {"schedule": self.schedule.value, "cpu_fallback": fallback, "pause": pause}
+
     def stop(self, code: ExitCode, who: str = "") -> None:
         """Have the run stop after its batch; one that stops already keeps its code. `who` asked is told, if anybody."""
         with self._lock:

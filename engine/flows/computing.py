@@ -3,13 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from interlock.engine.compute.cluster.devices import RemoteDevice
-from interlock.engine.compute.cluster.head import ClusterExecutor, plan_of
-from interlock.engine.compute.cluster.links import Cluster
-from interlock.engine.compute.cluster.members import ClusterMembers
-from interlock.engine.compute.cluster.messages import Hello
-from interlock.engine.compute.cluster.models import pack
-from interlock.engine.compute.cluster.node import versions
+from interlock.engine.compute.cluster.head import ClusterExecutor
+from interlock.engine.compute.cluster.members import ClusterMembers, RemoteDevice
+from interlock.engine.compute.cluster.messages import Cluster, GridPlan, Hello
+from interlock.engine.compute.cluster.node import pack, versions
 from interlock.engine.compute.context import Backend, Deadline, RunContext
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
@@ -21,8 +18,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor, imports_left_alone
 from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.models.masters import Masters
-from interlock.engine.record.events import BatchCommitted, DeviceSampled, Emit
-from interlock.engine.record.facts import Memory, Readings
+from interlock.engine.record.events import BatchCommitted, Emit
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings
 
 Executor = PassExecutor | ClusterExecutor
@@ -118,12 +114,8 @@ def context_of(
 @contextmanager
 def at_work(devices: Sequence[Device], emit: Emit) -> Iterator[None]:
     """Sample the devices while a run computes, and import nothing beside it."""
-
-    def sampled(device: str, memory: Memory, readings: Readings | None) -> None:
-        emit(DeviceSampled(device=device, memory=memory, readings=readings))
-
     own = [device for device in devices if not isinstance(device, RemoteDevice)]
-    with Sampler(own, sampled), imports_left_alone():
+    with Sampler(own, emit), imports_left_alone():
         yield
 
 
@@ -141,8 +133,6 @@ def executor_of(
     if members is None:
         return PassExecutor(source, context)
     snapshots, controls = {card.key: card.snapshot for card in models.cards.values()}, context.controls
-    plan = plan_of([*source.grid.values()], request.specs, request.policy, granted)
+    plan = GridPlan.of([*source.grid.values()], request.specs, request.policy, controls, granted)
     members.begin(plan, lambda key: pack(key, snapshots[key]), lambda: controls.stop_requested)
-    return ClusterExecutor(
-        source, members, controls, context.emit, context.sync, context.deadline, context.backend.clock
-    )
+    return ClusterExecutor(source, members, controls, context.emit, context.sync, context.deadline)

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import convert
 from msgspec.structs import replace
 
-from interlock.engine.compute.cluster.devices import RemoteDevice
+from interlock.engine.compute.cluster.members import RemoteDevice
 from interlock.engine.compute.grid import Cells, token_bytes
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import DiskError, UnavailableError, UsageError, reason

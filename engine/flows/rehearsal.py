@@ -21,7 +21,7 @@ from interlock.engine.record.facts import REHEARSAL
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
-    from interlock.engine.compute.cluster.links import Cluster
+    from interlock.engine.compute.cluster.messages import Cluster
     from interlock.engine.compute.context import Backend
     from interlock.engine.compute.encoder import Encoder
     from interlock.engine.flows.run import Run

@@ -1,27 +1,22 @@
-"""Looks at the devices of a run once a period, from a thread of its own, and reports what it sees.
+"""Looks at the devices of a run once a period, from a thread of its own, and tells what it sees.
 
-It never disturbs the run: a device that cannot be looked at is left alone from then on, and when a report fails because
-whoever takes them is gone, it stops.
+It never disturbs the run: a device that cannot be looked at is left alone from then on, and when telling fails because
+whoever listened is gone, it stops.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from interlock.engine.gpu.device import Device
-from interlock.engine.record.facts import Memory, Readings
-
-Report = Callable[[str, Memory, Readings | None], object]
+from interlock.engine.record.events import DeviceSampled, Emit
 
 
 class Sampler:
-    """Samples devices while its block runs: `with Sampler(devices, report): ...`.
+    """Emits a `DeviceSampled` of each device, at once and then once a `period` in seconds, while its block runs."""
 
-    `report(name, memory, readings)` is called for each device, at once and then once a `period` in seconds.
-    """
-
-    def __init__(self, devices: Sequence[Device], report: Report, period: float = 1.0) -> None:
+    def __init__(self, devices: Sequence[Device], emit: Emit, period: float = 1.0) -> None:
         self._devices = list(devices)
-        self._report = report
+        self._emit = emit
         self._period = period
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -42,12 +37,12 @@ class Sampler:
 
     def _look_at(self, device: Device) -> None:
         try:
-            memory, readings = device.memory(), device.readings()
+            sample = DeviceSampled(device=device.name, memory=device.memory(), readings=device.readings())
         except Exception:  # whatever a driver does must not end the run
             self._devices.remove(device)
             return
         try:
             if not self._ended.is_set():
-                self._report(device.name, memory, readings)
+                self._emit(sample)
         except Exception:  # whoever listened is gone
             self._ended.set()

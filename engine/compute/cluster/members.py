@@ -1,22 +1,45 @@
 """The nodes of a run: found, started, given the plan, and started again where one was lost.
 
-A node is known by its machine: `node-1`, `node-2` in the order in which they were found. Each process of it has a link
-of its own, and what comes over an older link is not listened to.
+A node is known by its machine: `node-1`, `node-2` in the order in which they were found. A thread for each brings its
+process up and then serves it, which is the head's to say; where that ends, the next process is begun on the machine.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from interlock.engine.compute.cluster.links import Cluster, NodeLink, NodeMachine
-from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Ready, RemoteFacts, Welcome
+from interlock.engine.compute.cluster.messages import (
+    Cluster,
+    GridPlan,
+    Hello,
+    ModelFiles,
+    NodeLink,
+    NodeMachine,
+    Ready,
+    RemoteFacts,
+    Welcome,
+)
 from interlock.engine.errors import InterlockError, Stopped, UnavailableError, reason
+from interlock.engine.gpu.cpu import CpuDevice
+from interlock.engine.record.events import Emit, NodeRefused
 
 KINDS = {"cuda": "GPUs", "sim": "simulated GPUs", "cpu": "no GPU"}
 """Of devices, in words; the first that any node has is what the run computes on."""
+GLANCE = 0.02  # seconds between two looks while nodes are waited for
+
+
+class RemoteDevice(CpuDevice):
+    """A device of a node as the head sees it: named and described for planning, never computed on here."""
+
+    def __init__(self, told: RemoteFacts) -> None:
+        super().__init__()
+        self.name, self.kind, self.label = told.facts.name, told.facts.kind, told.facts.label
+        self.total = told.facts.total_bytes
+        self.capability, self.processors = told.capability, told.processors
 
 
 @dataclass(frozen=True)
@@ -45,6 +68,18 @@ class ClusterTimeouts:
     """What has to be gained for a batch to be given to another node too."""
 
 
+class NodeLost(Exception):
+    """A node's process can be used no more, for this reason; its machine is tried again."""
+
+
+class _Refused(Exception):
+    """A machine cannot take part, whatever is tried."""
+
+
+class _Over(Exception):
+    """The run has let go of its nodes."""
+
+
 @dataclass(eq=False)
 class ClusterMember:
     """A machine as a node of the run: its process, and how far that has come."""
@@ -52,45 +87,27 @@ class ClusterMember:
     name: str
     machine: NodeMachine
     link: NodeLink | None = None
-    asked: "Future[Any] | None" = None
-    since: float = 0.0
-    """When it was asked, or lost."""
-    devices: Sequence[RemoteFacts] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    starting: bool = True
+    """Whether its first words are waited for."""
     welcomed: bool = False
     ready: bool = False
+    devices: Sequence[RemoteFacts] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
     out: str = ""
     """Why it cannot take part, whatever is tried."""
+    told: bool = False
+    """Whether that was told."""
     failures: int = 0
     trouble: str = ""
     refused: dict[int, str] = field(default_factory=dict)
     granted: int = 0
     sent_bytes: int = 0
     seconds: float = 0.0
-    told: bool = False
-    """Whether `look` has told of it as it stands."""
-    _began: float = 0.0
-
-    @property
-    def kind(self) -> str:
-        """Of its devices."""
-        return self.devices[0].facts.kind
-
-    @property
-    def gone(self) -> bool:
-        return self.link is None
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What a look at the members has found: members that are ready now, and those that are out for good."""
-
-    joined: Sequence[ClusterMember] = ()
-    refused: Sequence[ClusterMember] = ()
+    """That its process took to be ready."""
 
 
 class ClusterMembers:
-    """All members; used from one thread."""
+    """All members. What is public is for the thread of the run, but for `answer`."""
 
     def __init__(
         self,
@@ -101,39 +118,38 @@ class ClusterMembers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members: dict[str, ClusterMember] = {}
+        self.timeouts = timeouts
         self._cluster = cluster
         self._hello = hello
         self._versions = versions
-        self.timeouts = timeouts
         self._clock = clock
-        self._plan: Any = None
-        self._pack: Callable[[str], ModelFiles] | None = None
-        self._packed: dict[str, tuple[Any, int]] = {}
+        self._lock, self._packing = threading.Lock(), threading.Lock()
+        self._there: set[str] = set()
+        self._looked = -1e9
         self._kind = ""
         self._lowest: tuple[int, int] | None = None
         """What every GPU can do that the run is planned for."""
-        self._looked = -1e9
-        self._closed = False
+        self._pack: Callable[[str], ModelFiles] | None = None
+        self._packed: dict[str, tuple[Any, int]] = {}
+        self._planned: Future[Any] = Future()
+        self._serve: Future[Callable[[ClusterMember], None]] = Future()
+        self._over: Future[None] = Future()
 
     def gather(self, stops: Callable[[], bool] = lambda: False) -> None:
         """Start a node on every machine that is there, and wait until each has looked at its devices.
 
         Raises UnavailableError where none can compute, Stopped where an operator `stops` the run meanwhile.
         """
-        began = self._clock()
-        self._look()
-        while not self._gathered(began):
-            self._wait()
-            if stops():
-                raise Stopped("stopped by the operator while nodes started: nothing was computed, repeat the command")
-        if not self.welcomed:
-            raise UnavailableError(
-                "no node of the cluster can compute: " + ("; ".join(self._troubles()) or "it has no machine")
-            )
+        late = self._clock() + self.timeouts.held
 
-        self._kind = min((each.kind for each in self.welcomed), key=list(KINDS).index)
-        for member in self.welcomed:
-            self._compare(member)
+        def gathered() -> bool:  # where none can compute yet, one may soon
+            each_said = not any(each.starting for each in self.members.values())
+            return each_said and bool(self.welcomed or self._clock() > late or not self.hopes)
+
+        if not self._wait(gathered, stops):
+            raise Stopped("stopped by the operator while nodes started: nothing was computed, repeat the command")
+        self._check(self.welcomed)
+        self._kind = min((each.devices[0].facts.kind for each in self.welcomed), key=list(KINDS).index)
 
     def begin(
         self, plan: GridPlan, pack: Callable[[str], ModelFiles], stops: Callable[[], bool] = lambda: False
@@ -143,13 +159,15 @@ class ClusterMembers:
         Raises UnavailableError where none is ready, Stopped where an operator `stops` the run meanwhile.
         """
         self._lowest = min((each.capability for each in self.devices if each.capability), default=None)
-        self._plan, self._pack = self._cluster.shared(plan), pack
-        while any(not each.ready for each in self.welcomed):
-            self._wait()
-            if stops():
-                raise Stopped("stopped by the operator while nodes got ready: --resume continues")
-        if not self.ready:
-            raise UnavailableError(f"no node of the cluster can compute: {'; '.join(self._troubles())}")
+        self._pack = pack
+        self._planned.set_result(self._cluster.shared(plan))
+        if not self._wait(lambda: all(each.ready for each in self.welcomed), stops):
+            raise Stopped("stopped by the operator while nodes got ready: --resume continues")
+        self._check(self.ready)
+
+    def serve(self, serve: Callable[[ClusterMember], None]) -> None:
+        """Have each member that is ready, now or later, served in a thread of its own until that raises."""
+        self._serve.set_result(serve)
 
     @property
     def devices(self) -> list[RemoteFacts]:
@@ -164,182 +182,169 @@ class ClusterMembers:
 
     @property
     def welcomed(self) -> list[ClusterMember]:
-        """The members that are there and have looked at their devices."""
-        return [each for each in self.members.values() if each.welcomed and each.link]
+        """The members that have looked at their devices, and have what the run computes on."""
+        there = (each for each in self.members.values() if each.welcomed)
+        return [each for each in there if self._kind in ("", each.devices[0].facts.kind)]
 
     @property
     def ready(self) -> list[ClusterMember]:
         """The members that can be handed work."""
-        return [each for each in self.members.values() if each.ready and each.link]
-
-    def look(self) -> Changes:
-        """Go on with what is under way, and say what has changed since the last look."""
-        self._advance()
-        joined = [each for each in self.ready if not each.told]
-        refused = [each for each in self.members.values() if each.out and not each.told]
-        for member in (*joined, *refused):
-            member.told = True
-        return Changes(joined, refused)
-
-    def lose(self, member: ClusterMember, why: str) -> None:
-        """Listen to this process of a member no more; its machine is tried again later."""
-        if member.link:
-            member.link.close()
-        member.link, member.asked, member.since, member.trouble = None, None, self._clock(), why
-        member.welcomed = member.ready = member.told = False
-        member.failures += 1
-        if member.failures > self.timeouts.tries:
-            member.out = f"lost or refused {member.failures} times, at last: {why}"
-
-    def close(self) -> None:
-        """End every node, and the cluster; once it is closed, nothing is left to end."""
-        if self._closed:
-            return
-        self._closed = True
-        for member in self.members.values():
-            if member.link:
-                member.link.close()
-                member.link = None
-        self._cluster.close()
+        return [each for each in self.members.values() if each.ready]
 
     @property
     def hopes(self) -> bool:
         """Whether a node may still come of the machines that are known."""
         return any(not each.out and not each.ready for each in self.members.values())
 
-    def _gathered(self, began: float) -> bool:
-        """Whether every machine has said what it has; where none can compute yet, one may soon."""
-        if any(each.link and not each.welcomed for each in self.members.values()):
-            return False
-        late = self._clock() - began > self.timeouts.held
-        return bool(self.welcomed) or late or not self.hopes
-
-    def _advance(self) -> None:
-        """Go on with what is under way; look for machines from time to time."""
-        if self._clock() - self._looked >= self.timeouts.look:
-            self._look()
+    def look(self, emit: Emit | None = None) -> None:
+        """Begin with machines that are new, from time to time; tell once of each member that is out."""
+        if time.monotonic() - self._looked >= self.timeouts.look:
+            began, machines = time.monotonic(), self._cluster.machines()
+            self._there, self._looked = {machine.id for machine in machines}, began
+            known = {each.machine.id for each in self.members.values()}
+            for machine in (each for each in machines if each.id not in known):
+                member = ClusterMember(f"node-{len(self.members) + 1}", machine)
+                self.members[member.name] = member
+                threading.Thread(target=self._keep, args=(member,), name=member.name, daemon=True).start()
         for member in self.members.values():
-            self._step(member)
+            if emit and member.out and not member.told:
+                member.told = True
+                emit(NodeRefused(node=member.name, reason=member.out))
 
-    def _wait(self) -> None:
-        """Wait a moment for an answer, and go on."""
-        asked = [each.asked for each in self.members.values() if each.asked]
-        if asked:
-            wait_for(asked, timeout=0.1, return_when="FIRST_COMPLETED")
-        else:
-            time.sleep(0.1)
-        self._advance()
-
-    def _troubles(self) -> list[str]:
-        troubles = {each.name: each.out or each.trouble for each in self.members.values()}
-        return [f"{name}: {why}" for name, why in troubles.items() if why]
-
-    def _look(self) -> None:
-        self._looked, there = self._clock(), {machine.id: machine for machine in self._cluster.machines()}
-        known = {each.machine.id: each for each in self.members.values()}
-        for machine in there.values():
-            if machine.id not in known:
-                name = f"node-{len(self.members) + 1}"
-                self.members[name] = ClusterMember(name, machine)
-                self._start(self.members[name])
-                continue
-            member, paused = known[machine.id], min(60.0, self.timeouts.again * 2.0 ** (known[machine.id].failures - 1))
-            if member.gone and not member.out and self._clock() - member.since >= paused:
-                self._start(member)
-
-    def _start(self, member: ClusterMember) -> None:
-        hello = replace(self._hello, node=member.name, granted=member.granted)
-        member.link, member._began = self._cluster.start(member.machine, hello), self._clock()
-        member.sent_bytes, member.refused = 0, {}
-        self._ask(member, member.link.welcome())
-
-    def _ask(self, member: ClusterMember, answer: "Future[Any]") -> None:
-        member.asked, member.since = answer, self._clock()
-
-    def _step(self, member: ClusterMember) -> None:
-        """Go on with a member that is not ready yet."""
-        if member.link is None or member.ready:
-            return
-        if member.asked is None:  # welcomed, and there was no plan yet
-            if self._plan is not None:
-                self._ask(member, member.link.begin(self._plan))
-            return
-        if not member.asked.done():
-            most = self.timeouts.prepare if member.welcomed else self.timeouts.start
-            if self._clock() - member.since > most:
-                self.lose(member, f"did not answer for {most:.0f} s")
-            return
+    def answer(self, asked: "Future[Any]", seconds: float = 0.0) -> Any:
+        """Wait so long for what a node answers, or as long as one that computes may be silent. Raises NodeLost where it
+        does not."""
+        seconds = seconds or self.timeouts.silent
+        wait_for([asked, self._over], seconds, FIRST_COMPLETED)
+        if self._over.done():
+            raise _Over
+        if not asked.done():
+            raise NodeLost(f"did not answer for {seconds:.0f} s")
         try:
-            answer, member.asked = member.asked.result(), None
+            return asked.result()
         except Exception as error:
-            self.lose(member, reason(error))
-            return
-        if isinstance(answer, Welcome):
-            self._welcome(member, answer)
-        else:
-            self._prepare(member, answer)
+            raise NodeLost(reason(error)) from None
 
-    def _welcome(self, member: ClusterMember, welcome: Welcome) -> None:
+    def close(self) -> None:
+        """End every node, and the cluster; once it is closed, nothing is left to end."""
+        with self._lock:
+            if self._over.done():
+                return
+            self._over.set_result(None)
+            for member in self.members.values():
+                if member.link:
+                    member.link.close()
+        self._cluster.close()
+
+    def _wait(self, until: Callable[[], bool], stops: Callable[[], bool]) -> bool:
+        """Whether it came to that before the operator stopped the run."""
+        self.look()
+        while not (there := until()) and not stops():
+            time.sleep(GLANCE)
+            self.look()
+        return there
+
+    def _check(self, those: Sequence[ClusterMember]) -> None:
+        """Raise UnavailableError where there are none, with what each says."""
+        if not those:
+            troubles = [f"{each.name}: {why}" for each in self.members.values() if (why := each.out or each.trouble)]
+            raise UnavailableError(f"no node of the cluster can compute: {'; '.join(troubles) or 'it has no machine'}")
+
+    # In the thread of a member.
+
+    def _keep(self, member: ClusterMember) -> None:
+        """Bring a node up and have it served, again and again, until it is out or the run is over."""
+        while not member.out:
+            try:
+                if member.failures:
+                    self._pause(member)
+                self._bring_up(member)
+                self._result(self._serve)(member)
+            except _Over:
+                return
+            except _Refused as refused:
+                member.out = str(refused)
+            except Exception as error:  # NodeLost; or what carries messages could not start it
+                member.trouble = str(error) if isinstance(error, NodeLost) else reason(error)
+                member.failures += 1
+                if member.failures > self.timeouts.tries:
+                    member.out = f"lost or refused {member.failures} times, at last: {member.trouble}"
+            with self._lock:
+                if member.link:
+                    member.link.close()
+                member.link, member.starting, member.welcomed, member.ready = None, False, False, False
+
+    def _pause(self, member: ClusterMember) -> None:
+        """Wait before a machine is tried again, and until it is seen there."""
+        lost = time.monotonic()
+        wait_for([self._over], min(60.0, self.timeouts.again * 2.0 ** (member.failures - 1)))
+        while not self._over.done() and not (self._looked > lost and member.machine.id in self._there):
+            wait_for([self._over], self.timeouts.look / 4)
+
+    def _bring_up(self, member: ClusterMember) -> None:
+        began, hello = time.monotonic(), replace(self._hello, node=member.name, granted=member.granted)
+        with self._lock:
+            if self._over.done():
+                raise _Over
+            link = member.link = self._cluster.start(member.machine, hello)
+        member.starting, member.sent_bytes, member.refused = True, 0, {}
+        welcome = self.answer(link.welcome(), self.timeouts.start)
+        self._compare_versions(welcome)
+        if welcome.trouble:
+            raise NodeLost(welcome.trouble)
+        member.devices, member.environment = welcome.devices, welcome.environment
+        member.welcomed, member.starting = True, False
+
+        plan = self._result(self._planned)
+        self._compare_devices(member)
+        ready: Ready = self.answer(link.begin(plan), self.timeouts.prepare)
+        while ready.lacking and not ready.trouble:
+            files, size = self._packed_model(ready.lacking[0])
+            member.sent_bytes += size
+            ready = self.answer(link.take(files), self.timeouts.prepare)
+        if ready.trouble:
+            raise _Refused(ready.trouble)
+        member.refused, member.seconds = dict(ready.refused), time.monotonic() - began
+        member.ready = True
+
+    def _result(self, of: "Future[Any]") -> Any:
+        """What another thread has yet to say."""
+        wait_for([of, self._over], return_when=FIRST_COMPLETED)
+        if self._over.done():
+            raise _Over
+        return of.result()
+
+    def _compare_versions(self, welcome: Welcome) -> None:
         different = [
             f"{name} {welcome.versions.get(name, 'missing')}, the head has {version}"
             for name, version in self._versions.items()
             if welcome.versions.get(name) != version
         ]
         if different:
-            self._refuse(member, f"has {', '.join(different)}: install the same versions on every node")
-        elif welcome.trouble:
-            self.lose(member, welcome.trouble)
-        elif weak := [each for each in welcome.devices if self._lowest and (each.capability or ()) < self._lowest]:
-            self._refuse(
-                member,
-                f"has a {weak[0].facts.label} (compute capability {_dotted(weak[0].capability)}), and the run is "
-                f"planned for {_dotted(self._lowest)} and up: --resume with it from the start",
-            )
-        else:
-            member.devices, member.environment, member.welcomed = welcome.devices, welcome.environment, True
-            if self._kind:
-                self._compare(member)
-            self._step(member)
+            raise _Refused(f"has {', '.join(different)}: install the same versions on every node")
 
-    def _compare(self, member: ClusterMember) -> None:
-        """Refuse a node of another kind than the run computes on."""
-        if member.kind != self._kind:
-            self._refuse(
-                member,
-                f"has {KINDS[member.kind]}, others have {KINDS[self._kind]}: vectors would be computed in another "
-                "precision; name the same --devices for all",
+    def _compare_devices(self, member: ClusterMember) -> None:
+        """Refuse a node of another kind than the run computes on, or with less than it is planned for."""
+        kind = member.devices[0].facts.kind
+        if kind != self._kind:
+            raise _Refused(
+                f"has {KINDS[kind]}, others have {KINDS[self._kind]}: vectors would be computed in another "
+                "precision; name the same --devices for all"
             )
-
-    def _prepare(self, member: ClusterMember, ready: Ready) -> None:
-        assert member.link
-        if ready.trouble:
-            self._refuse(member, ready.trouble)
-        elif ready.lacking:
-            try:
-                files, size = self._packed_model(ready.lacking[0])
-            except InterlockError as error:
-                self._refuse(member, f"lacks model {ready.lacking[0]}, which cannot be sent: {error}")
-                return
-            member.sent_bytes += size
-            self._ask(member, member.link.take(files))
-        else:
-            member.ready, member.refused = True, dict(ready.refused)
-            member.seconds = self._clock() - member._began
+        if weak := [each for each in member.devices if self._lowest and (each.capability or ()) < self._lowest]:
+            has, planned = (".".join(map(str, each or ())) for each in (weak[0].capability, self._lowest))
+            raise _Refused(
+                f"has a {weak[0].facts.label} (compute capability {has}), and the run is planned for {planned} and up: "
+                "--resume with it from the start"
+            )
 
     def _packed_model(self, key: str) -> tuple[Any, int]:
-        """A model ready to be sent, made once for all that lack it."""
-        if key not in self._packed:
-            assert self._pack
-            files = self._pack(key)
-            self._packed[key] = self._cluster.shared(files), sum(each.nbytes for each in files.files.values())
-        return self._packed[key]
-
-    def _refuse(self, member: ClusterMember, why: str) -> None:
-        if member.link:
-            member.link.close()
-        member.link, member.asked, member.out = None, None, why
-        member.welcomed = member.ready = member.told = False
-
-
-def _dotted(capability: tuple[int, int] | None) -> str:
-    return ".".join(map(str, capability or ()))
+        """A model ready to be sent, made once for all that lack it, and its bytes."""
+        with self._packing:
+            try:
+                if key not in self._packed and self._pack:
+                    files = self._pack(key)
+                    self._packed[key] = self._cluster.shared(files), sum(each.nbytes for each in files.files.values())
+            except InterlockError as error:
+                raise _Refused(f"lacks model {key}, which cannot be sent: {error}") from None
+            return self._packed[key]

@@ -1,18 +1,22 @@
-"""What the head of a run and its nodes tell each other: plain frozen data, whatever carries it.
+"""What the head of a run and its nodes tell each other, plain frozen data; and what carries it.
 
 The head asks and a node answers, one exchange at a time. What is large (ids of texts, vectors) is arrays, which a
 carrier may hand over without a copy; they are only read.
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.grid import Layout
+from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.grid import Cells, Layout
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.corpus.tokens import Ids, Lengths, Specials
+from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.events import AnyEvent
 from interlock.engine.record.facts import DeviceFacts
@@ -54,22 +58,16 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class TokenFacts:
-    """What a node knows of all texts for one tokenizer: their full lengths [texts], and what is put around ids."""
-
-    lengths: Lengths
-    specials: Specials
-
-
-@dataclass(frozen=True)
 class PassPlan:
-    """One pass as a node gets it, once; `tokens` names its tokenizer in `GridPlan.tokens`."""
+    """One pass as a node gets it, once; of all its texts their full lengths [texts] and what is put around their ids,
+    which passes with the same tokenizer share."""
 
     model_pass: int
     spec: ModelSpec
     layout: Layout
-    tokens: str
     fingerprint: str
+    lengths: Lengths
+    specials: Specials
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,37 @@ class GridPlan:
     """The grid of a run, once for every node."""
 
     passes: Sequence[PassPlan]
-    tokens: Mapping[str, TokenFacts]
     roster: int
     """The number of passes, those that the grid lacks included."""
     granted: int
     """Leases that were granted in earlier sessions."""
+    window: int
+    controls: Mapping[str, str]
+    """What is in force when the run begins: what an operator changes is acknowledged."""
     pickles: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        grid: Sequence[Cells],
+        specs: Sequence[ModelSpec] | Mapping[int, ModelSpec],
+        policy: Policy,
+        controls: Controls,
+        granted: int = 0,
+    ) -> "GridPlan":
+        """Make it of a grid; `specs` are those of the roster."""
+        passes = [
+            PassPlan(
+                cells.model_pass,
+                specs[cells.model_pass],
+                cells.layout,
+                cells.card.snapshot.fingerprint,
+                cells.tokens.full_lengths,
+                cells.tokens.specials,
+            )
+            for cells in grid
+        ]
+        return cls(passes, len(specs), granted, controls.window, controls.in_force, policy.pickles)
 
 
 @dataclass(frozen=True)
@@ -104,49 +127,42 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Stored ids of texts of a pass, end to end: those of `texts[i]` end at `ends[i]`."""
+class Handed:
+    """Batches of a pass for a node, and stored ids of texts, end to end: those of `texts[i]` end at `ends[i]`. They are
+    the texts of the batches; where there are none, texts that were asked for."""
 
     model_pass: int
+    batches: Sequence[int]
     texts: npt.NDArray[np.int64]
     ends: Lengths
     ids: Ids
 
-
-@dataclass(frozen=True)
-class Assigned:
-    """Batches of a pass for a node, with the ids of their texts."""
-
-    batches: Sequence[int]
-    texts: Texts
-
-
-@dataclass(frozen=True)
-class Phase:
-    """What is open for computing: `batches` of each pass, on a schedule. Phases are numbered from 1."""
-
-    number: int = 0
-    schedule: str = "exclusive"
-    batches: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    later: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """What would come after it: a model that can be read ahead."""
+    @classmethod
+    def of(cls, cells: Cells, texts: Sequence[int], batches: Sequence[int] = ()) -> "Handed":
+        """Make it of a pass."""
+        stored = [cells.tokens.stored(text) for text in texts]
+        ends = np.cumsum([len(each) for each in stored], dtype=np.int64)
+        return cls(cells.model_pass, batches, np.asarray(texts, np.int64), ends, np.concatenate(stored))
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What the head wants of a node from now on, and what is new for it."""
+    """What the head answers a report, and wants of a node from now on."""
 
-    phase: Phase
-    """What is open; a node is told its batches once."""
-    closed: frozenset[int] = frozenset()
-    """Passes of the phase of which nothing more will come."""
-    handed: Sequence[Assigned] = ()
+    left: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """For a node that is idle: the batches by pass that wait."""
+    handed: Sequence[Handed] = ()
+    dry: frozenset[int] = frozenset()
+    """Passes of which it gets nothing more for now."""
     dropped: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Batches by pass that another node has computed first."""
-    texts: Sequence[Texts] = ()
-    """Ids that were asked for."""
-    paused: bool = False
-    cpu_fallback: bool = True
+    controls: Mapping[str, str] = field(default_factory=dict)
+    """What an operator wants, by control."""
+    stop: bool = False
+    over: bool = False
+    """Whether nothing is left, so that an idle node ends."""
+    seconds: float = float("inf")
+    """Until the deadline, without what the head needs then."""
     wait: float = 1.0
     """Seconds that a node without news may wait before it answers."""
 
@@ -165,19 +181,62 @@ class Report:
     """What a node has to tell, and how it stands."""
 
     news: Sequence[NodeEvent] = ()
-    wants: Mapping[int, int] = field(default_factory=dict)
-    """Batches by pass that it would take."""
+    wants: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Batches by pass that it would take: how many, and up to which."""
     asks: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Texts by pass whose ids it lacks."""
     refused: Mapping[int, str] = field(default_factory=dict)
     """Passes that it cannot compute, and why."""
-    phase: int = 0
-    """The phase that it knows of, which `refused` is about."""
-    working: int = 0
-    """The phase that it computes, which `wants` is about; 0 while it has none."""
-    ended: int = 0
-    """The last phase whose leases it has given back; what it was handed in that and did not commit is handed back."""
-    reached: Mapping[str, str] = field(default_factory=dict)
-    """Controls as they are in force there."""
+    idle: bool = False
+    """Whether it holds no lease; what it was handed and did not commit is given back with that."""
+    late: bool = False
+    """Whether something did not fit before the deadline."""
+    ended: bool = False
+    """Whether it computes nothing more; `trouble` is why, where the head does not know."""
     trouble: str = ""
-    """Why it can compute nothing more."""
+
+
+@dataclass(frozen=True)
+class NodeMachine:
+    """A machine that could be a node; `id` stays its own for as long as it is there."""
+
+    id: str
+    label: str
+
+
+class NodeLink(Protocol):
+    """One node's process. A future fails, with whatever the carrier raises, where it cannot be reached any more."""
+
+    def welcome(self) -> "Future[Welcome]":
+        """Have the process look at its devices and hold them."""
+
+    def begin(self, plan: Any) -> "Future[Ready]":
+        """Give it the plan, as `Cluster.shared` made it of a `GridPlan`."""
+
+    def take(self, files: Any) -> "Future[Ready]":
+        """Give it a model that it lacks, as `Cluster.shared` made it of `ModelFiles`."""
+
+    def exchange(self, orders: Orders) -> "Future[Report]":
+        """Tell it what is new; it answers when it has news or has waited. One at a time."""
+
+    def nudge(self) -> None:
+        """Have an exchange that waits, or else the next one, answer now."""
+
+    def close(self) -> None:
+        """End the process, and do not wait for it."""
+
+
+class Cluster(Protocol):
+    """The machines that a run may use, while it lasts."""
+
+    def machines(self) -> Sequence[NodeMachine]:
+        """List those that are there now."""
+
+    def start(self, machine: NodeMachine, hello: Hello) -> NodeLink:
+        """Start a node's process on a machine; its `welcome` says when it is there."""
+
+    def shared(self, value: GridPlan | ModelFiles) -> Any:
+        """Make a value ready to be given to any node, sent to each machine once."""
+
+    def close(self) -> None:
+        """Let go of everything, and end what was started for this run."""

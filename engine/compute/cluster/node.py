@@ -1,51 +1,55 @@
 """A node: the devices of one machine, leased and computed on as in a run of its own, for batches that it is handed.
 
-It reads no chunks, writes no journal and delivers nothing. What happens is told to the head, which alone decides what
-counts.
+It reads no chunks, writes no journal and delivers nothing. Its executor pulls from a source that the head fills; what
+happens is told to the head, which alone decides what counts.
 """
 
+import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import gettempdir, mkdtemp
 
+import numpy as np
+import numpy.typing as npt
+import psutil
 import torch
 
-from interlock.engine.compute.cluster.feed import NodeFeed, RemoteSource, RemoteTokens
 from interlock.engine.compute.cluster.messages import (
     GridPlan,
     Hello,
     ModelFiles,
     Orders,
-    PassPlan,
     Ready,
     RemoteFacts,
     Report,
     Welcome,
 )
-from interlock.engine.compute.cluster.models import room, unpack
+from interlock.engine.compute.cluster.remote import RemoteSource
 from interlock.engine.compute.context import REAL, Backend, RunContext
-from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
-from interlock.engine.compute.grid import Cells
-from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import describe_host
 from interlock.engine.gpu.lease import Lessor, imports_left_alone
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.sampler import Sampler
-from interlock.engine.models.assets import Policy
+from interlock.engine.models.assets import ModelSnapshot, Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
-from interlock.engine.record.events import DeviceSampled
-from interlock.engine.record.facts import DeviceFacts, Memory, Readings
+from interlock.engine.models.sources import PATTERNS
+from interlock.engine.record import atomic
+from interlock.engine.record.facts import DeviceFacts
 
 COMPARED = ("interlock", "torch")
 """Packages that every node has in the head's version."""
+
+
+_ROOM = "interlock-model-"
 
 
 def versions() -> dict[str, str]:
@@ -58,18 +62,18 @@ class ClusterNode:
 
     def __init__(self, backend: Backend = REAL) -> None:
         self._backend = backend
-        self._controls = Controls()
-        self._feed = NodeFeed(self._controls)
         self._stack = ExitStack()
         self._sent: dict[str, Path] = {}
         self._plan: GridPlan | None = None
+        self._source: RemoteSource | None = None
         self._thread: threading.Thread | None = None
 
     def welcome(self, hello: Hello) -> Welcome:
         """Look at the devices and hold them, so that no other run has them meanwhile."""
         try:
             self._devices = self._backend.devices(hello.devices, hello.faults)
-            self._hello, self._host = hello, self._host_beside(self._devices)
+            gpus = [device for device in self._devices if device.kind != "cpu"]
+            self._hello, self._host = hello, self._backend.host() if gpus else self._devices[0]
             about = describe_host(self._devices)
             self._stack.enter_context(holding(self._devices, hello.run))
         except InterlockError as error:
@@ -81,46 +85,8 @@ class ClusterNode:
         return Welcome([_facts(device, hello) for device in self._devices], versions(), about)
 
     def begin(self, plan: GridPlan) -> Ready:
-        """Resolve the models of the plan, and be ready for its first phase."""
+        """Resolve the models of the plan, and be ready for batches; again after what was lacking was taken."""
         self._plan = plan
-        return self._ready(plan)
-
-    def take(self, files: ModelFiles) -> Ready:
-        """Keep a model that was lacking here, for as long as this process lives."""
-        assert self._plan, "only then is it known what is lacking"
-        place = room()
-        self._stack.callback(shutil.rmtree, place, ignore_errors=True)
-        try:
-            self._sent[files.key] = unpack(files, place)
-        except InterlockError as error:
-            return Ready(trouble=str(error))
-        return self._ready(self._plan)
-
-    def exchange(self, orders: Orders) -> Report:
-        """Follow the orders, and report once there is news or `orders.wait` seconds are over."""
-        self._feed.follow(orders)
-        return self._feed.report(orders.wait)
-
-    def nudge(self) -> None:
-        """Have an exchange that waits answer now."""
-        self._feed.nudge()
-
-    def close(self) -> None:
-        """Stop after the batches that are being computed, and let go of everything."""
-        self._controls.stop(ExitCode.STOPPED)
-        self._feed.end()
-        if self._thread:
-            self._thread.join()
-        self._stack.close()
-
-    def _host_beside(self, devices: Sequence[Device]) -> Device:
-        return devices[0] if devices[0].kind == "cpu" else self._backend.host()
-
-    def _lends(self, devices: Sequence[Device], granted: int) -> Lessor:
-        hello = self._hello
-        return Lessor(devices, hello.ceiling, hello.host_ceiling, granted=granted, whose=f"{hello.node}/")
-
-    def _ready(self, plan: GridPlan) -> Ready:
         lacking, cards = list[str](), dict[int, ModelCard]()
         for each in plan.passes:
             key, mine = each.layout.card.key, self._sent.get(each.layout.card.key)
@@ -142,42 +108,71 @@ class ClusterNode:
             cards[each.model_pass] = replace(each.layout.card, snapshot=card.snapshot)
         return Ready(lacking=lacking) if lacking else self._start(plan, cards)
 
+    def take(self, files: ModelFiles) -> Ready:
+        """Keep a model that was lacking here, for as long as this process lives."""
+        assert self._plan, "only then is it known what is lacking"
+        place = room()
+        self._stack.callback(shutil.rmtree, place, ignore_errors=True)
+        try:
+            self._sent[files.key] = unpack(files, place)
+        except InterlockError as error:
+            return Ready(trouble=str(error))
+        return self.begin(self._plan)
+
+    def exchange(self, orders: Orders) -> Report:
+        """Follow the orders, and report once there is news or `orders.wait` seconds are over."""
+        assert self._source, "it has begun"
+        self._source.follow(orders)
+        return self._source.report(orders.wait)
+
+    def nudge(self) -> None:
+        """Have an exchange that waits answer now."""
+        if self._source:
+            self._source.nudge()
+
+    def close(self) -> None:
+        """Stop after the batches that are being computed, and let go of everything."""
+        if self._source:
+            self._source.controls.stop(ExitCode.STOPPED)
+            self._source.end()
+        if self._thread:
+            self._thread.join()
+        self._stack.close()
+
+    def _lends(self, devices: Sequence[Device], granted: int) -> Lessor:
+        hello = self._hello
+        return Lessor(devices, hello.ceiling, hello.host_ceiling, granted=granted, whose=f"{hello.node}/")
+
     def _start(self, plan: GridPlan, cards: Mapping[int, ModelCard]) -> Ready:
-        grid = [self._cells(plan, each, cards[each.model_pass]) for each in plan.passes]
+        source = self._source = RemoteSource(plan, cards, self._hello.node)
         gpus = [device for device in self._devices if device is not self._host]
         context = RunContext(
             devices=self._devices,
             host=self._host,
             lessor=self._lends([*gpus, self._host], plan.granted + self._hello.granted),
             masters=Masters(self._hello.warm, self._backend.hydrate(self._devices[0])),
-            controls=self._controls,
-            emit=self._feed.emit,
+            controls=source.controls,
+            emit=source.emit,
             sync=lambda: None,
             backend=self._backend,
+            deadline=source.deadline,
         )
-        source = RemoteSource(grid, plan.roster, self._feed, self._controls)
         executor = PassExecutor(source, context)
         refused = executor.unplaceable()
-        self._thread = threading.Thread(target=self._work, args=(executor,), name="node", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(executor, source), name="node", daemon=True)
         self._thread.start()
         return Ready(refused=refused)
 
-    def _cells(self, plan: GridPlan, each: PassPlan, card: ModelCard) -> Cells:
-        tokens = RemoteTokens(plan.tokens[each.tokens], each.model_pass, self._feed)
-        return Cells(each.model_pass, replace(each.layout, card=card), tokens, PassFiles())
-
-    def _work(self, executor: PassExecutor) -> None:
-        def sampled(device: str, memory: Memory, readings: Readings | None) -> None:
-            self._feed.emit(DeviceSampled(device=device, memory=memory, readings=readings))
-
+    def _work(self, executor: PassExecutor, source: RemoteSource) -> None:
         try:
-            with Sampler(self._devices, sampled), imports_left_alone():
+            with Sampler(self._devices, source.emit), imports_left_alone():
                 executor.run()
+            source.end()
         except Stopped as stopped:
-            self._feed.end(str(stopped))
+            source.end("" if source.controls.stop_requested else str(stopped))
         except Exception as error:  # whatever it is, the head has to know
             known = isinstance(error, InterlockError)
-            self._feed.end(str(error) if known else f"{type(error).__name__}: {error}")
+            source.end(str(error) if known else f"{type(error).__name__}: {error}")
 
 
 def _facts(device: Device, hello: Hello) -> RemoteFacts:
@@ -190,3 +185,62 @@ def _facts(device: Device, hello: Hello) -> RemoteFacts:
         ceiling_bytes=min(device.total, ceiling),
     )
     return RemoteFacts(facts, device.capability, device.processors)
+
+
+# A model that a node lacks: what makes it what it is (weights, heads, configuration, modules, tokenizer) and the
+# settings beside it. Files are mapped, not read: a model of many GB takes no memory before it is sent.
+
+
+def pack(key: str, snapshot: ModelSnapshot) -> ModelFiles:
+    """Map the files of the model `key` by their path in its snapshot; heads that lie elsewhere are put beside it.
+
+    Raises UnavailableError for one that cannot be read.
+    """
+    files = {_name(file, snapshot.path): file for file in sorted(_sent(snapshot))}
+    try:
+        return ModelFiles(key, {name: _mapped(file) for name, file in files.items()})
+    except OSError as error:
+        raise UnavailableError(
+            f"model {key}: cannot read {error.filename or snapshot.path}: {error.strerror}"
+        ) from error
+
+
+def room() -> Path:
+    """Make a directory for a model that is sent, and remove those of processes that have died: nobody else does."""
+    for left in Path(gettempdir()).glob(f"{_ROOM}*"):
+        pid = left.name.removeprefix(_ROOM).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(mkdtemp(prefix=f"{_ROOM}{os.getpid()}-"))
+
+
+def unpack(files: ModelFiles, place: Path) -> Path:
+    """Write the files of a model into `place`, each whole or not at all, one in memory at a time; returns `place`, a
+    source for `assets.resolve`.
+
+    Raises UnavailableError for a name that leads out of `place`, DiskError naming what cannot be written.
+    """
+    for name in files.files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise UnavailableError(f"model {files.key}: {name!r} leads out of its directory, so it was not written")
+        with atomic.replacing(place / path) as partial, partial.open("wb") as out:
+            out.write(files.files[name].data)
+    return place
+
+
+def _sent(snapshot: ModelSnapshot) -> Iterator[Path]:
+    """What counts in a model, and what its settings' directories hold beside it, other weights left out."""
+    counting = snapshot.stamps or snapshot.stamped()
+    yield from counting
+    for folder in {file.parent for file in counting if file.is_relative_to(snapshot.path)}:
+        for pattern in PATTERNS:
+            yield from (file for file in folder.glob(pattern) if file.suffix != ".safetensors" and file.is_file())
+
+
+def _name(file: Path, root: Path) -> str:
+    return str(file.relative_to(root)) if file.is_relative_to(root) else file.name
+
+
+def _mapped(file: Path) -> npt.NDArray[np.uint8]:
+    return np.memmap(file, np.uint8, "r") if file.stat().st_size else np.zeros(0, np.uint8)  # no empty map

@@ -17,8 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.cluster.links import NodeLink, NodeMachine
-from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Orders, Ready, Report, Welcome
+from interlock.engine.compute.cluster.messages import (
+    GridPlan,
+    Hello,
+    ModelFiles,
+    NodeLink,
+    NodeMachine,
+    Orders,
+    Ready,
+    Report,
+    Welcome,
+)
 from interlock.engine.compute.cluster.ray_session import open_ray
 from interlock.engine.errors import UnavailableError, UsageError, reason
 
