@@ -397,10 +397,16 @@ def run(place, *flags, check=0):
     return interlock(*base, *flags, env={"INTERLOCK_CACHE": str(place / "cache")}, cwd=place, check=check)
 
 
-def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(place):
-    plan = run(place, "--plan").stdout
-    assert [line.split()[:3] for line in plan.splitlines()[2:]] == [[name, "40", "40"] for name in ("a", "b", "words")]
-    first = run(place, "--json", "eval.json")
+@pytest.fixture(scope="module")
+def evaluated(place):
+    """What planning and evaluating said, of which `eval.json` is left."""
+    return run(place, "--plan"), run(place, "--json", "eval.json")
+
+
+def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(place, evaluated):
+    plan, first = evaluated
+    lines = [line.split()[:3] for line in plan.stdout.splitlines()[2:]]
+    assert lines == [[name, "40", "40"] for name in ("a", "b", "words")]
     assert "a: 40 texts to encode" in first.stderr
     assert max(map(len, first.stdout.splitlines())) <= 80
     assert re.search(r"binary, 40 rescored .* \d+\+\d+$", first.stdout, re.MULTILINE)
@@ -418,14 +424,14 @@ def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(pl
     assert [way["measures"] for way in once] == [way["measures"] for way in twice]
 
 
+@pytest.mark.usefixtures("evaluated")
 def test_texts_are_computed_on_gpus_and_found_again_and_judged_as_those_of_the_cpu(place):
     on_gpus = ("--devices", "sim:2xT4", "--json", "gpus.json")
     assert "40 " in run(place, "--plan", *on_gpus[:2]).stdout
     said = run(place, *on_gpus, "--faults", "oom:2,lose@cuda:1:4").stderr
     assert "SIMULATED" in said or "simulated" in said
     assert "pass 1 a completed: 40 texts" in said
-    run(place, "--devices", "cpu", "--json", "cpu.json")
-    ours, plain = (json.loads((place / name).read_text()) for name in ("gpus.json", "cpu.json"))
+    ours, plain = (json.loads((place / name).read_text()) for name in ("gpus.json", "eval.json"))
     assert [way["measures"] for way in ours["ways"]] == [way["measures"] for way in plain["ways"]]
     assert {each["device"] for each in ours["models"].values()} == {"simulated GPU"}
     assert {each["device"] for each in plain["models"].values()} == {"CPU"}
@@ -450,8 +456,8 @@ def test_python_gives_the_same_figures(place, tiny_a, tiny_b):
         product.evaluate(place / "nothing")
 
 
+@pytest.mark.usefixtures("evaluated")
 def test_an_evaluation_is_told_in_a_line_and_its_ways_are_told_apart_in_eighty_columns(place):
-    run(place, "--json", "eval.json")
     found = msgspec.json.decode((place / "eval.json").read_bytes(), type=Evaluation)
     assert repr(found) == f"<evaluation of set: 40 texts, 40 judged queries; {found.verdict}>"
     assert repr(msgspec.structs.replace(found, verdict="")).endswith(f"; {found.best_member} alone>")
@@ -515,6 +521,7 @@ def judge_run(place, run, *flags, check=0):
     return interlock(*base, *flags, env={"INTERLOCK_CACHE": str(place / "cache")}, cwd=place, check=check)
 
 
+@pytest.mark.usefixtures("evaluated")
 def test_a_run_is_judged_by_its_own_vectors_and_says_what_encoding_says(place, delivered):
     files = ("--queries", place / "set" / "queries.jsonl", "--qrels", place / "set" / "qrels" / "test.tsv")
     ended = judge_run(place, delivered, *files)
@@ -522,10 +529,9 @@ def test_a_run_is_judged_by_its_own_vectors_and_says_what_encoding_says(place, d
     found = json.loads((place / "run.json").read_text())
     assert (found["data"], found["texts"], found["models"]["b"]["weight"]) == ("done, Docs", 41, 0.75)
     assert found["models"]["a"]["seconds"] > 0 and found["models"]["a"]["device"] == "CPU"
-    run(place, "--json", "set.json")
     ours, theirs = (
         {way["name"]: way["measures"]["RR@10"] for way in json.loads((place / name).read_text())["ways"]}
-        for name in ("run.json", "set.json")
+        for name in ("run.json", "eval.json")
     )
     assert ours["words"] == pytest.approx(theirs["words"], abs=0.02)
     assert ours["b"] == pytest.approx(theirs["b"], abs=0.02)

@@ -31,6 +31,7 @@ def test_what_does_not_grow_has_no_exponent():
     assert fit(SIZES, [1.0, 1.02, 0.99, 1.05], 0.1) is None
 
 
+@pytest.mark.nightly
 def test_a_short_growth_run_tells_time_and_memory_of_every_size(tmp_path: Path):
     file = tmp_path / "growth.json"
     words = ["--quick", "--only", "plan, rows", "--only", "watch, leases", "--json", str(file)]

@@ -62,7 +62,8 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     if any(unicodedata.category(sign) == "Cs" for sign in str(root.resolve())):
         raise UsageError(f"cannot record {printable(str(root))}: the path is not UTF-8; rename it")
     try:
-        found = _collections(root.resolve())
+        entire = root.resolve()
+        found = [_collection(path, entire) for path in _directories(entire) if path == entire or path.name[0] != "."]
     except FileNotFoundError:
         raise UsageError(f"{root} does not exist: name the directory that holds your collections") from None
     except NotADirectoryError:
@@ -130,11 +131,6 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
     for path in _directories(root):
         if path.name.startswith(".") and any(each.name.endswith(SUFFIXES) for each in _walk(path, [], [])):
             yield f"skipped {printable(path.name)} in {root}: names of collections do not begin with a dot"
-
-
-def _collections(root: Path) -> list[Collection]:
-    directories = _directories(root)
-    return [_collection(path, root) for path in directories if path == root or not path.name.startswith(".")]
 
 
 def _directories(root: Path) -> list[Path]:

@@ -126,12 +126,11 @@ def projected(documents: Vectors, queries: Vectors, sizes: Sequence[int]) -> lis
     if not sizes:
         return []
     directions = fit(_windows(documents), documents.shape[1], max(sizes))  # the longest first, so that fewer are in it
-    return [_projected(documents, queries, directions[:, :size]) for size in sizes]
-
-
-def _projected(documents: Vectors, queries: Vectors, directions: Vectors) -> StoredForm:
-    kept = np.concatenate([project(window, directions) for window in _windows(documents)])
-    return StoredForm(kept, queries @ directions, 4 * directions.shape[1])
+    forms = []
+    for size in sizes:
+        kept = [project(window, directions[:, :size]) for window in _windows(documents)]
+        forms.append(StoredForm(np.concatenate(kept), queries @ directions[:, :size], 4 * size))
+    return forms
 
 
 def _windows(documents: Vectors) -> Iterator[Vectors]:

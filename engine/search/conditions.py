@@ -11,8 +11,6 @@ from interlock.engine.record.words import few
 from interlock.engine.targets.embedded import Store
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     import qdrant_edge as edge
 
 LOOKED = 64
@@ -103,7 +101,9 @@ def why_none(store: Store, conditions: Sequence[Condition]) -> str:
     parts = [*_equal(conditions), *([each] for each in conditions if each.sign != "=")]
     for alike in parts:
         if not store.count(where=filter_of(alike, store)):
-            asked, there = " or ".join(map(str, alike)), _values_there(store, alike[0].key)
+            asked, parts_of = " or ".join(map(str, alike)), _parts(alike[0].key)
+            values = (each for payload in store.some_payloads(LOOKED) for each in _values(payload, parts_of))
+            there = sorted({f"{json.dumps(each, ensure_ascii=False):.{SHOWN}}" for each in values if each is not None})
             return f"no chunk has {asked}: values there are {few(there)}" if there else f"no chunk has {asked}"
     return f"no chunk has all of {', '.join(map(str, conditions))}"
 
@@ -139,19 +139,16 @@ def _matches(condition: Condition, store: Store) -> "list[edge.FieldCondition | 
         return [edge.FieldCondition(key, match=edge.MatchValue(text))]
     found: list[edge.FieldCondition | edge.HasIdCondition] = [edge.FieldCondition(key, match=edge.MatchValue(value))]
     if value in ("true", "false"):  # the engine's binding makes a number of a truth, which matches none
-        found.append(edge.HasIdCondition(_true_or_false(store, key, wanted=value == "true")))
+        first, *parts = _parts(key)
+        wanted = value == "true"
+        of = (point for point, payload in store.parts(first) if any(each is wanted for each in _values(payload, parts)))
+        found.append(edge.HasIdCondition({*of}))
     number = _number(value)
     if re.fullmatch(r"[+-]?[0-9]{1,19}", value) and -(2**63) <= int(value) < 2**63:
         found.append(edge.FieldCondition(key, match=edge.MatchValue(int(value))))
     if number is not None and abs(number) <= EXACT:
         found.append(edge.FieldCondition(key, range=edge.RangeFloat(gte=number, lte=number)))
     return found
-
-
-def _true_or_false(store: Store, key: str, *, wanted: bool) -> "set[int | UUID | str]":
-    """The points whose value at `key`, or one of several, is this truth."""
-    first, *parts = _parts(key)
-    return {point for point, payload in store.parts(first) if any(each is wanted for each in _values(payload, parts))}
 
 
 def _quoted(value: str) -> str | None:
@@ -165,12 +162,6 @@ def _quoted(value: str) -> str | None:
 
 def _parts(key: str) -> list[str]:
     return [quoted or plain for quoted, plain in _PART.findall(key)]
-
-
-def _values_there(store: Store, key: str) -> list[str]:
-    """Values that some points have at a key, as JSON."""
-    found = (each for payload in store.some_payloads(LOOKED) for each in _values(payload, _parts(key)))
-    return sorted({f"{json.dumps(each, ensure_ascii=False):.{SHOWN}}" for each in found if each is not None})
 
 
 def _values(value: object, parts: Sequence[str]) -> Iterator[object]:
