@@ -131,13 +131,13 @@ _RUNS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def runs(options: argparse.Namespace) -> int:
     """List the runs, or open the screen of them."""
     from interlock.console.front_ends.dispatch import list_runs
-    from interlock.console.terminal.tty import why_headless
+    from interlock.console.terminal.tty import takes_screens
     from interlock.console.text import runs_text
     from interlock.engine.record.runs import overviews
 
     settings = configuration(options)
     out = settings.settings.out
-    if not (options.json or options.plain or not (sys.stdout and sys.stdout.isatty()) or why_headless()):
+    if not (options.json or options.plain) and takes_screens():
         while words := list_runs(settings):
             if words[0] != "watch":
                 return _go_on(words, settings)
@@ -194,11 +194,11 @@ def ctl(options: argparse.Namespace) -> int:
 def view(options: argparse.Namespace) -> int:
     """Show a summary, or two of them compared."""
     from interlock.console.summary.document import load, plain
-    from interlock.console.terminal.tty import quiet_descriptors, why_headless
+    from interlock.console.terminal.tty import quiet_descriptors, takes_screens
 
     settings = configuration(options)
     document, other = load(options.file), load(options.other) if options.other else None
-    if options.plain or not (sys.stdout and sys.stdout.isatty()) or why_headless():
+    if options.plain or not takes_screens():
         print(plain(document, other), end="")
         return ExitCode.COMPLETED
     from interlock.console.apps.base import viewer

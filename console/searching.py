@@ -43,13 +43,15 @@ ON_SCREEN = 20
 
 def search(options: argparse.Namespace) -> int:
     """Search a store for one question, or for those of a file, or open a screen that takes one after another."""
+    from interlock.console.terminal.tty import takes_screens
     from interlock.engine.flows.rerank import rerank_of
     from interlock.engine.flows.search import Answering, ask_of
     from interlock.engine.search.ask import LIMIT, check_question
 
     settings = configuration(options)
     limit_threads(settings)
-    on_screen = options.query is None and options.queries is None and not options.answers and _has_screen(options)
+    asks = options.query is None and options.queries is None and not options.answers and not options.json
+    on_screen = asks and takes_screens()
     limit = options.limit if options.limit is not None else ON_SCREEN if on_screen else LIMIT
     ask = ask_of(limit, options.weights, options.only, options.hybrid, options.sparse_share, options.filter or ())
     rerank = rerank_of(settings, options.rerank or (), options.rerank_share, options.rerank_depth)
@@ -74,12 +76,6 @@ def search(options: argparse.Namespace) -> int:
     if stale:
         say(stale)
     return made.exit_code
-
-
-def _has_screen(options: argparse.Namespace) -> bool:
-    from interlock.console.terminal.tty import why_headless
-
-    return not options.json and bool(sys.stdout and sys.stdout.isatty()) and not why_headless()
 
 
 def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask", rerank: "Rerank | None") -> int:

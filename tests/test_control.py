@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 
@@ -90,15 +90,30 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made.server.close()
 
 
+@contextmanager
+def goes_on(directory: Path, speed: float) -> Iterator[Path]:
+    """The directory of a run of another process."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, directory, str(speed)], cwd=ROOT)
+    try:
+        until(lambda: (directory / SOCKET).exists() and (directory / "journal.jsonl").stat().st_size)
+        yield directory
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Path]:
-    """The directory of a run of another process, which takes half a minute."""
-    directory = tmp_path / "r"
-    process = subprocess.Popen([sys.executable, "-c", WRITER, directory, "1.5"], cwd=ROOT)
-    until(lambda: (directory / SOCKET).exists() and (directory / "journal.jsonl").stat().st_size)
-    yield directory
-    process.kill()
-    process.wait()
+    """One that takes half a minute."""
+    with goes_on(tmp_path / "r", 1.5) as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One that nobody steers, and that outlasts these tests."""
+    with goes_on(tmp_path_factory.mktemp("runs") / "r", 0.1) as directory:
+        yield directory
 
 
 def test_the_socket_is_its_users_alone_and_goes_with_the_run(served):
@@ -313,13 +328,8 @@ def test_ctl_pauses_resumes_and_stops_a_run_of_another_process(running):
         (("pause", "--timeout", "-3"), "expected a number of seconds, 0 or more, got '-3'"),
     ],
 )
-def test_ctl_refuses_what_it_cannot_ask_for_and_says_what_it_was(running, args, told):
-    assert told in interlock("ctl", running, *args, check=2).stderr.splitlines()[-1]
-
-
-def test_ctl_names_the_runs_there_are_where_there_is_no_such_run(running):
-    said = interlock("ctl", running.with_name("s"), "pause", check=2).stderr
-    assert "runs in" in said and ": r" in said
+def test_ctl_refuses_what_it_cannot_ask_for_and_says_what_it_was(lasting, args, told):
+    assert told in interlock("ctl", lasting, *args, check=2).stderr.splitlines()[-1]
 
 
 def test_the_status_of_what_is_no_journal_is_one_line_with_the_reason(tmp_path):
@@ -338,11 +348,13 @@ def test_a_killed_run_says_how_it_is_resumed_and_its_socket_goes_with_the_next_s
     assert not (running / SOCKET).exists()
 
 
-def test_a_directory_in_use_is_refused_with_who_has_it_and_how_to_follow_it(running):
+def test_a_directory_in_use_is_refused_with_who_has_it_and_how_to_follow_it(lasting):
     with pytest.raises(UsageError) as refused:
-        Journal(running / "journal.jsonl")
-    assert f"pid {occupant(running).pid}" in str(refused.value)
-    assert f"interlock watch {running}" in str(refused.value) and f"interlock ctl {running}" in str(refused.value)
+        Journal(lasting / "journal.jsonl")
+    assert f"pid {occupant(lasting).pid}" in str(refused.value)
+    assert f"interlock watch {lasting}" in str(refused.value) and f"interlock ctl {lasting}" in str(refused.value)
+    said = interlock("ctl", lasting.with_name("s"), "pause", check=2).stderr  # which there is not
+    assert "runs in" in said and ": r" in said
 
 
 def test_who_leaves_a_run_that_does_not_answer_need_not_wait_for_it(served, monkeypatch):
@@ -377,8 +389,8 @@ def test_two_watchers_see_what_the_other_asked_until_the_journal_has_the_answer(
             each.close()
 
 
-def test_a_watcher_is_shown_what_a_schedule_would_do_as_the_run_itself_foresees_it(running):
-    watcher = Watched(running, steered=True)
+def test_a_watcher_is_shown_what_a_schedule_would_do_as_the_run_itself_foresees_it(lasting):
+    watcher = Watched(lasting, steered=True)
     try:
         until(lambda: watcher.controls and watcher.snapshot().passes)
         found = []

@@ -14,7 +14,6 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.message import Message
 from textual.screen import ModalScreen
 from textual.suggester import Suggester
 from textual.widget import Widget
@@ -104,14 +103,7 @@ class TypedLine(Input):
 
 
 class ModelChoices(Choices):
-    """The models that can be ticked; what is ticked is the roster, a text that is typed as well."""
-
-    class Toggled(Message):
-        """The roster became this one."""
-
-        def __init__(self, roster: str) -> None:
-            super().__init__()
-            self.roster = roster
+    """The models that can be ticked; what is ticked is the roster, the line above them, which is typed as well."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "step('up')", show=False),
@@ -151,7 +143,7 @@ class ModelChoices(Choices):
 
     def action_tick(self) -> None:
         if self.model:
-            self.post_message(self.Toggled(toggled(self._roster, self.model.key)))
+            self.screen.query_one("#roster", Input).value = toggled(self._roster, self.model.key)
 
     def on_option_list_option_selected(self) -> None:
         self.action_tick()

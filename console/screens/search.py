@@ -269,12 +269,9 @@ class SearchScreen(Keyed):
         width, typing = self.size.width, self._question.has_focus
         if typing:
             moves = [Key("up down", "Chunks")] if self._hit else []
-            shown = [
-                Key("enter", "Search"),
-                *moves,
-                Key(line_key(named("help"), self._look.keys), "Help", action="help"),
-            ]
-            shown.append(Key(self.shown_key("back"), "Chunks" if self._hit else "Quit", action="back"))
+            help_key = Key(line_key(named("help"), self._look.keys), "Help", action="help")
+            back = Key(self.shown_key("back"), "Chunks" if self._hit else "Quit", action="back")
+            shown = [Key("enter", "Search"), *moves, help_key, back]
         else:
             shown = [each for each in self.footer_keys() if each.action != "rerank" or self._shown.rerank]
         self._keys.offer([] if too_small(*self.size) else shown, width)

@@ -143,8 +143,8 @@ class Setup(Keyed):
         much = self._seen.bytes if self._seen.bytes > UNASKED else 0
         self._plan.draw([] if wrong else self._command, much, self.shown_key("plan"))
         self.set_class(self._plan.known, "-known")
-        title = (" A NEW RUN  ", "bold"), ("the command below is this form; any flag can be added", "dim")
-        self.query_one("#title", Bar).show([row(*title)])
+        about = "the command below is this form; any flag can be added"
+        self.query_one("#title", Bar).show([row((" A NEW RUN  ", "bold"), (about, "dim"))])
         self.query_one("#footer", Bar).offer(self._keys(), self.size.width)
         self.call_after_refresh(self._reveal)
 
@@ -212,10 +212,6 @@ class Setup(Keyed):
         self._changed()
         if name == "chunks":
             self._look_at_chunks()
-
-    @on(ModelChoices.Toggled)
-    def _ticked(self, event: ModelChoices.Toggled) -> None:
-        self._field("roster").value = event.roster
 
     def _changed(self) -> None:
         self._failed = self._note = ""
@@ -333,8 +329,8 @@ class Setup(Keyed):
             self._fill(await aside(lambda: self._machine.begun(chosen)))
 
     def _fill(self, filled: Filled) -> None:
-        kept = {name: self.filled.texts[name] for name in ("out", "run_id")}
-        self._first = Filled({**filled.texts, **kept})
+        now = self.filled.texts
+        self._first = Filled({**filled.texts, "out": now["out"], "run_id": now["run_id"]})
         for name in FIELDS:
             text = self._first.text(name)
             if isinstance(entry := self._field(name), TypedLine):

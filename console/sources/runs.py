@@ -23,18 +23,12 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass
-class _Known:
-    """What was found out about a run, and of which state of its files."""
-
-    seen: Overview
-    stamp: Stamp
-
-
-@dataclass
-class _Followed:
-    """A run that is not closed, as far as its journal was read."""
+class _Run:
+    """What was found out about a run and of which state of its files, and how far its journal was read."""
 
     tail: Tail
+    seen: Overview | None = None
+    stamp: Stamp = ()
     state: RunState = field(default_factory=RunState)
     failure: InterlockError | None = None
     """Why nothing behind what was read can be trusted."""
@@ -48,8 +42,7 @@ class RunList:
         self.complete = False
         """Whether every run was looked at once."""
         self.failure = ""
-        self._known: dict[Path, _Known] = {}
-        self._followed: dict[Path, _Followed] = {}
+        self._known: dict[Path, _Run] = {}
         self._ended, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="runs", daemon=True)
         self._thread.start()
@@ -57,7 +50,8 @@ class RunList:
     @property
     def seen(self) -> Sequence[Overview]:
         """List the runs that were looked at, the one that began last first."""
-        return sorted((each.seen for each in list(self._known.values())), key=lambda each: each.began_at, reverse=True)
+        seen = [each.seen for each in list(self._known.values()) if each.seen]
+        return sorted(seen, key=lambda each: each.began_at, reverse=True)
 
     def look(self) -> None:
         """Look again at once."""
@@ -83,35 +77,32 @@ class RunList:
         paths = runs_in(self.out)
         for gone in self._known.keys() - set(paths):
             del self._known[gone]
-            self._followed.pop(gone, None)
         for path in paths:
             if self._ended.is_set():
                 return
-            stamp, known = _stamp(path), self._known.get(path)
-            if known and known.stamp == stamp and not known.seen.held:
+            stamp, known = _stamp(path), self._known.setdefault(path, _Run(Tail(path / JOURNAL)))
+            if known.seen and known.stamp == stamp and not known.seen.held:
                 continue
-            seen = overview(path, time.time(), self._folded)
-            self._known[path] = _Known(seen, stamp)
-            if not seen.held:
-                self._followed.pop(path, None)
+            known.seen, known.stamp = overview(path, time.time(), self._folded), stamp
+            if not known.seen.held:  # what may go on is read from its beginning
+                known.tail, known.state, known.failure = Tail(path / JOURNAL), RunState(), None
 
     def _folded(self, path: Path) -> RunState:
         """The state of a run, folded on from where it was left."""
-        followed = self._followed.setdefault(path, _Followed(Tail(path / JOURNAL)))
-        empty = 0
+        run, empty = self._known[path], 0
         while not self._ended.is_set() and empty < 2:  # a line in doubt is looked at twice
-            anew, entries = followed.tail.more()
+            anew, entries = run.tail.more()
             if anew:
-                followed.state, followed.failure = RunState(), None
-            if followed.failure:
-                raise followed.failure
+                run.state, run.failure = RunState(), None
+            if run.failure:
+                raise run.failure
             try:
-                fold_all(followed.state, entries)
+                fold_all(run.state, entries)
             except InterlockError as error:
-                followed.failure = error
+                run.failure = error
                 raise
             empty = 0 if entries else empty + 1
-        return followed.state
+        return run.state
 
 
 def _stamp(path: Path) -> Stamp:

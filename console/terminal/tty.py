@@ -58,6 +58,11 @@ def why_headless(
     return next((words for words, applies in refusals.items() if applies), "")
 
 
+def takes_screens() -> bool:
+    """Whether who called a command that only shows something sees a screen: one who reads its stdout wants text."""
+    return bool(sys.stdout and sys.stdout.isatty()) and not why_headless()
+
+
 def in_a_cell(environment: Mapping[str, str]) -> bool:
     """Whether this is a command of a notebook's cell: its kernel gives it a terminal, but shows no screen, and keeps
     all that is written. A shell that a kernel started on a real terminal has another TERM."""
@@ -106,49 +111,30 @@ def quiet_descriptors(log: Path | None = None) -> Iterator[Terminal]:
     global _held
     path, sink = _log(log)
     began = os.fstat(sink).st_size
-    aside = _Aside.lay()
+    copies, terminals = [os.dup(number) for number in range(3)], [_is_terminal(number) for number in range(3)]
     _held = terminal = Terminal(os.dup(0), _writable(2))
     signals = {number: signal.getsignal(number) for number in LAID_ASIDE}
     signal.signal(signal.SIGHUP, lambda number, frame: terminal.lose())
     try:
-        aside.point(os.open(os.devnull, os.O_RDWR), sink)
+        _flush()
+        empty = os.open(os.devnull, os.O_RDWR)
+        for number, target in enumerate((empty, sink, sink)):
+            os.dup2(target, number)
+        os.close(empty)
         yield terminal
     finally:
         _held = None
         for number, handler in signals.items():
             signal.signal(number, signal.SIG_IGN if terminal.lost and number == signal.SIGHUP else _settable(handler))
-        aside.restore(lost=terminal.lost)
+        _flush()
+        for number, copy in enumerate(copies):
+            if not (terminal.lost and terminals[number]):  # what led to a terminal that is lost stays where it is
+                os.dup2(copy, number)
+            os.close(copy)
         terminal.close()
         if not terminal.lost:
             _mention(path, os.fstat(sink).st_size - began, keep=log is not None)
         os.close(sink)
-
-
-@dataclass
-class _Aside:
-    """Copies of descriptors 0, 1 and 2, and which of them were terminals."""
-
-    copies: tuple[int, int, int]
-    terminals: frozenset[int]
-
-    @classmethod
-    def lay(cls) -> "_Aside":
-        return cls((os.dup(0), os.dup(1), os.dup(2)), frozenset(number for number in range(3) if _is_terminal(number)))
-
-    def point(self, source: int, sink: int) -> None:
-        _flush()
-        os.dup2(source, 0)
-        os.dup2(sink, 1)
-        os.dup2(sink, 2)
-        os.close(source)
-
-    def restore(self, *, lost: bool) -> None:
-        """Put everything back as it was; but what led to a terminal that is lost stays where it is."""
-        _flush()
-        for number, copy in enumerate(self.copies):
-            if not (lost and number in self.terminals):
-                os.dup2(copy, number)
-            os.close(copy)
 
 
 def _is_terminal(descriptor: int) -> bool:
