@@ -261,7 +261,7 @@ def test_a_damaged_first_line_is_unreadable_in_a_list_that_is_kept_too_and_no_de
         until(lambda: kept.complete)
         words = {each.id: each.health.word for each in kept.seen}
         assert words["died"] == overview(out / "died", LATER).health.word == "UNREADABLE"
-        assert not kept._followed
+        assert not any(each.state.started for each in kept._known.values())
     finally:
         kept.close()
 

@@ -115,32 +115,25 @@ def test_a_file_system_that_refuses_locks_or_fsync_is_told_with_where_to_go(code
     assert limit(error) == ""  # beside a file it may well be a bug
 
 
-@pytest.mark.parametrize("bug", [KeyError("x"), PanicException("y")], ids=lambda bug: type(bug).__name__)
-def test_a_bug_in_a_run_at_work_leaves_its_file_beside_the_run_and_a_failed_summary(
-    bug, chunks, tiny_a, capfd, monkeypatch
+FULL = OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), PanicException("y"), FULL], ids=lambda error: type(error).__name__)
+def test_what_ends_a_run_at_work_is_the_reason_in_its_summary_and_a_bug_leaves_its_file_beside_the_run(
+    error, chunks, tiny_a, capfd, monkeypatch
 ):
-    monkeypatch.setattr("interlock.engine.flows.sessions.deliver", raising(bug))
-    code = main(
-        ["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet", "--summary", "s.json"]
-    )
-    err = capfd.readouterr().err
-    (kept,) = (chunks.parent / "runs" / "r").glob("crash-*.txt")
-    assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1) and str(kept.name) in err
-    assert type(bug).__name__ in summary_of(chunks.parent / "runs" / "r")["reason"]
-    found = summary.load((chunks.parent / "s.json").read_bytes())
-    assert (found.status, found.exit_code) == ("failed", 1) and type(bug).__name__ in found.reason
-
-
-def test_a_limit_that_ends_a_run_at_work_is_the_reason_in_its_summary(chunks, tiny_a, capfd, monkeypatch):
-    monkeypatch.setattr(
-        "interlock.engine.flows.sessions.deliver", raising(OSError(errno.EMFILE, "Too many open files"))
-    )
-    code = main(["run", str(chunks), "--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet"])
-    err = capfd.readouterr().err
-    assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1) and "ulimit -n" in err
-    reason = summary_of(chunks.parent / "runs" / "r")["reason"]
-    assert reason.startswith("Too many open files; raise the open file limit")
-    assert not list((chunks.parent / "runs" / "r").glob("crash-*"))
+    monkeypatch.setattr("interlock.engine.flows.sessions.deliver", raising(error))
+    flags = ["--roster", str(tiny_a), "--run-id", "r", "--no-ui", "--quiet", "--summary", "s.json"]
+    code = main(["run", str(chunks), *flags])
+    err, run = capfd.readouterr().err, chunks.parent / "runs" / "r"
+    assert (code, len(err.splitlines())) == (ExitCode.FAILED, 1)
+    found, kept = summary.load((chunks.parent / "s.json").read_bytes()), list(run.glob("crash-*"))
+    assert (found.status, found.exit_code, found.reason) == ("failed", 1, summary_of(run)["reason"])
+    if error is FULL:
+        assert found.reason.startswith("Too many open files; raise the open file limit")
+        assert "ulimit -n" in err and not kept
+    else:
+        assert type(error).__name__ in found.reason and kept[0].name in err
 
 
 REFUSED = {
@@ -313,6 +306,15 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path):
     assert f"runs in {tmp_path}: r11; r10; r09; r08; r07; r06; r05; r04; r03; r02 and 2 more" in said
 
 
+def mixed(chunks, begun, now, file):
+    """Refuse to go on with a run on another kind of device, simulated or real, and change nothing."""
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match=f"the run uses {begun}, but flag --devices is {now}") as refused:
+        Run(chunks, load({"out": "runs", "resume": "yes", "devices": now}, {}), Controls())
+    assert len(str(refused.value).splitlines()) == 1
+    assert file.read_bytes() == before
+
+
 def test_a_resumed_run_keeps_what_it_was_begun_with_and_says_so(chunks, tiny_a):
     first = {
         "roster": f"{tiny_a}=2",
@@ -335,6 +337,7 @@ def test_a_resumed_run_keeps_what_it_was_begun_with_and_says_so(chunks, tiny_a):
         assert (two[name].value, two[name].origin) == (one[name].value, "from the run")
     found = summary_of(run.directory.path)
     assert (found["device_kind"], found["sessions"], found["seconds"]) == ("sim", 2, None)
+    mixed(chunks, "sim:1xT4", "cpu", run.directory.journal)
 
 
 def test_a_run_resumed_in_another_directory_goes_on_with_its_own_store_and_model(tmp_path, tiny_a, monkeypatch):
@@ -360,44 +363,35 @@ def test_a_model_in_a_directory_with_a_comma_is_still_found_where_it_was_named(t
     assert continued(begun, load({}, {})).settings.roster[0] == ("./model", 1)
 
 
-@pytest.mark.parametrize(("begun", "now"), [("sim:1xT4", "cpu"), ("cpu", "sim:1xT4")])
-def test_simulated_and_real_devices_do_not_mix_in_one_run(chunks, tiny_a, begun, now):
-    first = {"roster": str(tiny_a), "run_id": "r", "devices": begun, "export": "npy", "out": "runs"}
-    assert Run(chunks, load(first, {}), Controls()).go() == ExitCode.COMPLETED
-    before = (chunks.parent / "runs" / "r" / "journal.jsonl").read_bytes()
-    with pytest.raises(UsageError, match=f"the run uses {begun}, but flag --devices is {now}") as refused:
-        Run(chunks, load({"out": "runs", "resume": "yes", "devices": now}, {}), Controls())
-    assert len(str(refused.value).splitlines()) == 1
-    assert (chunks.parent / "runs" / "r" / "journal.jsonl").read_bytes() == before
-
-
-def test_another_ceiling_is_taken_on_purpose_and_the_summary_says_so(chunks, tiny_a):
+def test_another_device_is_refused_and_another_ceiling_taken_on_purpose_and_the_summary_says_so(
+    chunks, tiny_a, monkeypatch
+):
     first = {"roster": str(tiny_a), "run_id": "r", "ceiling": "4GiB", "export": "npy", "out": "runs"}
     assert Run(chunks, load(first, {}), Controls()).go() == ExitCode.COMPLETED
+    file = chunks.parent / "runs" / "r" / "journal.jsonl"
+    mixed(chunks, "cpu", "sim:1xT4", file)
+    card = DeviceFacts(name="cuda:0", kind="cuda", label="T4", total_bytes=1, ceiling_bytes=1)
+    cards = ev.DevicesFound(devices=[card])  # that are here no more
+    told = [
+        msgspec.structs.replace(each, body=cards) if isinstance(each.body, ev.DevicesFound) else each
+        for each in journal.read(file)
+    ]
+    whole = file.read_bytes()
+    file.write_bytes(b"".join(map(journal.encode, told)))
+    with (
+        monkeypatch.context() as here,
+        pytest.raises(
+            InterlockError, match=r"run r was started on cuda:0: .*; pass --devices to continue it on this machine"
+        ),
+    ):
+        here.setattr("torch.cuda.is_available", lambda: False)
+        Run(chunks, load({"out": "runs", "resume": "yes"}, {}), Controls())
+    file.write_bytes(whole)
     run = Run(chunks, load({"out": "runs", "resume": "yes", "ceiling": "3GiB"}, {}), Controls())
     assert run.go() == ExitCode.COMPLETED
     found = summary_of(run.directory.path)
     assert found["warnings"] == [f"ceiling was {4 << 30}, is now {3 << 30} (flag --ceiling)"]
     assert found["configuration"]["devices"] == {"value": "cpu", "origin": "from the run"}
-
-
-def test_devices_of_a_run_that_are_here_no_more_are_named(chunks, tiny_a, monkeypatch):
-    first = {"roster": str(tiny_a), "run_id": "r", "export": "npy", "out": "runs"}
-    assert Run(chunks, load(first, {}), Controls()).go() == ExitCode.COMPLETED
-    file = chunks.parent / "runs" / "r" / "journal.jsonl"
-    entries = list(journal.read(file))
-    card = DeviceFacts(name="cuda:0", kind="cuda", label="T4", total_bytes=1, ceiling_bytes=1)
-    cards = ev.DevicesFound(devices=[card])
-    told = [
-        msgspec.structs.replace(each, body=cards) if isinstance(each.body, ev.DevicesFound) else each
-        for each in entries
-    ]
-    file.write_bytes(b"".join(map(journal.encode, told)))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(
-        InterlockError, match=r"run r was started on cuda:0: .*; pass --devices to continue it on this machine"
-    ):
-        Run(chunks, load({"out": "runs", "resume": "yes"}, {}), Controls())
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can give up reading everything")

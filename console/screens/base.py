@@ -164,7 +164,7 @@ class Closeup(ModalScreen[None]):
     ACTIONS: ClassVar[str]
     DEFAULT_CSS = """
     Closeup { align: center middle; background: $background 60%; }
-    Closeup > Pane { width: 110; max-width: 100%; height: 85%; min-height: 10; background: $surface; }
+    Closeup > Pane { width: 110; max-width: 100%; height: 90%; min-height: 10; background: $surface; }
     Closeup > Pane > .pane--hit { color: $warning; text-style: bold; }
     """
 

@@ -27,6 +27,7 @@ class EventScreen(Closeup):
     """Everything about one event."""
 
     ACTIONS = EVENT
+    DEFAULT_CSS = "EventScreen > Pane { width: 100; height: 80%; }"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(EVENT), Binding("enter", "close", show=False)]
 
     def __init__(self, entry: Entry, keymap: Mapping[str, str] | None = None) -> None:
