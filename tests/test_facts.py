@@ -211,7 +211,7 @@ def test_a_lease_opened_for_one_row_says_one_row(desk):
 @pytest.mark.parametrize("faults", ["oom:120", ""])
 def test_only_a_shortage_that_happened_is_told_as_one_that_did(desk, faults):
     """Without a fault, the ceiling is what is foreseen: nothing larger is tried."""
-    tight = {} if faults else {"ceiling": f"{(364 << 10) + 900}KiB"}
+    tight = {} if faults else {"ceiling": f"{(364 << 10) + 400}KiB"}
     _, run = desk.run(devices="sim:T4", faults=faults, roster="one", **tight)
     steps = [step for step in events_of(run, ev.Mitigated) if step.batch_index is not None]
     assert steps

@@ -1,8 +1,8 @@
 """Every fact of a run as one small frozen type; journal, state and summary are folds of these.
 
 An event says what happened and never how it is shown. What it tells that state and summary use too is a type of
-`facts`, which the event extends by its place. Types are only ever extended by optional fields. What is told whether or
-not work goes on is a `Heartbeat` or a `ControlEvent`: from everything else a run is seen to go on.
+`facts`, which the event extends by its place. Types are only ever extended by optional fields. A run is
+seen to go on by the events of `Progress` alone: a new one that is not named there hides no stall.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=
 
 
 class Heartbeat(Event, frozen=True):
-    """How something stands, told about once a second: no sign of work, and nothing that a node's report hurries for."""
+    """How something stands, told about once a second: nothing that a node's report hurries for."""
 
 
 class ControlEvent(Event, frozen=True):
@@ -461,7 +461,9 @@ Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPasse
 Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | RowParked
 Ends = LeaseReleased | ResidueFound | EnsemblePassCompleted | PassFailed
 Delivers = DeliveredWithout | ArtefactWritten | StoreVerified | VectorsKept | CollectionClosed | Warned | RunClosed
-AnyEvent = Begins | Beats | Joins | Steers | Reads | Plans | Scores | Computes | Ends | Delivers
+Progress = Begins | Joins | DeviceLost | Reads | Plans | Scores | Computes | Ends | Delivers
+"""Signs that a run goes on. What is told whether or not it does is an event beside these."""
+AnyEvent = Beats | Steers | Progress
 Emit = Callable[[AnyEvent], object]
 """Where events go."""
 

@@ -7,6 +7,7 @@ import gc
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import get_args
 
 from msgspec import convert
 from msgspec.structs import replace
@@ -34,6 +35,7 @@ STAGES: dict[type[ev.AnyEvent], str] = {
     ev.LeaseGranted: "running",
 }
 """The stage that begins with an event."""
+PROGRESS = frozenset(get_args(ev.Progress))
 
 
 @contextmanager
@@ -75,7 +77,9 @@ def fold(state: RunState, entry: Entry) -> None:
     state.latest_at = entry.at
     if isinstance(entry.body, ev.Heartbeat):
         state.beats[type(entry.body).__name__] = entry.body
-    elif not isinstance(entry.body, ev.ControlEvent) or _lifts(entry.body):
+    # A pause that is lifted is no delay; any other answer to an operator says nothing of the work.
+    lifted = isinstance(entry.body, ev.ControlApplied) and entry.body.control == "pause"
+    if lifted or type(entry.body) in PROGRESS:
         state.progressed_at = entry.at
     state.stage = STAGES.get(type(entry.body), state.stage)
     state.device_kind = entry.device_kind
@@ -116,11 +120,6 @@ def fold(state: RunState, entry: Entry) -> None:
             _fold_pass(state, entry.body)
             if isinstance(entry.body, ev.Mitigated):
                 state.mitigations.append(entry)
-
-
-def _lifts(event: ev.AnyEvent) -> bool:
-    """Whether an answer to an operator is about a pause: one that is lifted is no delay."""
-    return isinstance(event, ev.ControlApplied) and event.control == "pause"
 
 
 def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
