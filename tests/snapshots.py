@@ -226,6 +226,7 @@ def many_devices(
             weights=weights,
             work=int((0.8 + number * 5.4 / max(1, devices - 1)) * GIB) if working else 0,
             lost="CUDA error: an illegal memory access was encountered" if number in lost else "",
+            history=120 if devices <= 16 else 12,
         )
         for number, name in enumerate(device_names(devices, kind))
     )
@@ -241,13 +242,14 @@ def one_device(
     total: int = T4,
     ceiling: int = 12 * GIB,
     lost: str = "",
+    history: int = 120,
     **fields: Any,
 ) -> DeviceView:
-    """A card (or the host) with `weights` attached and `work` bytes of activations."""
+    """A card (or the host) with `weights` attached and `work` bytes of activations, and `history` seconds of that."""
     occupied = CONTEXT + weights + work
     label = {"cpu": "host", "sim": "Tesla T4 (simulated)", "scripted": "Tesla T4 (scripted)"}.get(kind, "Tesla T4")
     card = kind in ("cuda", "sim", "scripted")
-    told = [CONTEXT + (occupied - CONTEXT) * min(1 + place * 13 % 29, 40) // 40 for place in range(120)]
+    told = [CONTEXT + (occupied - CONTEXT) * min(1 + place * 13 % 29, 40) // 40 for place in range(history)]
     view = DeviceView(
         facts=DeviceFacts(name=name, kind=kind, label=label, total_bytes=total, ceiling_bytes=ceiling),
         memory=Memory(allocated=weights + work // 2, reserved=(weights + work) * card, occupied=occupied),
@@ -261,7 +263,7 @@ def one_device(
         peak=max(occupied, int(occupied * 1.2)),
         weights=weights,
         lost=lost,
-        latest=samples(told, heat=[58 + place // 40 for place in range(120)] if kind == "cuda" else ()),
+        latest=samples(told, heat=[58 + place // 40 for place in range(history)] if kind == "cuda" else ()),
         samples=len(told),
         course=tuple(told),
     )

@@ -59,7 +59,7 @@ def shown(now: Snapshot) -> dict[str, tuple[int, int]]:
     """The percent of the run and that of its pass as each place that tells them says."""
     number = now.current_pass or 0
     (head,) = plain(header.rows(now, 140, health(now, now.latest_at)))
-    (small,) = plain(header.one_line(now, 60, health(now, now.latest_at)))
+    (small,) = plain(header.rows(now, 60, health(now, now.latest_at), small=True))
     row = plain(drawn(passes, now, 100, 10))[number]
     line = progress(now)
     places = {

@@ -126,14 +126,16 @@ def test_models_are_told_in_words_where_their_table_is_wider_than_the_screen():
     )
 
 
-def test_a_store_of_several_collections_is_searched_in_the_first_that_has_chunks(tmp_path, tiny_a):
+def test_the_commands_that_a_run_names_are_those_that_go_on_with_what_it_made(tmp_path, tiny_a):
     files = {"Empty": [""], "My Docs": sentences(3), "More": sentences(3, start=9)}
     chunks = corpus(tmp_path / "in", {name: {"a_chunks.json": texts} for name, texts in files.items()})
-    store = tmp_path / "store"
-    said = interlock("run", chunks, "--out", tmp_path / "runs", "--roster", tiny_a, "--qdrant", store).stderr
-    (line,) = [line for line in said.splitlines() if line.startswith("next: interlock search ")]
-    words = shlex.split(line.removeprefix("next: interlock "))
-    assert words == ["search", str(store), "--collection", "more", "your question"]
+    where, store = ("--out", tmp_path / "runs", "--run-id", "r"), tmp_path / "store"
+    for how in (("--roster", tiny_a, "--qdrant", store), ("--resume",)):
+        said = interlock("run", chunks, *where, *how).stderr
+        search, view = (line for line in said.splitlines() if line.startswith("next: "))
+        words = shlex.split(search.removeprefix("next: interlock "))
+        assert words == ["search", str(store), "--collection", "more", "your question"]
+        assert view == f"next: interlock view {tmp_path / 'runs' / 'r'}"
     assert "  1. " in interlock(*words).stdout
 
 
@@ -151,21 +153,6 @@ def test_simulated_seconds_are_no_pace():
     assert "texts/s" in text_of(sample(phase="completed"))
     simulated = text_of(sample(phase="completed", kind="sim"))
     assert " in 4:12" not in simulated and "0.2" not in simulated.splitlines()[2]
-
-
-def test_the_command_that_a_stopped_run_names_goes_on_with_it(tmp_path, tiny_a):
-    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(12)}})
-    said = interlock("run", chunks, "--out", tmp_path / "runs", "--run-id", "r", "--roster", tiny_a).stderr
-    assert "DONE: 1 model, 12 texts of 1 collection" in said
-    assert f"next: interlock view {tmp_path / 'runs' / 'r'}" in said
-
-
-def test_a_run_that_was_continued_says_how_its_store_is_searched(tmp_path, tiny_a):
-    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(12)}})
-    where = ("--out", tmp_path / "runs", "--run-id", "r")
-    interlock("run", chunks, *where, "--roster", tiny_a, "--qdrant", tmp_path / "store")
-    said = interlock("run", chunks, *where, "--resume").stderr
-    assert f"next: interlock search {tmp_path / 'store'}" in said
 
 
 def test_a_gpu_that_was_lost_is_told_first_and_a_peak_beyond_the_ceiling_as_what_it_is():

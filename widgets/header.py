@@ -140,20 +140,15 @@ def _toggles(snapshot: Snapshot, pending: Mapping[str, str]) -> list[Field]:
     """Both, always; a star where something else was asked for than counts everywhere."""
     schedule = pending.get("schedule", snapshot.schedule)
     fallback = pending.get("cpu_fallback", words.yes_no(snapshot.cpu_fallback))
-    other = [] if schedule == "exclusive" else [Field(55, schedule, "dim")]
-    exclusive = _toggle(3, "EXCL", schedule == "exclusive", "schedule" in pending or _awaited(snapshot, "schedule"))
-    asked = "cpu_fallback" in pending or _awaited(snapshot, "cpu_fallback")
-    return [exclusive, *other, _toggle(4, "CPU-FB", fallback == "yes", asked)]
-
-
-def _awaited(snapshot: Snapshot, control: str) -> bool:
-    """Whether a node of a cluster still works as before."""
-    done, of = snapshot.reached(control)
-    return done < of
-
-
-def _toggle(rank: int, name: str, on: bool, asked: bool) -> Field:
-    return Field(rank, f"{name} {'on' if on else 'off'}{'*' * asked}", "warn" if asked else "")
+    fields = [] if schedule == "exclusive" else [Field(55, schedule, "dim")]
+    for place, rank, name, control, on in (
+        (0, 3, "EXCL", "schedule", schedule == "exclusive"),
+        (len(fields) + 1, 4, "CPU-FB", "cpu_fallback", fallback == "yes"),
+    ):
+        done, of = snapshot.reached(control)  # by the nodes of a cluster
+        asked = control in pending or done < of
+        fields.insert(place, Field(rank, f"{name} {'on' if on else 'off'}{'*' * asked}", "warn" if asked else ""))
+    return fields
 
 
 def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: bool) -> list[Field]:

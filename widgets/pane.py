@@ -5,6 +5,7 @@ The line API costs about 85 bytes for a changed row, where a widget that is upda
 """
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 from rich.segment import Segment
@@ -276,13 +277,19 @@ class Bar(Pane, can_focus=False):
         super().show(rows)
 
     def offer(self, shown: Sequence[Key], width: int) -> None:
-        """Show keys, as `keys` draws them; a click on one is as good as the key."""
-        self.show([keys(shown, width)])
-        begin, places = 0, []
-        for key in _fitting(shown, width):
-            end = begin + _size(key)
-            places.append((range(begin, end), key.action))
-            begin = end + len(GAP)
+        """Show keys with their labels as far as they go, in the order of what matters; the last is never left out. A
+        click on one is as good as the key."""
+        sizes = [width_of(f"{key.key} {key.label}") + len(GAP) for key in shown]
+        left = width + len(GAP) - sum(sizes[-1:])
+        count = sum(end <= left for end in accumulate(sizes[:-1]))
+        spans: list[Span] = []
+        places, begin = [], 0
+        for key, size in zip([*shown[:count], *shown[-1:]], [*sizes[:count], *sizes[-1:]], strict=True):
+            spans += [Span(key.key, "dim" if key.off else "title"), Span(f" {key.label}", "dim" if key.off else "")]
+            spans.append(Span(GAP))
+            places.append((range(begin, begin + size - len(GAP)), key.action))
+            begin += size
+        self.show([fitted(spans[:-1], width) if spans else ()])
         self._offered = places
 
     async def on_click(self, event: events.Click) -> None:
@@ -305,31 +312,4 @@ class Note(Bar):
         lines = [line for each in text.splitlines() for line in wrapped(safe(each, 1000), width - 1)][:most]
         self.styles.display = "block" if lines else "none"
         self.styles.height = max(1, len(lines))
-        shown = [row((f" {line}", "warn")) for line in lines]
-        self.show(shown)
-
-
-def keys(shown: Sequence[Key], width: int) -> Row:
-    """Draw keys with their labels as far as they go, in the order of what matters; the last is never left out."""
-    spans = [piece for key in _fitting(shown, width) for piece in (Span(GAP), *_key(key))]
-    return fitted(spans[1:], width) if spans else ()
-
-
-def _fitting(shown: Sequence[Key], width: int) -> list[Key]:
-    """Those that have room."""
-    left = width - (_size(shown[-1]) if shown else 0)
-    fitting: list[Key] = []
-    for key in shown[:-1]:
-        left -= _size(key) + len(GAP)
-        if left < 0:
-            break
-        fitting.append(key)
-    return [*fitting, *shown[-1:]]
-
-
-def _size(key: Key) -> int:
-    return sum(width_of(span.text) for span in _key(key))
-
-
-def _key(key: Key) -> list[Span]:
-    return [Span(key.key, "dim" if key.off else "title"), Span(" " + key.label, "dim" if key.off else "")]
+        self.show([row((f" {line}", "warn")) for line in lines])

@@ -141,10 +141,20 @@ def copied(hit: Hit) -> str:
 def found_in(answer: Answer, width: int = sys.maxsize) -> str:
     """Tell how many chunks there are, how many of these left the corpus, and how long that took in all and by stage, of
     which the shortest ones make way where the `width` is not enough."""
-    stages = {stage: took for stage, took in answer.seconds.items() if took >= 5e-5}
-    while width_of(told := _found_in(answer, stages)) > width and stages:
-        del stages[min(stages, key=stages.__getitem__)]
-    return told
+    stale = sum(hit.stale for hit in answer.hits)
+    gone = f" ({stale:,} left the corpus)" if stale else ""
+    taken = f"{several(len(answer.hits), 'chunk')}{gone} in {1000 * sum(answer.seconds.values()):.0f} ms"
+    stages = {
+        stage: f"{stage} {1000 * took:.{0 if took >= 0.01 else 1}f}"
+        for stage, took in sorted(answer.seconds.items(), key=lambda each: -each[1])
+        if took >= 5e-5
+    }
+    for count in range(len(stages), 0, -1):
+        longest = list(stages)[:count]
+        told = f"{taken}: {', '.join(stages[stage] for stage in answer.seconds if stage in longest)}"
+        if width_of(told) <= width:
+            return told
+    return taken
 
 
 def in_memory(names: Sequence[str], width: int) -> str:
@@ -153,18 +163,6 @@ def in_memory(names: Sequence[str], width: int) -> str:
         return "no model in memory"
     told = f"in memory: {', '.join(names)}"
     return told if width_of(told) <= width else f"in memory: {several(len(names), 'model')}"
-
-
-def _found_in(answer: Answer, stages: Mapping[str, float]) -> str:
-    by = ", ".join(f"{stage} {_milliseconds(took)}" for stage, took in stages.items())
-    stale = sum(hit.stale for hit in answer.hits)
-    gone = f" ({stale:,} left the corpus)" if stale else ""
-    taken = f"{several(len(answer.hits), 'chunk')}{gone} in {1000 * sum(answer.seconds.values()):.0f} ms"
-    return f"{taken}: {by}" if by else taken
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.0f}" if seconds >= 0.01 else f"{1000 * seconds:.1f}"
 
 
 def rules(ask: Ask, shown: StoreShown, *, reranked: bool) -> list[str]:

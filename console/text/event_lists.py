@@ -5,7 +5,7 @@ Batches and samples are no lines, many of one kind are a count, and only the lat
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -84,7 +84,6 @@ class Feed:
         return True
 
 
-HEADS = ("step", "cause", "device", "times", "texts", "needs", "free", "lost", "first", "last")
 LONGEST_CAUSE = 60
 
 
@@ -137,23 +136,22 @@ def cause_of(text: str) -> str:
     return re.split(r" \(|: | \d", text, maxsplit=1)[0][:LONGEST_CAUSE]
 
 
+COLUMNS: Mapping[str, Callable[[Steps], str]] = {
+    "step": lambda each: each.rung or "step",
+    "cause": lambda each: each.cause,
+    "device": lambda each: each.device,
+    "times": lambda each: f"{each.times:,}",
+    "texts": lambda each: f"{each.rows:,}",
+    "needs": lambda each: "" if each.needs is None else human_bytes(each.needs),
+    "free": lambda each: "" if each.free is None else human_bytes(each.free),
+    "lost": lambda each: "" if each.seconds is None else f"{each.seconds:.1f} s",
+    "first": lambda each: clock(each.first),
+    "last": lambda each: clock(each.last),
+}
+
+
 def tabled(groups: Sequence[Steps]) -> tuple[list[str], list[list[str]]]:
     """Write the groups as the heads and cells of a table, without columns of which nothing is known."""
-    lines = [_cells(each) for each in groups]
-    told = [column for column in range(len(HEADS)) if any(line[column] for line in lines)]
-    return [HEADS[column] for column in told], [[line[column] for column in told] for line in lines]
-
-
-def _cells(each: Steps) -> tuple[str, ...]:
-    return (
-        each.rung or "step",
-        each.cause,
-        each.device,
-        f"{each.times:,}",
-        f"{each.rows:,}",
-        "" if each.needs is None else human_bytes(each.needs),
-        "" if each.free is None else human_bytes(each.free),
-        "" if each.seconds is None else f"{each.seconds:.1f} s",
-        clock(each.first),
-        clock(each.last),
-    )
+    cells = {name: [text(each) for each in groups] for name, text in COLUMNS.items()}
+    told = {name: column for name, column in cells.items() if any(column)}
+    return list(told), [list(line) for line in zip(*told.values(), strict=True)]

@@ -77,13 +77,12 @@ def sizes_of(seen: "Forecast") -> str:
 
 def long_texts(seen: "Forecast") -> list[str]:
     """Tell of each model what its limit cuts off."""
-    return [_long(each) for each in seen.passes if each.long.texts]
-
-
-def _long(each: "PassForecast") -> str:
-    card, long = each.layout.card, each.long
-    texts = f"{card.key}: {several(long.texts, 'text')} longer than {card.max_tokens:,} tokens"
-    return f"{texts}, {several(long.beyond, 'token')} of theirs not embedded"
+    return [
+        f"{card.key}: {several(long.texts, 'text')} longer than {card.max_tokens:,} tokens, "
+        f"{several(long.beyond, 'token')} of theirs not embedded"
+        for card, long in ((each.layout.card, each.long) for each in seen.passes)
+        if long.texts
+    ]
 
 
 def emptied(seen: "Forecast") -> list[str]:

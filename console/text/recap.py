@@ -7,7 +7,7 @@ from pathlib import Path
 
 from interlock.engine.record.facts import timed
 from interlock.engine.record.health import attention, health, outputs_of
-from interlock.engine.record.snapshot import DeviceView, PassView, Snapshot
+from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.state import NodeState
 from interlock.engine.record.words import duration, human_bytes, percent, several
 from interlock.widgets.formats import placed, render, several_devices
@@ -75,40 +75,29 @@ def _headline(snapshot: Snapshot) -> str:
 
 def _models(snapshot: Snapshot, width: int | None) -> list[str]:
     """A line for each model: under one another, or in words where columns would be broken."""
-    cells = [
-        [each.model, _word(each, snapshot), _done(each), *_speed(each, snapshot), placed(each.devices, ", ")]
-        for each in snapshot.passes
-    ]
+    cells = [_told(each, snapshot) for each in snapshot.passes]
     table = render(["model", "state", "done", "time", "texts/s", "on"], cells).splitlines() if cells else []
     if width is None or max(map(len, table), default=0) <= width:
         return table
-    return [_in_words(*line) for line in cells]
+    lines = []
+    for model, state, done, took, pace, devices in cells:
+        facts = [done, f"in {took}" * bool(took), f"{pace} texts/s" * bool(pace), f"on {devices}" * bool(devices)]
+        lines.append(f"{model} {state}: {', '.join(filter(None, facts))}")
+    return lines
 
 
-def _in_words(model: str, state: str, done: str, took: str, pace: str, devices: str) -> str:
-    facts = [done, f"in {took}" * bool(took), f"{pace} texts/s" * bool(pace), f"on {devices}" * bool(devices)]
-    return f"{model} {state}: {', '.join(filter(None, facts))}"
-
-
-def _word(each: PassView, snapshot: Snapshot) -> str:
-    """How it stands in a run that has ended: nothing waits there any more."""
+def _told(each: PassView, snapshot: Snapshot) -> list[str]:
+    """How a model stands in a run that has ended, where nothing waits any more; its texts, those of them without a
+    vector, and what else was given of them; how fast."""
     begun = "stopped" if each.batches_done else "not begun"
-    return begun if snapshot.over and each.word in ("running", "waiting", "queued") else each.word
-
-
-def _done(each: PassView) -> str:
-    """Texts that were computed, those of them without a vector, and what else was given of them."""
+    word = begun if snapshot.over and each.word in ("running", "waiting", "queued") else each.word
     whole = each.batches_done >= each.batches
     texts = several(each.done.rows, "text") if whole else f"{each.done.rows:,} of {several(each.rows, 'text')}"
     texts = several(each.reused, "text") if each.word == "reused" else texts
-    texts += f", {each.parked} parked" * bool(each.parked)
-    return ", ".join([texts, *outputs_of(each)])
-
-
-def _speed(each: PassView, snapshot: Snapshot) -> tuple[str, str]:
-    if not timed(snapshot.device_kind) or not each.done.seconds:
-        return "", ""
-    return duration(each.wall_seconds), f"{each.rows_per_second:.1f}"
+    done = ", ".join([texts + f", {each.parked} parked" * bool(each.parked), *outputs_of(each)])
+    fast = timed(snapshot.device_kind) and each.done.seconds
+    speed = (duration(each.wall_seconds), f"{each.rows_per_second:.1f}") if fast else ("", "")
+    return [each.model, word, done, *speed, placed(each.devices, ", ")]
 
 
 def _nodes(snapshot: Snapshot) -> list[str]:
@@ -136,17 +125,14 @@ def _memory(snapshot: Snapshot) -> list[str]:
     texts = []
     devices = [device for device in snapshot.devices if device.peak]
     many = len(devices) > MOST and bool(snapshot.nodes)
-    for device in [max(devices, key=_filled)] if many else devices:
+    fullest = max(devices, key=lambda device: device.peak / max(1, device.facts.ceiling_bytes), default=None)
+    for device in [fullest] if many and fullest else devices:
         share = f"{device.peak / device.facts.ceiling_bytes:.0%}" if device.facts.ceiling_bytes else "?"
         text = f"{device.facts.name} peak {human_bytes(device.peak)}, {share} of the ceiling"
         lost = f"; LOST: {device.lost}" if device.lost else ""
         lost += f", the fullest of {len(devices)} devices" * many
         texts.append(text + _against(snapshot, device.facts.name) + lost)
     return texts
-
-
-def _filled(device: DeviceView) -> float:
-    return device.peak / max(1, device.facts.ceiling_bytes)
 
 
 def _against(snapshot: Snapshot, device: str) -> str:
