@@ -25,7 +25,7 @@ from interlock.engine.flows.evaluate import EvaluationRequest, evaluate
 from interlock.engine.search.combine import SPARSE_SHARE
 from interlock.engine.settings import load
 
-SOURCES = ("engine/evaluation", "engine/search", "engine/vectors/fusion.py", "engine/vectors/projection.py")
+SOURCES = ("engine/evaluation", "engine/search", "engine/vectors/fusion.py", "engine/vectors/fusion.py")
 ROSTER, SPARSE, RERANKERS = "all-minilm-l6,all-mpnet-base-v2", "splade-tiny", ("maxsim",)
 HARM = {
     "default fusion below its best member": lambda way: way.group == "fusions" and way.name == "concat",

@@ -17,7 +17,7 @@ from interlock.engine.flows import Listener
 from interlock.engine.record.words import duration, human_bytes, safe, several
 
 if TYPE_CHECKING:
-    from interlock.engine.targets.upload_record import UploadPlan, UploadReport
+    from interlock.engine.targets.upload_plan import UploadPlan, UploadReport
     from interlock.engine.vectors.precision import Loss
 
 PAUSE = 5.0

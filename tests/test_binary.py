@@ -15,8 +15,8 @@ from interlock.engine.flows.run import Run
 from interlock.engine.record.events import VectorsKept
 from interlock.engine.settings import load
 from interlock.engine.targets.embedded import Store
+from interlock.engine.vectors.fusion import turned
 from interlock.engine.vectors.precision import BITS, int8_for, search, signs, unpack
-from interlock.engine.vectors.projection import turned
 from tests.builders import corpus, events_of, sentences
 
 TEXTS, WIDTH = 300, 32 + 48

@@ -16,9 +16,9 @@ from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
 from interlock.engine.settings import load
 from interlock.engine.targets.embedded import Store
-from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import CollectionSpec
+from interlock.engine.vectors.precision import VectorForm
 from tests.builders import corpus, events_of, roster_entry, sentences
 
 QUERY = sentences(30)[7]

@@ -13,7 +13,7 @@ from interlock.engine.flows.run import Run
 from interlock.engine.record.events import StoreVerified, Warned
 from interlock.engine.settings import load
 from interlock.engine.targets.embedded import Store
-from interlock.engine.vectors.projection import energy, fit, from_bytes, project, to_bytes
+from interlock.engine.vectors.fusion import energy, fit, from_bytes, project, to_bytes
 from tests.builders import corpus, events_of, sentences
 
 DIM = 12

@@ -23,7 +23,7 @@ from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.record import journal
 from interlock.engine.targets.collection import MARK
 from interlock.engine.targets.connection import Address, read_key
-from interlock.engine.targets.upload_record import UploadJournal
+from interlock.engine.targets.upload_plan import UploadJournal
 from interlock.engine.vectors.bm25 import BM25
 from tests.builders import ROOT, corpus
 from tests.builders import interlock as command

@@ -132,8 +132,7 @@ def test_an_alias_that_somebody_switched_meanwhile_is_told_with_what_it_meant_la
 
 
 def upload_target(upload):
-    from interlock.engine.targets.upload_plan import target_of
-    from interlock.engine.targets.upload_record import UploadOptions
+    from interlock.engine.targets.upload_plan import UploadOptions, target_of
     from tests.uploads import opened
 
     return target_of(opened(upload.run), UploadOptions(alias="live"))

@@ -18,7 +18,7 @@ from interlock.engine.targets.connection import Address, ApiKey, Patience
 from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
 from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.upload import CollectionUpload
-from interlock.engine.targets.upload_record import UploadOptions, UploadReport
+from interlock.engine.targets.upload_plan import UploadOptions, UploadReport
 from tests.builders import pins_of, sentences, start, tiny_m3, toml
 from tests.edge_bridge import Answer, EdgeBridge, refusal
 

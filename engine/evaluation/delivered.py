@@ -27,9 +27,9 @@ from interlock.engine.search.store_models import the_same
 from interlock.engine.targets.files.exported import ExportedRun
 from interlock.engine.targets.files.formats import TABLE
 from interlock.engine.targets.files.tables import matrix_of, terms_of
-from interlock.engine.vectors.form import FUSED
 from interlock.engine.vectors.fusion import Fusion, unit_rows
 from interlock.engine.vectors.manifest import remaining
+from interlock.engine.vectors.precision import FUSED
 
 
 @dataclass(frozen=True, kw_only=True)

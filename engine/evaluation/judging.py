@@ -37,9 +37,8 @@ from interlock.engine.evaluation.report import (
 )
 from interlock.engine.evaluation.weighing import DenseSide, Material, Share, SparseSide, best_member, chosen, fused
 from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, combined, reranked, shares_of
-from interlock.engine.vectors.fusion import Fusion, Vectors, truncate
+from interlock.engine.vectors.fusion import MOST_WIDTH, Fusion, Vectors, truncate
 from interlock.engine.vectors.precision import RESCORED
-from interlock.engine.vectors.projection import MOST_WIDTH
 
 SHARES = (0.1, SPARSE_SHARE, 0.3)
 PAIRS = 4000

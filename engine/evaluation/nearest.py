@@ -11,8 +11,8 @@ from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.ragged import owners_of
+from interlock.engine.vectors.fusion import fit, project, turned
 from interlock.engine.vectors.precision import BITS, int8_for, signs
-from interlock.engine.vectors.projection import fit, project, turned
 
 Rows = npt.NDArray[np.int64]
 CHUNK = 16_384

@@ -28,8 +28,7 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import differences, few
 from interlock.engine.settings import Configuration, RunSettings, continued
-from interlock.engine.targets.builder import DeliveryBuilder
-from interlock.engine.targets.delivery import Destination, deliver
+from interlock.engine.targets.delivery import DeliveryBuilder, Destination, deliver
 from interlock.engine.targets.files.formats import FORMATS, files_of, with_arrays
 from interlock.engine.targets.files.write import check_ours, publish, read_record, staging
 from interlock.engine.targets.stores import check_delivery

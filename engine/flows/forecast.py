@@ -28,7 +28,7 @@ from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets import mirror
 from interlock.engine.targets.files.formats import file_bytes
 from interlock.engine.targets.stores import check_projectable, other_models
-from interlock.engine.vectors.form import FUSED, stored_bytes
+from interlock.engine.vectors.precision import FUSED, stored_bytes
 
 
 @dataclass(frozen=True)

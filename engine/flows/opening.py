@@ -26,8 +26,8 @@ from interlock.engine.record.runs import paces
 from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, recorded
 from interlock.engine.targets.files.formats import FORMATS, with_arrays
-from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.precision import VectorForm
 
 PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "qdrant-edge-py", "pyarrow")
 

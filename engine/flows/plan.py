@@ -34,11 +34,11 @@ from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import Configuration, RunSettings
-from interlock.engine.targets.builder import DeliveryBuilder
+from interlock.engine.targets.delivery import DeliveryBuilder
 from interlock.engine.targets.windows import Delivery
-from interlock.engine.vectors.form import VectorForm
 from interlock.engine.vectors.fusion import Fusion, shares
 from interlock.engine.vectors.manifest import CollectionSpec, remaining
+from interlock.engine.vectors.precision import VectorForm
 
 OFFER = "add --allow-missing to deliver what the other models make"
 """What is said where a model is missed and the rest could be delivered."""

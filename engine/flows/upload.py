@@ -12,8 +12,7 @@ from interlock.engine.targets.connection import Address, Patience, read_key
 from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
 from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.upload import CollectionUpload
-from interlock.engine.targets.upload_plan import plan_of
-from interlock.engine.targets.upload_record import UploadOptions, UploadPlan, UploadReport
+from interlock.engine.targets.upload_plan import UploadOptions, UploadPlan, UploadReport, plan_of
 
 PATIENCE, SETTLE = 300.0, 3600.0
 CHECKING = 10.0

@@ -32,10 +32,10 @@ from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import BM25, Words
-from interlock.engine.vectors.form import FUSED
 from interlock.engine.vectors.fusion import fused_width, shares, truncate
 from interlock.engine.vectors.manifest import Member, query_vectors, read_manifest
 from interlock.engine.vectors.points import Terms, Vector
+from interlock.engine.vectors.precision import FUSED
 
 if TYPE_CHECKING:
     import qdrant_edge as edge

@@ -1,7 +1,8 @@
 """Delivers one collection: files and store, each told as an event once it was read back and is what was planned.
 
 What narrower numbers, fewer dimensions and an engine's own quantisation cost is told too, by the neighbours that are
-still found.
+still found. What a session has to see while it reads chunks, for words and for the terms that they bring, is seen by
+the builder of its deliveries.
 """
 
 import hashlib
@@ -9,13 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from uuid import UUID
 
 import numpy as np
 from msgspec.structs import asdict
 
+from interlock.engine.compute.parts.outputs import PassFiles
+from interlock.engine.compute.parts.terms import SparseFile
+from interlock.engine.compute.parts.tokens import TokenFile
+from interlock.engine.corpus.corpus import Beside, Corpus, Rows
+from interlock.engine.corpus.features import features_of, no_features
 from interlock.engine.errors import UsageError
+from interlock.engine.models.registry import name_of_output
 from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten, Emit, StoreVerified, VectorsKept, Warned
 from interlock.engine.record.facts import KeptVectors
@@ -27,23 +35,68 @@ from interlock.engine.targets.files.formats import file_bytes, with_arrays
 from interlock.engine.targets.mirror import mirrored, verified
 from interlock.engine.targets.stores import manifest_at, projection_in
 from interlock.engine.targets.target import deliver as put
-from interlock.engine.targets.windows import Delivery, Places, Sink, Window, points_of, uuid_of
-from interlock.engine.vectors.bm25 import WordWeights
-from interlock.engine.vectors.form import FUSED, stored_bytes
-from interlock.engine.vectors.fusion import Vectors
+from interlock.engine.targets.windows import ChunkTerms, Delivery, Places, Sink, Window, points_of, uuid_of
+from interlock.engine.vectors.bm25 import WordCounts, Words, WordWeights
+from interlock.engine.vectors.fusion import Vectors, energy, fit, to_bytes, turned
+from interlock.engine.vectors.manifest import CollectionSpec
 from interlock.engine.vectors.precision import (
     BITS,
     COUNT,
     FLOAT16,
     FLOAT32,
+    FUSED,
     Encoding,
     FilePrecision,
     Loss,
     NeighbourSample,
     int8_for,
     loss_of,
+    stored_bytes,
 )
-from interlock.engine.vectors.projection import energy, fit, to_bytes, turned
+
+
+class DeliveryBuilder:
+    """Sees texts and chunks while they are read, for BM25 of `language` and for what chunks bring as `chunk_sparse`; ""
+    is neither."""
+
+    def __init__(self, directory: Path, language: str, chunk_sparse: str) -> None:
+        self.chunk_sparse = chunk_sparse
+        self._counts = WordCounts(Words(language=language)) if language else None
+        self._terms = ChunkTerms(directory) if chunk_sparse else None
+
+    @property
+    def beside(self) -> Beside:
+        """What has to see the texts and chunks while they are read."""
+        return Beside(
+            self._counts.add if self._counts else lambda _: None,
+            self._terms.add if self._terms else lambda _: None,
+            features_of if self._terms else no_features,
+        )
+
+    def bm25(self, rows: Rows) -> WordWeights | None:
+        """Return what makes the BM25 vectors of a collection, if it is to have any."""
+        return self._counts.bm25(rows.texts) if self._counts else None
+
+    def delivery(self, rows: Rows, corpus: Corpus, passes: Sequence[PassFiles], spec: CollectionSpec) -> Delivery:
+        """Put together what is delivered of a collection: what its texts have in the `passes`, in the order of the
+        roster of its `spec`, and what was seen."""
+        dense, sparse, tokens = dict[str, Vectors](), dict[str, SparseFile](), dict[str, TokenFile]()
+        for entry, made in zip(spec.roster, passes, strict=True):
+            if made.dense:
+                dense[entry.model] = made.dense.array
+            if made.terms:
+                sparse[name_of_output(entry.model, "sparse", entry.kind)] = made.terms
+            if made.tokens:
+                tokens[name_of_output(entry.model, "tokens", entry.kind)] = made.tokens
+        first = sum(each.chunks for each in takewhile(lambda each: each is not rows, corpus.rows))
+        return Delivery(rows, corpus.digests, spec, dense, sparse, tokens, self._terms, first)
+
+    @property
+    def missed(self) -> str:
+        """Tell of terms that are asked for and that no chunk brings; empty: there are some, or none are asked for."""
+        if self._terms is None or self._terms.count:
+            return ""
+        return f"--chunk-sparse {self.chunk_sparse}: no chunk brings sparse_features, so these vectors are all empty"
 
 
 @dataclass(frozen=True)

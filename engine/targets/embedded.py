@@ -23,11 +23,10 @@ from interlock.engine.record.atomic import sweep
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.shard import working
 from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids, fault_of
-from interlock.engine.vectors.fusion import Fusion, Vectors
+from interlock.engine.vectors.fusion import PROJECTION, Fusion, Vectors
 from interlock.engine.vectors.manifest import CalibratedWeights, read_manifest
 from interlock.engine.vectors.points import STALE, Point, Terms, Vector, for_engine, of_engine
 from interlock.engine.vectors.precision import Quantise
-from interlock.engine.vectors.projection import PROJECTION
 
 if TYPE_CHECKING:
     import qdrant_edge as edge

@@ -24,8 +24,7 @@ from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record.atomic import opened, sync_directory, write_bytes
 from interlock.engine.record.words import human_bytes
 from interlock.engine.vectors.bm25 import BM25
-from interlock.engine.vectors.fusion import Vectors
-from interlock.engine.vectors.projection import PROJECTION, from_bytes, to_bytes
+from interlock.engine.vectors.fusion import PROJECTION, Vectors, from_bytes, to_bytes
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeShard

@@ -32,10 +32,9 @@ from interlock.engine.record.words import differences, few, several
 from interlock.engine.targets import shard
 from interlock.engine.targets.shard import ELSEWHERE
 from interlock.engine.vectors.bm25 import BM25
-from interlock.engine.vectors.form import ALL, Keep, VectorForm
+from interlock.engine.vectors.fusion import PROJECTION
 from interlock.engine.vectors.manifest import CollectionSpec, Reduced
-from interlock.engine.vectors.precision import Quantise
-from interlock.engine.vectors.projection import PROJECTION
+from interlock.engine.vectors.precision import ALL, Keep, Quantise, VectorForm
 
 
 def collections(directory: Path) -> list[str]:

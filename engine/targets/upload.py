@@ -23,8 +23,16 @@ from interlock.engine.targets.collection import INDEXED, MARK, UNINDEXED, Server
 from interlock.engine.targets.files.exported import ExportedCollection
 from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.target import compare, deliver, lacking, prune
-from interlock.engine.targets.upload_plan import alias_before, layout_of, target_of, unplanned
-from interlock.engine.targets.upload_record import UploadBinding, UploadJournal, UploadOptions, UploadReport
+from interlock.engine.targets.upload_plan import (
+    UploadBinding,
+    UploadJournal,
+    UploadOptions,
+    UploadReport,
+    alias_before,
+    layout_of,
+    target_of,
+    unplanned,
+)
 from interlock.engine.vectors.points import Point
 
 if TYPE_CHECKING:

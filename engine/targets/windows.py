@@ -29,12 +29,10 @@ from interlock.engine.record import atomic
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.words import several
 from interlock.engine.vectors.bm25 import WordWeights
-from interlock.engine.vectors.form import ALL, FUSED
-from interlock.engine.vectors.fusion import Vectors, fuse, truncate
+from interlock.engine.vectors.fusion import Vectors, fuse, project, truncate
 from interlock.engine.vectors.manifest import CollectionSpec
 from interlock.engine.vectors.points import MOST_INDEX, Point, Terms, Tokens
-from interlock.engine.vectors.precision import Encoding
-from interlock.engine.vectors.projection import project
+from interlock.engine.vectors.precision import ALL, FUSED, Encoding
 
 WINDOW = 2048
 TOKENS = 16384

@@ -20,9 +20,8 @@ from interlock.engine.models.registry import Precision, check_key, name_of_outpu
 from interlock.engine.record.facts import MissingModel, RosterEntry, TermForm, TokenForm
 from interlock.engine.record.words import differences, few
 from interlock.engine.vectors.bm25 import BM25, Words, WordWeights
-from interlock.engine.vectors.form import ALL, Keep, VectorForm
 from interlock.engine.vectors.fusion import Fusion, Vectors, fuse, shares
-from interlock.engine.vectors.precision import Quantise
+from interlock.engine.vectors.precision import ALL, Keep, Quantise, VectorForm
 
 M = TypeVar("M", bound=Struct)
 

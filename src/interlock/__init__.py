@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from interlock.engine.search.hits import Answer as Answer
     from interlock.engine.search.hits import Hit as Hit
     from interlock.engine.search.hits import RankedHit as RankedHit
-    from interlock.engine.targets.upload_record import UploadReport as UploadReport
+    from interlock.engine.targets.upload_plan import UploadReport as UploadReport
     from interlock.recorded import DeliveredBits as DeliveredBits
     from interlock.recorded import DeliveredVectors as DeliveredVectors
     from interlock.recorded import RecordedRun as RecordedRun
@@ -93,7 +93,7 @@ _ELSEWHERE = {
     "Evaluation": "interlock.engine.evaluation.report",
     "SparseRows": "interlock.engine.compute.parts.terms",
     "Summary": "interlock.engine.record.summary",
-    "UploadReport": "interlock.engine.targets.upload_record",
+    "UploadReport": "interlock.engine.targets.upload_plan",
 }
 
 if not TYPE_CHECKING:  # a type checker is to know exactly what there is

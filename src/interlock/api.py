@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from interlock.engine.compute.parts.terms import SparseRows
     from interlock.engine.evaluation.report import Evaluation
     from interlock.engine.flows.forecast import Forecast
-    from interlock.engine.targets.upload_record import UploadReport
+    from interlock.engine.targets.upload_plan import UploadReport
 
 SHOWN = ("auto", "lines", "none")
 

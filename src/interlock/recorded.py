@@ -214,8 +214,8 @@ class RecordedRun:
         the run delivered no bits, InterlockError for a file that is gone or not the one that was delivered.
         """
         from interlock.engine.targets.files.arrays import scale_file
+        from interlock.engine.vectors.fusion import PROJECTION
         from interlock.engine.vectors.precision import BITS, Encoding
-        from interlock.engine.vectors.projection import PROJECTION
 
         _, written = self._delivered(collection)
         if BITS.file(FUSED) not in written:

@@ -28,8 +28,8 @@ from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.record import atomic
 from interlock.engine.targets.windows import WINDOW, Check, Delivery, Files, Sink, Window, first
+from interlock.engine.vectors.fusion import to_bytes
 from interlock.engine.vectors.precision import FLOAT32, Encoding
-from interlock.engine.vectors.projection import to_bytes
 
 VALUE = np.dtype("<f4")
 

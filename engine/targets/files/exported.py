@@ -34,11 +34,10 @@ from interlock.engine.targets.files.formats import TABLE
 from interlock.engine.targets.files.tables import OWN_RECORDS, TEXTS, matrix_of, terms_of
 from interlock.engine.targets.windows import Places, TokenWindow, Window, points_of
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
-from interlock.engine.vectors.form import FUSED, VectorForm
-from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.fusion import PROJECTION, Fusion
 from interlock.engine.vectors.manifest import CollectionSpec, read_manifest, remaining, token_dims
 from interlock.engine.vectors.points import Point
-from interlock.engine.vectors.projection import PROJECTION
+from interlock.engine.vectors.precision import FUSED, VectorForm
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from interlock.engine.record.facts import MissingModel
     from interlock.engine.targets.windows import Delivery, Files, OutputFile
-    from interlock.engine.vectors.form import VectorForm
     from interlock.engine.vectors.fusion import Fusion
+    from interlock.engine.vectors.precision import VectorForm
 
 TABLE, LINES, MARK = "points.parquet", "points.jsonl", "missing.json"
 """The table, the same as lines of JSON, and what says beside the other files which models they lack."""
@@ -45,8 +45,7 @@ def _arrays(delivery: "Delivery") -> "Files":
 
 
 def _array_bytes(form: "VectorForm", fusion: "Fusion", members: Mapping[str, int]) -> int:
-    from interlock.engine.vectors.form import FUSED
-    from interlock.engine.vectors.precision import BITS
+    from interlock.engine.vectors.precision import BITS, FUSED
 
     widths = form.files(fusion, members)
     codes = widths.pop(FUSED, 0) if form.quantise != "none" else 0
@@ -104,7 +103,7 @@ def file_bytes(formats: Collection[str], form: "VectorForm", fusion: "Fusion", m
 def files_of(delivery: "Delivery", formats: Collection[str]) -> "dict[str, OutputFile]":
     """Say which files of these formats a delivery has, by name, and how each is made."""
     from interlock.engine.targets.files.arrays import Content
-    from interlock.engine.vectors.projection import PROJECTION, to_bytes
+    from interlock.engine.vectors.fusion import PROJECTION, to_bytes
 
     made: dict[str, OutputFile] = {}
     for each in (row for name, row in FORMATS.items() if name in formats):
