@@ -6,7 +6,7 @@ the builder of its deliveries.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +35,7 @@ from interlock.engine.targets.files.formats import file_bytes, with_arrays
 from interlock.engine.targets.mirror import mirrored, verified
 from interlock.engine.targets.stores import manifest_at, projection_in
 from interlock.engine.targets.target import deliver as put
-from interlock.engine.targets.windows import ChunkTerms, Delivery, Places, Sink, Window, points_of, uuid_of
+from interlock.engine.targets.windows import ChunkTerms, Delivery, Sink, Window, points_of, uuid_of
 from interlock.engine.vectors.bm25 import WordCounts, Words, WordWeights
 from interlock.engine.vectors.fusion import Vectors, energy, fit, to_bytes, turned
 from interlock.engine.vectors.manifest import CollectionSpec
@@ -196,7 +196,7 @@ def _projected(delivery: Delivery, to: Destination, emit: Emit) -> Delivery:
             )
             emit(Warned(message=message, collection=collection.name))
     if there is None:
-        there = fit(map(delivery.fused, map(delivery.places, delivery.starts)), delivery.fused_width, dim)
+        there = fit(map(delivery.fused, delivery.row_windows), delivery.fused_width, dim)
         there = turned(there) if delivery.spec.form.quantise == "binary" else there
     return replace(delivery, projection=there)
 
@@ -206,22 +206,21 @@ def narrowed(delivery: Delivery, formats: Sequence[str], precision: FilePrecisio
     arrays of fused ones as its form says."""
     if precision != "float32":
         numbers = {
-            name: FLOAT16 if precision == "float16" else int8_for(map(_of(delivery, name), _places(delivery)))
+            name: FLOAT16 if precision == "float16" else int8_for(map(delivery.reader(name), delivery.row_windows))
             for name in delivery.arrays | delivery.spec.dims
         }
         return replace(delivery, columns_in=numbers, arrays_in={name: (each,) for name, each in numbers.items()})
     if delivery.spec.form.quantise == "none" or not with_arrays(formats) or FUSED not in delivery.arrays:
         return delivery
-    codes = int8_for(map(_of(delivery, FUSED), _places(delivery)))
+    codes = int8_for(map(delivery.reader(FUSED), delivery.row_windows))
     return replace(delivery, arrays_in={FUSED: (BITS, codes) if delivery.spec.form.quantise == "binary" else (codes,)})
 
 
 def losses(delivery: Delivery) -> Iterator[Loss]:
     """Measure what each of the narrowed vectors of a delivery has lost, by a sample of its rows against all of them."""
-    windows = [*_places(delivery)]
     for name, numbers in delivery.columns_in.items():
-        vectors = _of(delivery, name)
-        yield loss_of(name, NeighbourSample(vectors, windows, delivery.sample), vectors, numbers)
+        vectors = delivery.reader(name)
+        yield loss_of(name, NeighbourSample(vectors, delivery.row_windows, delivery.sample), vectors, numbers)
 
 
 def kept(delivery: Delivery, formats: Sequence[str], directory: str, store: Store | None) -> Iterator[KeptVectors]:
@@ -231,7 +230,7 @@ def kept(delivery: Delivery, formats: Sequence[str], directory: str, store: Stor
     reduced = smaller or (store is not None and store.quantise != "none")
     sample = None
     if reduced and FUSED in delivery.arrays:
-        sample = NeighbourSample(delivery.fused, [*_places(delivery)], delivery.sample)
+        sample = NeighbourSample(delivery.fused, delivery.row_windows, delivery.sample)
     if formats:
         share = _by_files(delivery, sample) if sample and smaller else None
         size = file_bytes(formats, delivery.spec.form, delivery.spec.fusion, delivery.spec.members)
@@ -245,7 +244,7 @@ def kept(delivery: Delivery, formats: Sequence[str], directory: str, store: Stor
 
 
 def _by_files(delivery: Delivery, sample: NeighbourSample) -> float | None:
-    vectors, numbers = _of(delivery, FUSED), delivery.arrays_in.get(FUSED, (FLOAT32,))
+    vectors, numbers = delivery.reader(FUSED), delivery.arrays_in.get(FUSED, (FLOAT32,))
     codes: Encoding = numbers[-1]
     if BITS in numbers:
         return sample.by_bits(vectors, codes)
@@ -255,20 +254,11 @@ def _by_files(delivery: Delivery, sample: NeighbourSample) -> float | None:
 def _by_store(delivery: Delivery, sample: NeighbourSample, store: Store) -> float | None:
     """The share that is kept by what a store answers, points aside that are no longer in the corpus."""
     own = [uuid_of(point) for point in delivery.points(sample.rows)]
-    found = [store.query(FUSED, vector, COUNT + 1) for vector in _of(delivery, FUSED)(sample.rows)]
+    found = [store.query(FUSED, vector, COUNT + 1) for vector in delivery.reader(FUSED)(sample.rows)]
     wanted = {UUID(point).bytes for points in found for point in points}
-    every = (zip(delivery.points(rows), rows.tolist(), strict=True) for rows in _places(delivery))
+    every = (zip(delivery.points(rows), rows.tolist(), strict=True) for rows in delivery.row_windows)
     rows = {uuid_of(point): row for window in every for point, row in window if point in wanted}
     return sample.share(
         np.array([rows[point] for point in points if point != mine and point in rows][:COUNT], np.int64)
         for points, mine in zip(found, own, strict=True)
     )
-
-
-def _of(delivery: Delivery, name: str) -> Callable[[Places], Vectors]:
-    """What reads the vectors of this name."""
-    return lambda rows: delivery.vectors(rows)[name]
-
-
-def _places(delivery: Delivery) -> Iterator[Places]:
-    return map(delivery.places, delivery.starts)

@@ -21,7 +21,7 @@ import msgspec
 from interlock.engine.errors import UsageError
 from interlock.engine.record.atomic import sweep
 from interlock.engine.targets import shard, stores
-from interlock.engine.targets.shard import working
+from interlock.engine.targets.shard import VectorKinds, working
 from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids, fault_of
 from interlock.engine.vectors.fusion import PROJECTION, Fusion, Vectors
 from interlock.engine.vectors.manifest import CalibratedWeights, read_manifest
@@ -49,13 +49,11 @@ class Store:
         path: Path,
         engine: "EdgeShard",
         manifest: Mapping[str, object],
-        dims: Mapping[str, int],
-        sparse: Collection[str],
-        tokens: Mapping[str, int],
+        kinds: VectorKinds,
         held: ExitStack,
     ) -> None:
-        self.path, self.manifest, self.dims, self.sparse = path, manifest, dims, frozenset(sparse)
-        self.tokens = tokens
+        self.path, self.manifest = path, manifest
+        self.dims, self.sparse, self.tokens = kinds.dims, frozenset(kinds.sparse), kinds.tokens
         self._shard = engine
         self._held = held.pop_all()
         self._unflushed = self._known = 0
@@ -95,7 +93,7 @@ class Store:
             engine = shard.load(path, dims, sparse, tokens, int8=wanted.get("quantised") == "int8")
             sweep(path)
             shard.write_manifest(path, wanted)  # under the lock: the "run" of whoever writes is the one kept
-            return cls(path, engine, wanted, dict(dims), sparse, dict(tokens), held)
+            return cls(path, engine, wanted, VectorKinds(dict(dims), [*sparse], dict(tokens)), held)
 
     @classmethod
     def open_for_read(cls, directory: Path, collection: str | None) -> Self:
@@ -118,7 +116,7 @@ class Store:
         with ExitStack() as held:
             held.enter_context(shard.holding(path, how))
             engine, manifest = shard.load(path, None), shard.read_manifest(path)
-            return cls(path, engine, manifest, *shard.read_kinds(path), held)
+            return cls(path, engine, manifest, shard.read_kinds(path), held)
 
     def __enter__(self) -> Self:
         return self

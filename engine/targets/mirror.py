@@ -47,7 +47,7 @@ def verified(delivery: Delivery, store: Store) -> Verification:
     store.flush()
     planned = (
         dict(zip(map(uuid_of, delivery.points(rows)), delivery.texts(rows), strict=True))
-        for rows in map(delivery.places, delivery.starts)
+        for rows in delivery.row_windows
     )
     rows = delivery.sample
     late = rows[:: -(-len(rows) // TOKEN_SAMPLE)] if delivery.tokens else rows[:0]  # a point's tokens may be large

@@ -8,6 +8,7 @@ and a sample is compared number by number.
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import isclose
 from typing import Any, Protocol
 from uuid import UUID
@@ -28,6 +29,8 @@ MIN_COSINE, MIN_QUANTISED = 1 - 1e-5, 0.999
 it has lost more."""
 ROUNDED = 1e-15
 """The share by which a decimal in a payload may be off: Qdrant reads numbers to some units in the last place."""
+TOGETHER = 10
+"""Points that are read back whole at a time."""
 IDENTITY = ("source", "chunk_id")
 """What of a payload says which point it is."""
 Ids = Sequence[str]
@@ -220,24 +223,14 @@ def compare(
     """Compare points with what is read of them, some at a time: dense vectors by cosine, terms and token vectors number
     by number, and payloads by value and type where that is asked."""
     points, cosines, faults = 0, list[float](), dict[str, str]()
-    for window in _in_tens(wanted):
+    stream = iter(wanted)
+    while window := list(islice(stream, TOGETHER)):
         found = read([point.id for point in window])
         points += len(window)
         for point in window:
             if fault := _fault(point, found.get(point.id), least, cosines, payloads=payloads):
                 faults[point.id] = fault
     return Compared(points, min(cosines, default=None), faults)
-
-
-def _in_tens(points: Iterable[Point]) -> Iterator[list[Point]]:
-    window: list[Point] = []
-    for point in points:
-        window.append(point)
-        if len(window) == 10:
-            yield window
-            window = []
-    if window:
-        yield window
 
 
 def _fault(wanted: Point, found: Point | None, least: float, cosines: list[float], *, payloads: bool) -> str:

@@ -198,9 +198,14 @@ class Delivery:
         return brought | {name: file.width for name, file in self.sparse.items()}
 
     @property
-    def starts(self) -> range:
-        """The first row of every window."""
-        return range(0, len(self.rows.texts), WINDOW)
+    def row_windows(self) -> list[Places]:
+        """All rows, those of a window at a time."""
+        rows = len(self.rows.texts)
+        return [np.arange(start, min(start + WINDOW, rows)) for start in range(0, rows, WINDOW)]
+
+    def reader(self, name: str) -> Callable[[Places], Vectors]:
+        """Return what reads the dense vectors of this name."""
+        return lambda rows: self.vectors(rows)[name]
 
     def vectors(self, rows: Places) -> dict[str, Vectors]:
         """Return the dense vectors of `rows` [n], ascending, by model, and `fused` unless the fusion is `named`,
@@ -250,10 +255,6 @@ class Delivery:
         texts = self.rows.texts[rows].astype(np.int64)
         return {name: TokenWindow(file, texts) for name, file in self.tokens.items()}
 
-    def places(self, start: int) -> Places:
-        """Return the rows of the window that begins at `start`."""
-        return np.arange(start, min(start + WINDOW, len(self.rows.texts)))
-
     def points(self, rows: Places) -> list[bytes]:
         """Return the id of each row's point."""
         ids: list[bytes] = self.rows.points[rows].tolist()
@@ -273,7 +274,7 @@ class Delivery:
 
     def without_chunks(self) -> Iterator[Window]:
         """Yield the same windows with no chunks in them, for what needs only the plan: no file is read again."""
-        for rows in map(self.places, self.starts):
+        for rows in self.row_windows:
             kinds = self.vectors(rows), self.terms(rows), self.token_windows(rows)
             yield Window(int(rows[0]), self.points(rows), self.texts(rows), *kinds)
 
