@@ -13,7 +13,7 @@ from dataclasses import Field, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlock.console.cli import parse
+from interlock.console.cli import configuration, parse
 from interlock.engine import parsers
 from interlock.engine.corpus.collections import Glance, glance
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
@@ -188,14 +188,10 @@ class ModelRow:
 class Machine:
     """What a form asks of the machine it is on, under these settings."""
 
-    def __init__(self, configuration: Configuration) -> None:
-        self.configuration = configuration
-        allowed = configuration.settings.allow_pickle
-        self.models = {key: vouched(spec, allowed) for key, spec in extended(configuration.models).items()}
-
-    @property
-    def settings(self) -> RunSettings:
-        return self.configuration.settings
+    def __init__(self, begun: Configuration) -> None:
+        self.settings = begun.settings
+        allowed = self.settings.allow_pickle
+        self.models = {key: vouched(spec, allowed) for key, spec in extended(begun.models).items()}
 
     def empty(self) -> Filled:
         """Fill the form with the settings as they are."""
@@ -239,7 +235,6 @@ class Machine:
 
     def plan(self, words: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> "Forecast":
         """Say what a run of these arguments would do. Raises what `interlock plan` would raise."""
-        from interlock.console.cli import configuration, parse
         from interlock.engine.flows.forecast import forecast
 
         options = parse(words)
@@ -259,7 +254,6 @@ class Machine:
 
     def _looks(self, words: Sequence[str]) -> Iterator[tuple[str, Callable[[], object]]]:
         """What a run does before any work, each with the field that it would be about."""
-        from interlock.console.cli import configuration, parse
         from interlock.engine.corpus.collections import discover
         from interlock.engine.flows.opening import check
         from interlock.engine.gpu import devices

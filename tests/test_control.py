@@ -23,6 +23,7 @@ from interlock.console.control.client import Link, Remote, UnreachableError
 from interlock.console.control.protocol import short
 from interlock.console.control.server import CLIENTS, Server, steerable
 from interlock.console.ctl import status, steer
+from interlock.console.main import main
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
 from interlock.engine.compute.controls import STOP, Controls
@@ -328,8 +329,10 @@ def test_ctl_pauses_resumes_and_stops_a_run_of_another_process(running):
         (("pause", "--timeout", "-3"), "expected a number of seconds, 0 or more, got '-3'"),
     ],
 )
-def test_ctl_refuses_what_it_cannot_ask_for_and_says_what_it_was(lasting, args, told):
-    assert told in interlock("ctl", lasting, *args, check=2).stderr.splitlines()[-1]
+def test_ctl_refuses_what_it_cannot_ask_for_and_says_what_it_was(lasting, capsys, args, told):
+    with suppress(SystemExit):
+        assert main(["ctl", str(lasting), *args]) == ExitCode.USAGE
+    assert told in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_status_of_what_is_no_journal_is_one_line_with_the_reason(tmp_path):

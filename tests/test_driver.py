@@ -187,9 +187,7 @@ def test_a_hang_up_signal_gives_back_a_terminal_that_is_still_there(ends: dict[s
     assert ends[way].output.rindex(b"\x1b[?1003l") > ends[way].output.index(b"\x1b[?1003h")
 
 
-def test_the_work_keeps_its_pace_while_the_terminal_stalls_five_seconds(
-    ends: dict[str, Ended],
-) -> None:
+def test_the_work_keeps_its_pace_while_the_terminal_stalls_five_seconds(ends: dict[str, Ended]) -> None:
     began, ended = ends["stall"].stalled
     at = ends["stall"].said["at"]
     gaps = [later - earlier for earlier, later in itertools.pairwise(at) if began < earlier < ended]
@@ -197,9 +195,7 @@ def test_the_work_keeps_its_pace_while_the_terminal_stalls_five_seconds(
     assert max(gaps) < 0.5
 
 
-def test_the_screen_is_whole_after_a_stall_and_counts_what_was_left_out(
-    ends: dict[str, Ended],
-) -> None:
+def test_the_screen_is_whole_after_a_stall_and_counts_what_was_left_out(ends: dict[str, Ended]) -> None:
     painted = _numbers(ends["stall"].screen.splitlines())
     assert len(painted) == ROWS
     assert len(set(painted)) == 1
@@ -207,9 +203,7 @@ def test_the_screen_is_whole_after_a_stall_and_counts_what_was_left_out(
     assert ends["stall"].code == ExitCode.COMPLETED
 
 
-def test_the_first_paint_and_each_resize_take_the_size_of_the_terminal(
-    ends: dict[str, Ended],
-) -> None:
+def test_the_first_paint_and_each_resize_take_the_size_of_the_terminal(ends: dict[str, Ended]) -> None:
     assert b"\x1b[25;" not in ends["mid-paint"].output
     assert b"\x1b[30;" in ends["stall"].output
     rows = ends["stall"].resized.splitlines()
@@ -217,9 +211,7 @@ def test_the_first_paint_and_each_resize_take_the_size_of_the_terminal(
     assert not "".join(rows[ROWS:]).strip()
 
 
-def test_printing_libraries_do_not_tear_the_screen_and_the_log_is_named(
-    ends: dict[str, Ended],
-) -> None:
+def test_printing_libraries_do_not_tear_the_screen_and_the_log_is_named(ends: dict[str, Ended]) -> None:
     said, output = ends["stall"].said, ends["stall"].output
     assert b"from a descriptor" not in output[: output.index(GIVEN_BACK)]
     text = Path(said["log"]).read_text()

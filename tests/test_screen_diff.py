@@ -76,9 +76,7 @@ def test_every_cell_looks_the_same_after_rewriting(stream: list[str]) -> None:
 
 
 @given(tokens)
-def test_everything_that_is_no_style_stays_in_order_when_rewritten(
-    stream: list[str],
-) -> None:
+def test_everything_that_is_no_style_stays_in_order_when_rewritten(stream: list[str]) -> None:
     thrift = ScreenDiff(COLUMNS, ROWS)
     sent = "".join(thrift(piece) for piece in stream)
     assert WITHOUT_STYLES.sub("", sent) == WITHOUT_STYLES.sub("", "".join(stream))
@@ -106,9 +104,7 @@ def test_nothing_is_taken_as_known_after_a_frame_for_a_larger_terminal(large: st
 
 
 @given(st.lists(st.one_of(sets, texts, st.sampled_from(STRANGE).map(lambda code: f"\x1b[{code}m")), max_size=30))
-def test_a_reset_clears_unknown_codes_that_went_through(
-    stream: list[str],
-) -> None:
+def test_a_reset_clears_unknown_codes_that_went_through(stream: list[str]) -> None:
     strange = [f"\x1b[{code}m" for code in STRANGE]
     thrift = ScreenDiff(COLUMNS, ROWS)
     sent = "".join(thrift(piece) for piece in [*stream, "\x1b[0m.", "\x1b[0m"])

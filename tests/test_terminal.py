@@ -51,23 +51,15 @@ ALLOWED = [
 WHY = "from interlock.console.terminal.tty import why_headless; print(why_headless() or 'a console')"
 
 
-@pytest.mark.parametrize("environment", ALLOWED)
-def test_a_terminal_can_have_a_console_when_nothing_speaks_against_it(
-    environment: dict[str, str],
-) -> None:
-    assert why_headless(around=replace(GOOD, environment=environment)) == ""
-    assert why_headless(around=replace(GOOD, environment=environment), summary="there.json") == ""
-
-
-@pytest.mark.parametrize(("around", "words"), REFUSED)
-def test_without_a_real_terminal_the_reason_is_told(around: Surroundings, words: str) -> None:
-    assert words in why_headless(around=around)
-
-
-@pytest.mark.parametrize(("flags", "words"), FLAGS)
-def test_a_flag_that_excludes_a_console_is_the_first_reason(flags: dict[str, object], words: str) -> None:
-    for around in (GOOD, Surroundings({}, stdin=False, stderr=False)):
-        assert words in why_headless(around=around, **flags)
+def test_a_terminal_can_have_a_console_when_nothing_speaks_against_it_and_else_the_reason_is_told() -> None:
+    for environment in ALLOWED:
+        around = replace(GOOD, environment=environment)
+        assert why_headless(around=around) == why_headless(around=around, summary="there.json") == ""
+    for refused, words in REFUSED:
+        assert words in why_headless(around=refused)
+    for flags, words in FLAGS:  # the first reason, whatever else there is
+        for around in (GOOD, Surroundings({}, stdin=False, stderr=False)):
+            assert words in why_headless(around=around, **flags)
 
 
 @given(st.text())
@@ -182,9 +174,7 @@ def test_everything_arrives_in_order_on_a_terminal_that_keeps_up(line: _Line) ->
     assert (line.wire.skipped, line.caught_up, line.lost) == (0, 0, 0)
 
 
-def test_nobody_waits_for_a_stalled_terminal_and_what_follows_is_left_out(
-    line: _Line,
-) -> None:
+def test_nobody_waits_for_a_stalled_terminal_and_what_follows_is_left_out(line: _Line) -> None:
     began = time.monotonic()
     for number in range(1000):
         line.wire.write(f"<{number:04}{'x' * 994}>")
@@ -205,9 +195,7 @@ def test_a_frame_over_the_limit_goes_whole_when_nothing_is_on_its_way(line: _Lin
     assert line.wire.skipped == 0
 
 
-def test_giving_back_a_stalled_terminal_loses_nothing_and_does_not_wait(
-    line: _Line,
-) -> None:
+def test_giving_back_a_stalled_terminal_loses_nothing_and_does_not_wait(line: _Line) -> None:
     for _ in range(200):
         line.wire.write("z" * 1000)
     line.wire.leave()

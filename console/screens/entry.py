@@ -52,14 +52,12 @@ def completed(text: str) -> str | None:
     return None
 
 
+MOVES = {"up": "focus_previous", "shift+tab": "focus_previous", "down": "focus_next", "tab": "focus_next"}
+"""What keys that leave a line ask of the screen."""
+
+
 class TypedLine(Input):
     """A line to type in; up and down leave it, tab takes what is suggested."""
-
-    BINDINGS = [  # noqa: RUF012
-        Binding("up", "screen.focus_previous", show=False),
-        Binding("down", "screen.focus_next", show=False),
-        Binding("tab", "complete", show=False),
-    ]
 
     def __init__(self, value: str, *, id: str, placeholder: str = "", suggester: Suggester | None = None) -> None:
         super().__init__(
@@ -74,32 +72,19 @@ class TypedLine(Input):
     async def on_key(self, event: events.Key) -> None:
         """Do what a key does before the next one is taken. Left to bubble up, it would be overtaken by what was typed
         after it, where a slow link brings both at once."""
-        focused = self.screen.focused
-        if focused is not self and focused is not None:  # typed behind the key that left this line
-            event.prevent_default().stop()
-            focused.post_message(events.Key(event.key, event.character))
-        elif not event.is_printable and (action := self._bound(event.key)):
-            event.prevent_default().stop()
-            await self.run_action(action)
-        elif event.key in ("tab", "shift+tab"):
-            event.prevent_default().stop()
-            (self.screen.focus_next if event.key == "tab" else self.screen.focus_previous)()
-
-    def _bound(self, key: str) -> str:
-        """The action that a key has in this line, where it has one now."""
-        for binding in self._bindings.key_to_bindings.get(key, ()):
-            name = binding.action.partition("(")[0]
-            if self.check_action(name, ()):
-                return binding.action
-        return ""
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave tab to the screen where there is nothing to complete, or nothing was typed yet."""
+        focused, bound = self.screen.focused, self._bindings.key_to_bindings.get(event.key, ())
         typed = self.value != self._given and self.cursor_at_end
-        return action != "complete" or (typed and len(self._suggestion) > len(self.value))
-
-    def action_complete(self) -> None:
-        self.action_cursor_right()
+        if focused is not self and focused is not None:  # typed behind the key that left this line
+            focused.post_message(events.Key(event.key, event.character))
+        elif event.key == "tab" and typed and len(self._suggestion) > len(self.value):
+            self.action_cursor_right()
+        elif event.key in MOVES:
+            getattr(self.screen, MOVES[event.key])()
+        elif bound and not event.is_printable:
+            await self.run_action(bound[0].action)
+        else:
+            return
+        event.prevent_default().stop()
 
 
 class ModelChoices(Choices):
