@@ -1,6 +1,7 @@
 """The events pane follows, stands still, filters and finds; the detail of an event leaves nothing out."""
 
 import base64
+import itertools
 import time
 from dataclasses import replace
 
@@ -176,19 +177,11 @@ async def test_the_view_stands_still_and_counts_new_lines_after_moving_up():
         assert (app.pane.chosen.seq, texts(app)[0], app.pane.following) == (0, "line 0", False)
         await pilot.press("down", "j")
         assert app.pane.chosen.seq == 2
-        await pilot.press("end")
-        assert (app.pane.chosen.seq, app.pane.following) == (24, True)
-
-
-async def test_moving_down_to_the_last_line_follows_the_end_again():
-    app = Tiny()
-    async with app.run_test(size=SIZE) as pilot:
-        app.pane.feed(lines(20))
-        await pilot.press("up")
-        assert not app.pane.following
-        await pilot.press("down")
-        app.pane.feed(lines(21))
-        assert (app.pane.following, app.pane.chosen.seq) == (True, 20)
+        for back in ("end", "pagedown", "down"):  # whoever comes to the last line follows again
+            await pilot.press(*["down"] * 26 if back == "down" else [back] * 4)
+            app.pane.feed(lines(26))
+            assert (app.pane.chosen.seq, app.pane.following) == (25, True)
+            await pilot.press("home")
 
 
 async def test_a_still_view_keeps_its_lines_while_old_ones_are_dropped():
@@ -264,6 +257,7 @@ async def test_only_matches_are_listed_and_walked_round_the_end_until_it_is_clea
         assert app.pane.find("LEASE") == 40
         assert (app.pane.find("no such thing"), app.pane.walk(1), app.pane.chosen) == (0, False, None)
         assert any("nothing with all  /no such thing" in shown for shown in app.shown)
+        assert app.pane.find("[bold]x[/]") == 0 and app.above.endswith("/[bold]x[/]  0 matches")  # as it was typed
         assert (app.pane.find(""), len(app.pane.listed())) == (0, 40)
         assert app.pane.clear() is False
 
@@ -287,25 +281,17 @@ async def test_all_that_was_held_back_is_let_through_again_at_once():
     app = Tiny()
     async with app.run_test(size=SIZE):
         app.pane.feed(lines(30))
-        for hold_back in (
-            lambda: app.pane.show_level("warnings"),
-            lambda: app.pane.toggle(["lease"]),
-            lambda: app.pane.find("line 3"),
+        for hold_back, left in (
+            (lambda: app.pane.show_level("warnings"), []),
+            (lambda: app.pane.toggle(["lease"]), []),
+            (lambda: app.pane.find("line 29"), [29]),
+            (lambda: app.pane.show_only([3, 7], "split on cuda:1"), [3, 7]),
         ):
             hold_back()
-            assert len(app.pane.listed()) < 30
+            assert [each.seq for each in app.pane.listed()] == left
+            assert left != [3, 7] or "split on cuda:1" in app.above
             assert (app.pane.clear(), len(app.pane.listed()), app.pane.level) == (True, 30, "all")
             assert app.pane.clear() is False
-
-
-async def test_chosen_events_are_shown_alone_and_named():
-    app = Tiny()
-    async with app.run_test(size=SIZE):
-        app.pane.feed(lines(30))
-        app.pane.show_only([3, 7], "split on cuda:1")
-        assert [each.seq for each in app.pane.listed()] == [3, 7]
-        assert "split on cuda:1" in app.above
-        assert (app.pane.clear(), len(app.pane.listed())) == (True, 30)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
@@ -340,24 +326,13 @@ async def test_clicks_and_the_wheel_choose_a_line():
         assert app.pane.chosen.seq == 14
 
 
-async def test_a_pattern_of_markup_stands_in_the_title_as_typed():
-    app = Tiny()
-    async with app.run_test(size=SIZE):
-        app.pane.feed(lines(3))
-        app.pane.find("[bold]x[/]")
-        assert app.above.endswith("/[bold]x[/]  0 matches")
-
-
-@pytest.mark.parametrize("width", [1, 12, 40, 98])
-@pytest.mark.parametrize("filled", [True, False])
 @pytest.mark.parametrize("kind", EVENTS)
-def test_the_detail_of_an_event_shows_every_field(kind, filled, width):
-    body = example(kind, "some text", filled)
-    made = detail.rows(entry(7, body), width)
-    assert {sum(width_of(span.text) for span in row) for row in made} <= {width, 0}
-    if width > 40:
-        told = "\n".join(plain(made))
-        assert all(f"{name}:" in told for name in ("seq", "time", "session", *kind.__struct_fields__))
+def test_the_detail_of_an_event_shows_every_field(kind):
+    for filled, width in itertools.product((True, False), (1, 12, 40, 98)):
+        made = detail.rows(entry(7, example(kind, "some text", filled)), width)
+        assert {sum(width_of(span.text) for span in row) for row in made} <= {width, 0}
+    told = "\n".join(plain(made))
+    assert all(f"{name}:" in told for name in ("seq", "time", "session", *kind.__struct_fields__))
 
 
 @settings(max_examples=150, deadline=None)

@@ -113,36 +113,18 @@ def test_plain_output_prints_every_event_but_the_many_and_the_detailed(kind):
     ],
 )
 def test_a_canary_of_this_run_that_passed_has_a_short_line_and_a_remembered_one_none(remembered, kind, line):
-    event = ev.CanaryChecked(
-        model_pass=0,
-        model="minilm",
-        device="cuda:0",
-        label="Tesla T4",
-        dtype="float16",
-        attention="flash",
-        rows=8,
-        tokens=900,
-        cosine=0.9999999,
-        least=0.999,
-        outcome="passed",
-        reference="float32 on cuda:0",
+    event = replace(
+        example(ev.CanaryChecked, "minilm"), label="Tesla T4", cosine=0.9999999, outcome="passed", seconds=0.62,
         remembered=remembered,
-        seconds=0.62,
-    )
+    )  # fmt: skip
     assert line_of(event, kind) == line
 
 
 def step(index: int | None, rung: str = "split", device: str = "cuda:0", model_pass: int = 0) -> ev.Mitigated:
     return ev.Mitigated(
-        model_pass=model_pass,
-        batch_index=index,
-        cause="out of memory",
-        action="computing each half separately",
-        rows=2,
-        cost_seconds=0.1,
-        rung=rung,
-        device=device,
-    )
+        model_pass=model_pass, batch_index=index, rung=rung, device=device, rows=2, cost_seconds=0.1,
+        cause="out of memory", action="the batch is halved",
+    )  # fmt: skip
 
 
 def test_steps_of_one_kind_are_told_once_and_counted_when_their_pass_ends():
@@ -178,18 +160,8 @@ def test_a_step_of_a_whole_pass_is_always_told():
 
 
 def test_a_mitigation_tells_cause_step_rung_bytes_and_cost():
-    event = ev.Mitigated(
-        model_pass=1,
-        batch_index=118,
-        cause="out of memory",
-        action="the batch is halved",
-        rows=64,
-        cost_seconds=0.412,
-        rung="split",
-        device="cuda:0",
-        predicted_bytes=2 * GIB,
-        free_bytes=GIB,
-    )
+    about = {"rows": 64, "cost_seconds": 0.412, "predicted_bytes": 2 * GIB, "free_bytes": GIB}
+    event = replace(step(118, model_pass=1), **about)
     text = (
         "split in pass 2 batch 119 on cuda:0: out of memory; the batch is halved "
         "(64 texts, needs 2.0 GiB, 1.0 GiB free, cost 0.41 s)"
@@ -216,16 +188,7 @@ def test_the_end_of_a_lease_tells_its_receipts_and_names_a_lost_device():
         "notice lease lease L001: released minilm after 1:12; "
         "cuda:0 1.0 GiB before, 3.0 GiB peak, 1.0 GiB after, residue 0 B"
     ]
-    lost = ev.LeaseReleased(
-        lease="L002",
-        model_pass=0,
-        model="minilm",
-        held_seconds=1.0,
-        receipts=[
-            one,
-            Receipt(device="cuda:1", before=two.before, peak=two.peak, after=two.after, residue_bytes=0, lost=True),
-        ],
-    )
+    lost = replace(released, lease="L002", receipts=[one, replace(two, lost=True)])
     assert texts(lost)[0].startswith("warning lease") and texts(lost)[0].endswith("; cuda:1 lost")
 
 
@@ -255,15 +218,7 @@ def test_a_control_tells_who_asked_and_why_it_was_refused():
 
 @pytest.mark.parametrize(("device_kind", "word"), [("sim", "SIMULATED cuda:0"), ("scripted", "SCRIPTED cuda:0")])
 def test_a_simulated_device_is_called_so_and_has_no_seconds(device_kind, word):
-    granted = ev.LeaseGranted(
-        lease="L001",
-        model_pass=0,
-        model="m",
-        devices=["cuda:0"],
-        device_kind=device_kind,
-        budget_bytes=2,
-        predicted_bytes=1,
-    )
+    granted = replace(example(ev.LeaseGranted), devices=["cuda:0"], device_kind=device_kind)
     done = ev.EnsemblePassCompleted(
         model_pass=0, model="m", device="cuda:0", dtype="float16", weight=1.0, rows=100, seconds=2.0
     )
