@@ -31,7 +31,8 @@ from tests.processes import until
 from tools.record import Take, taken
 from tools.recorded import RECORDED, Recorded
 
-SMALL = {"roster": "sim-minilm-l6,sim-mpnet-base", "collections": "Sim-Runbooks,Sim-Source-Code"}
+TWO = "sim-minilm-l6,sim-mpnet-base"
+SMALL = {"roster": "sim-minilm-l6", "collections": "Sim-Runbooks,Sim-Source-Code"}
 PATIENCE = 120
 
 
@@ -179,9 +180,7 @@ def test_a_small_rehearsal_commits_every_batch_once_and_parks_the_row_that_no_de
     _, entries = small
     assert committed(entries) == Counter(planned(entries))
     assert {entry.device_kind for entry in entries} == {"sim"}
-    assert {(parked.model_pass, parked.collection) for parked in of(ev.RowParked, entries)} == {
-        (number, "Sim-Source-Code") for number in range(2)
-    }
+    assert {(parked.model_pass, parked.collection) for parked in of(ev.RowParked, entries)} == {(0, "Sim-Source-Code")}
     assert {step.rung for step in of(ev.Mitigated, entries)} >= {Rung.REPLAN, Rung.CPU}
 
 
@@ -208,7 +207,7 @@ def test_another_rehearsal_gives_the_same_vectors(small, tmp_path):
 
 def test_shared_that_is_asked_for_while_models_take_turns_puts_them_side_by_side(tmp_path):
     controls = Controls()
-    run = rehearsed(tmp_path, controls, faults="", devices="sim:2x4GiB", collections="Sim-Runbooks")
+    run = rehearsed(tmp_path, controls, faults="", devices="sim:2x4GiB", collections="Sim-Runbooks", roster=TWO)
     controls.ask("schedule", "shared", "ada")
     run.go()
     entries = entries_of(run.directory.journal)
@@ -227,9 +226,9 @@ def test_a_rehearsal_that_is_paused_and_stopped_goes_on_with_resume_where_it_was
     until(lambda: run.recorder.snapshot().batches_done > 3)
     controls.ask("pause", "yes", "ada")
     until(lambda: run.recorder.snapshot().paused)
-    time.sleep(0.5)
+    time.sleep(0.2)
     done = run.recorder.snapshot().batches_done
-    time.sleep(0.5)
+    time.sleep(0.2)
     assert run.recorder.snapshot().batches_done == done
     controls.code = ExitCode.STOPPED
     engine.join(PATIENCE)
