@@ -19,9 +19,18 @@ from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import read_delivered
 from interlock.engine.evaluation.encoding import bm25_side
 from interlock.engine.evaluation.judging import Judge, Reranking, Rescored
-from interlock.engine.evaluation.measures import Interval, differences, measured
 from interlock.engine.evaluation.nearest import CHUNK, Postings, in_bits, in_bytes, nearest, projected, whole
-from interlock.engine.evaluation.report import Evaluation, MeasuredModel, bill, few_queries, signed, verdict
+from interlock.engine.evaluation.report import (
+    Evaluation,
+    Interval,
+    MeasuredModel,
+    bill,
+    differences,
+    few_queries,
+    measured,
+    signed,
+    verdict,
+)
 from interlock.engine.evaluation.weighing import (
     DenseSide,
     Material,
@@ -489,11 +498,13 @@ def test_rerankers_are_judged_behind_the_search(place, reranker):
         (("--seed", "-1"), "--seed: expected"),
         (("--json", "no/such/file.json"), "does not exist"),
         (("--rerank", "tiny-c"), "tiny-c"),
+        (("--rerank", "all-minilm-l6"), "not a model of the roster"),
     ],
 )
 def test_what_cannot_be_used_ends_with_2(place, flags, said):
     ended = run(place, *flags, check=2)
     assert said in ended.stderr and "Traceback" not in ended.stderr
+    assert "judging" not in ended.stderr  # refused before anything is computed
 
 
 def test_a_roster_of_one_has_storage_and_hybrids_and_no_verdict(place):

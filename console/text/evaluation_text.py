@@ -5,8 +5,7 @@ from itertools import groupby
 from textwrap import fill
 
 from interlock.engine.evaluation.encoding import Amount
-from interlock.engine.evaluation.measures import Interval
-from interlock.engine.evaluation.report import Evaluation, MeasuredWay, signed
+from interlock.engine.evaluation.report import Evaluation, Interval, MeasuredWay, signed
 from interlock.engine.record.words import duration, safe, several
 from interlock.widgets.formats import render
 

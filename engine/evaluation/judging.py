@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 
 from interlock.engine.errors import UsageError
-from interlock.engine.evaluation.measures import MAIN, Found, Values, differences, measured
 from interlock.engine.evaluation.nearest import (
     SIZES,
     SMALLEST,
@@ -27,12 +26,17 @@ from interlock.engine.evaluation.nearest import (
     whole,
 )
 from interlock.engine.evaluation.report import (
+    MAIN,
     Evaluation,
+    Found,
     Group,
     MeasuredModel,
     MeasuredWay,
+    Values,
     bill,
+    differences,
     few_queries,
+    measured,
     verdict,
 )
 from interlock.engine.evaluation.weighing import DenseSide, Material, Share, SparseSide, best_member, chosen, fused

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.questions import Judged
-from interlock.engine.evaluation.measures import DEEPEST, MAIN, Values, differences, measured
 from interlock.engine.evaluation.nearest import Rows, named, nearest
-from interlock.engine.evaluation.report import MeasuredWeights
+from interlock.engine.evaluation.report import DEEPEST, MAIN, MeasuredWeights, Values, differences, measured
 from interlock.engine.vectors.fusion import Fusion, Vectors, fuse
 
 STEPS = 10

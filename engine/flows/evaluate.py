@@ -16,8 +16,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, late_scores, sides_of
 from interlock.engine.evaluation.judging import Judge, Lists, Reranking, Rescored
-from interlock.engine.evaluation.measures import measured
-from interlock.engine.evaluation.report import Evaluation, MeasuredWeights
+from interlock.engine.evaluation.report import Evaluation, MeasuredWeights, measured
 from interlock.engine.evaluation.weighing import Material, parted
 from interlock.engine.flows import Listener
 from interlock.engine.flows.rerank import free_devices, rerank_of, rerankers
@@ -26,6 +25,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec, extended
+from interlock.engine.models.registry import rerankers as found_rerankers
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.words import duration, several
 from interlock.engine.search.ask import MAXSIM
@@ -159,6 +159,7 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
     """Judge a roster by a collection, or a run by queries of its own. Raises UsageError for what cannot be judged."""
     measured([{"a": 1.0}], [{"a": 1}])  # what could not be measured is not computed
     subject = subject_of(settings, request)
+    rerank = _reranker(settings, request.rerank, subject)
     parts = parted(subject.judged, request.limit, request.seed)
     with _encoder(settings, subject, listener) as encoder:
         if subject.delivered is None:
@@ -174,9 +175,9 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
         material = Material(list(judged.texts), grades, parts.tested, parts.trained, parts.halved, dense, sparse)
         judge = Judge(material, Fusion(subject.fusion), request.seed)
         ways = judge.ways()
-        if request.rerank:
+        if rerank:
             asked = [queries[at] for at in parts.tested]
-            with _reranking(settings, request.rerank, asked, subject, encoder, listener) as reranking:
+            with _reranking(settings, rerank, asked, subject, encoder, listener) as reranking:
                 ways += judge.reranked(reranking)
         return judge.evaluation(subject.name, ways, subject.notes, list(subject.weights))
 
@@ -218,23 +219,33 @@ def _encoder(settings: Configuration, subject: Subject, listener: Listener) -> I
         yield TextEncoder(Lessor([CpuDevice()], own.ceiling, own.host_ceiling), listener.progress, gpus)
 
 
+def _reranker(settings: Configuration, names: Sequence[str], subject: Subject) -> Rerank | None:
+    """What is to rerank, if anything: late interaction by a dense model of the roster, or cross-encoders. Raises
+    UsageError, before anything is encoded, for a name that is neither."""
+    rerank = rerank_of(settings, names, None, None)
+    if rerank and rerank.late:
+        dense = [spec.key for spec, _ in subject.models if "dense" in spec.gives]
+        if not dense or rerank.late not in (MAXSIM, *dense):
+            raise UsageError(f"--rerank {rerank.late}: not a model of the roster: add it to --roster")
+        return replace(rerank, late=dense[0] if rerank.late == MAXSIM else rerank.late)
+    if rerank:
+        found_rerankers(extended(settings.models), names)
+    return rerank
+
+
 @contextmanager
 def _reranking(
     settings: Configuration,
-    names: Sequence[str],
+    rerank: Rerank,
     queries: Sequence[str],
     subject: Subject,
     encoder: TextEncoder,
     listener: Listener,
 ) -> Iterator[Reranking]:
-    """The reranker that is named: a cross-encoder, or late interaction by a model of the roster."""
-    rerank = rerank_of(settings, names, None, None) or Rerank(names)
     if rerank.late:
-        specs = [spec for spec, _ in subject.models if "dense" in spec.gives and rerank.late in (MAXSIM, spec.key)]
-        if not specs:
-            raise UsageError(f"--rerank {rerank.late}: not a model of the roster: add it to --roster")
+        spec = next(spec for spec, _ in subject.models if spec.key == rerank.late)
         # with vectors of tokens, as a store keeps them
-        spec = replace(specs[0], outputs=("dense", "tokens"), token_precision="int8")  # noqa: S106  # no password
+        spec = replace(spec, outputs=("dense", "tokens"), token_precision="int8")  # noqa: S106  # no password
         card = read_card(spec, resolve(spec, policy_of(settings), lambda _: None), "cpu")
         yield Reranking(
             f"{spec.key} maxsim",
@@ -243,7 +254,7 @@ def _reranking(
             rerank.depth,
         )
         return
-    with free_devices(settings, listener.events) as on, rerankers(settings, names, on) as models:
+    with free_devices(settings, listener.events) as on, rerankers(settings, rerank.names, on) as models:
 
         def rescore(first: Lists) -> Rescored:
             began = time.process_time()
@@ -254,7 +265,7 @@ def _reranking(
             took = 1000 * (time.process_time() - began) / len(first)
             return Rescored([{id: float(next(scores)) for id in hits} for hits in first], took)
 
-        yield Reranking(",".join(names), rescore, rerank.share, rerank.depth)
+        yield Reranking(",".join(rerank.names), rescore, rerank.share, rerank.depth)
 
 
 def _tell_amounts(encoder: TextEncoder, subject: Subject, listener: Listener) -> None:

@@ -185,5 +185,5 @@ def ask_of(
         only=only or "",
         hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
         sparse_share=SPARSE_SHARE if sparse_share is None else sparse_share,
-        where=conditions_in(where),
+        where=() if where == () else conditions_in(where),
     )

@@ -216,7 +216,14 @@ class StoreSearcher:
                     found[comparison.dense] = {point: score * float(asked.scales[row]) for point, score in hits.items()}
         for name in comparison.sparse:
             with _timed(seconds, name):
-                terms = self._terms(name, text, asked.terms.get(name), row)
+                if name == BM25:
+                    assert self.manifest.bm25, "which is why it is asked"
+                    terms = words_of(self.manifest.bm25, text)
+                else:
+                    rows = asked.terms[name]
+                    assert rows is not None, "a model that weighs terms has weighed some"
+                    cut = slice(*rows.starts[row : row + 2])
+                    terms = Terms(rows.indices[cut], rows.values[cut])
                 hits = store.query(name, terms, depth, where) if len(terms.indices) else {}
                 found[name] = {point: score for point, score in hits.items() if score > 0}  # that share a term
         best, counts = next(iter(found.values())), dict[str, float]()
@@ -243,14 +250,6 @@ class StoreSearcher:
             made.append(LateHit(*told, late.get(point), stages=by) if comparison.tokens else Hit(*told, stages=by))
         counts = {} if ask.hybrid is Hybrid.RRF else counts
         return Answer(text, made, counts, seconds, comparison.weights if comparison.calibrated else {})
-
-    def _terms(self, name: str, text: str, rows: SparseRows | None, row: int) -> Terms:
-        if name == BM25:
-            assert self.manifest.bm25, "which is why it is asked"
-            return words_of(self.manifest.bm25, text)
-        assert rows is not None, "a model that weighs terms has weighed some"
-        cut = slice(*rows.starts[row : row + 2])
-        return Terms(rows.indices[cut], rows.values[cut])
 
 
 def nearest_to_all(
