@@ -42,6 +42,8 @@ from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import node_of
+from interlock.engine.record.fold import fold
+from interlock.engine.record.state import RunState
 from interlock.engine.record.summary import summarise
 from tests.harness import Told, grid_of
 from tests.threads import Threads
@@ -181,6 +183,18 @@ def test_devices_leases_and_samples_are_told_by_the_names_of_their_nodes(shop):
     assert {event.lease for event in stand.of(ev.LeaseGranted)} == {"node-1/L001", "node-2/L001"}
     assert {event.device for event in stand.of(ev.DeviceSampled)} >= devices
     assert len(stand.of(ev.LeaseReleased)) == 2
+
+
+def test_a_sample_of_a_node_is_no_sign_of_work(shop):
+    stand = Stand(shop, 1)
+    stand.seconds = {"m0": 0.3}
+    stand.run()
+    state, progress = RunState(), dict[type, bool]()
+    for at, event in enumerate(stand.heard.events):
+        before = state.progressed_at
+        fold(state, ev.Entry(seq=at, at=float(at), session=0, elapsed=0.0, device_kind="sim", body=event))
+        progress[type(event)] = state.progressed_at > before
+    assert progress[ev.BatchCommitted] and not progress[ev.DeviceSampled]
 
 
 def test_a_node_begins_a_pass_when_nothing_of_the_one_before_waits(shop):

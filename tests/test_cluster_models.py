@@ -68,7 +68,7 @@ def test_what_lies_beside_a_model_is_not_sent(tmp_path):
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", "", "."])
 def test_a_name_that_leads_out_of_its_directory_writes_nothing(tmp_path, name):
     with pytest.raises(UnavailableError, match="leads out of its directory"):
-        unpack(ModelFiles("m", {name: np.zeros(1, np.uint8)}), tmp_path / "there")
+        unpack(ModelFiles("m", {name: [np.zeros(1, np.uint8)]}), tmp_path / "there")
     assert not (tmp_path / "there").exists()
     assert not (tmp_path / "x").exists()
 
@@ -76,7 +76,7 @@ def test_a_name_that_leads_out_of_its_directory_writes_nothing(tmp_path, name):
 def test_a_disk_that_refuses_is_named_and_no_half_of_a_file_is_left(tmp_path):
     (tmp_path / "there").write_text("a file where the directory was to be")
     with pytest.raises(DiskError, match=r"cannot write .*there"):
-        unpack(ModelFiles("m", {"config.json": np.zeros(1, np.uint8)}), tmp_path / "there")
+        unpack(ModelFiles("m", {"config.json": [np.zeros(1, np.uint8)]}), tmp_path / "there")
 
 
 def test_a_file_that_is_gone_meanwhile_is_named(tmp_path):

@@ -128,8 +128,8 @@ def test_the_plan_reaches_a_node_as_it_was_shared(cluster, link):
 def test_a_model_arrives_with_every_byte_of_its_files_however_many_parts_they_are(cluster, link, monkeypatch):
     monkeypatch.setattr("interlock.engine.compute.cluster.ray_cluster.PART", 1000)
     files = {"a/weights": np.arange(2500, dtype=np.uint8), "config": np.ones(7, np.uint8), "empty": np.zeros(0, "u1")}
-    shared = cluster.shared(ModelFiles("m", files))
-    assert [len(parts) for parts in shared.parts.values()] == [3, 1, 0]
+    shared = cluster.shared(ModelFiles("m", {name: [data] for name, data in files.items()}))
+    assert [len(parts) for _, parts in shared.parts] == [3, 1, 0]
     assert link.take(shared).result(30).lacking == ["a/weights", "config", "empty"]
     assert {name: (Path(link._hello.run) / "node-1" / name).read_bytes() for name in files} == {
         name: data.tobytes() for name, data in files.items()
@@ -137,7 +137,7 @@ def test_a_model_arrives_with_every_byte_of_its_files_however_many_parts_they_ar
 
 
 def test_what_a_node_raises_is_said_with_where_its_log_is(cluster, link):
-    said = failed(link.take(cluster.shared(ModelFiles("m", {"../x": np.zeros(1, np.uint8)}))))
+    said = failed(link.take(cluster.shared(ModelFiles("m", {"../x": [np.zeros(1, np.uint8)]}))))
     assert "model m: '../x' leads out of its directory" in said
     log = Path(said.partition("what it wrote last is in ")[2].removesuffix(" on this machine"))
     assert log.is_file()
@@ -174,7 +174,7 @@ def test_a_closed_node_ends_even_while_it_waits(started):
 
 def test_versions_are_compared_before_anything_is_read(monkeypatch, cluster):
     monkeypatch.setattr(
-        "interlock.engine.compute.cluster.ray_cluster._versions", lambda: {"interlock": "99", "torch": "1"}
+        "interlock.engine.compute.cluster.ray_cluster.versions", lambda: {"interlock": "99", "torch": "1"}
     )
     link = cluster.start(cluster.machines()[0], HELLO)
     welcome = link.welcome().result(60)
@@ -439,7 +439,7 @@ from interlock.engine.compute.cluster.ray_cluster import connect
 cluster = connect("local:1", node="tests.ray_nodes:EchoNode")
 assert signal.getsignal(signal.SIGTERM) is before
 import psutil
-keeper = [each for each in psutil.Process().children() if "local_ray" in " ".join(each.cmdline())]
+keeper = [each for each in psutil.Process().children() if "ray_session" in " ".join(each.cmdline())]
 pids = [each.pid for each in (*keeper, *keeper[0].children(recursive=True))]
 import ray
 print(json.dumps([pids, ray.nodes()[0]["RayletSocketName"]]), flush=True)

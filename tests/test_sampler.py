@@ -3,9 +3,13 @@
 import threading
 import time
 
+from interlock.engine.compute.cluster.members import RemoteDevice
+from interlock.engine.compute.cluster.messages import RemoteFacts
+from interlock.engine.flows.computing import at_work
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.gpu.sim import simulated
+from interlock.engine.record.facts import DeviceFacts
 
 
 class Told:
@@ -48,6 +52,14 @@ def test_each_device_is_told_again_and_again_with_memory_and_readings():
     _, memory, readings = told.of("cpu")[0]
     assert memory.occupied > 0
     assert readings.total >= readings.used > 0
+
+
+def test_a_head_of_a_cluster_looks_at_its_own_machine():
+    told = Told()
+    facts = DeviceFacts(name="node-1/cuda:0", kind="cuda", label="T4", total_bytes=1, ceiling_bytes=1)
+    with at_work([RemoteDevice(RemoteFacts(facts, (7, 5), 40))], told):
+        told.wait_for(1, "head")
+    assert {name for name, _, _ in told.seen} == {"head"}
 
 
 def test_the_first_look_is_told_and_the_end_is_not_waited_for():

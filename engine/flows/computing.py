@@ -14,6 +14,7 @@ from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
 from interlock.engine.flows.plan import Models, RunRequest
+from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor, imports_left_alone
 from interlock.engine.gpu.sampler import Sampler
@@ -113,8 +114,12 @@ def context_of(
 
 @contextmanager
 def at_work(devices: Sequence[Device], emit: Emit) -> Iterator[None]:
-    """Sample the devices while a run computes, and import nothing beside it."""
+    """Sample the devices while a run computes, and import nothing beside it. A node of a cluster samples its own, and
+    the head the machine that it is on, as `head`."""
     own = [device for device in devices if not isinstance(device, RemoteDevice)]
+    if not own:
+        own = [CpuDevice()]
+        own[0].name = "head"
     with Sampler(own, emit), imports_left_alone():
         yield
 

@@ -27,8 +27,7 @@ from interlock.engine.errors import InterlockError, Stopped, UnavailableError, r
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.record.events import Emit, NodeRefused
 
-KINDS = {"cuda": "GPUs", "sim": "simulated GPUs", "cpu": "no GPU"}
-"""Of devices, in words; the first that any node has is what the run computes on."""
+KINDS = {"cuda": "GPUs", "sim": "simulated GPUs", "cpu": "no GPU"}  # the first that any node has is computed on
 GLANCE = 0.02  # seconds between two looks while nodes are waited for
 
 
@@ -299,9 +298,9 @@ class ClusterMembers:
         self._compare_devices(member)
         ready: Ready = self.answer(link.begin(plan), self.timeouts.prepare)
         while ready.lacking and not ready.trouble:
-            files, size = self._packed_model(ready.lacking[0])
+            sent, size = self._packed_model(ready.lacking[0])
             member.sent_bytes += size
-            ready = self.answer(link.take(files), self.timeouts.prepare)
+            ready = self.answer(link.take(sent), self.timeouts.prepare)
         if ready.trouble:
             raise _Refused(ready.trouble)
         member.refused, member.seconds = dict(ready.refused), time.monotonic() - began
@@ -325,8 +324,7 @@ class ClusterMembers:
 
     def _compare_devices(self, member: ClusterMember) -> None:
         """Refuse a node of another kind than the run computes on, or with less than it is planned for."""
-        kind = member.devices[0].facts.kind
-        if kind != self._kind:
+        if (kind := member.devices[0].facts.kind) != self._kind:
             raise _Refused(
                 f"has {KINDS[kind]}, others have {KINDS[self._kind]}: vectors would be computed in another "
                 "precision; name the same --devices for all"
@@ -344,7 +342,8 @@ class ClusterMembers:
             try:
                 if key not in self._packed and self._pack:
                     files = self._pack(key)
-                    self._packed[key] = self._cluster.shared(files), sum(each.nbytes for each in files.files.values())
+                    size = sum(part.nbytes for parts in files.files.values() for part in parts)
+                    self._packed[key] = self._cluster.shared(files), size
             except InterlockError as error:
                 raise _Refused(f"lacks model {key}, which cannot be sent: {error}") from None
             return self._packed[key]

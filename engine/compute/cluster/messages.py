@@ -4,7 +4,7 @@ The head asks and a node answers, one exchange at a time. What is large (ids of 
 carrier may hand over without a copy; they are only read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -110,10 +110,10 @@ class GridPlan:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of a model that a node lacks, by their path in its snapshot."""
+    """The files of a model that a node lacks, by their path in its snapshot, in parts that are gone through once."""
 
     key: str
-    files: Mapping[str, npt.NDArray[np.uint8]]
+    files: Mapping[str, Iterable[npt.NDArray[np.uint8]]]
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def pack(key: str, snapshot: ModelSnapshot) -> ModelFiles:
     """
     files = {_name(file, snapshot.path): file for file in sorted(_sent(snapshot))}
     try:
-        return ModelFiles(key, {name: _mapped(file) for name, file in files.items()})
+        return ModelFiles(key, {name: [_mapped(file)] for name, file in files.items()})
     except OSError as error:
         raise UnavailableError(
             f"model {key}: cannot read {error.filename or snapshot.path}: {error.strerror}"
@@ -225,7 +225,8 @@ def unpack(files: ModelFiles, place: Path) -> Path:
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise UnavailableError(f"model {files.key}: {name!r} leads out of its directory, so it was not written")
         with atomic.replacing(place / path) as partial, partial.open("wb") as out:
-            out.write(files.files[name].data)
+            for part in files.files[name]:
+                out.write(part.data)
     return place
 
 

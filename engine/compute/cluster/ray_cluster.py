@@ -7,15 +7,13 @@ and each call that was under way fails. Nothing of it is loaded without `--clust
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from interlock.engine.compute.cluster.messages import (
     GridPlan,
@@ -28,6 +26,7 @@ from interlock.engine.compute.cluster.messages import (
     Report,
     Welcome,
 )
+from interlock.engine.compute.cluster.node import versions
 from interlock.engine.compute.cluster.ray_session import open_ray
 from interlock.engine.errors import UnavailableError, UsageError, reason
 
@@ -39,7 +38,6 @@ LOOKING = 0.5
 """Seconds between two looks at the machines."""
 AWAY = 40.0
 """Seconds after which Ray's own server (GCS) is given up; a call to it would wait for ever."""
-COMPARED = ("interlock", "torch")
 NODE = "interlock.engine.compute.cluster.node:ClusterNode"
 
 
@@ -122,7 +120,13 @@ class RayCluster:
         try:
             if isinstance(value, GridPlan):
                 return self._ray.put(value)
-            return SentFiles(value.key, {name: self._parts(data) for name, data in value.files.items()})
+            parts = (
+                (name, [data[start : start + PART] for data in files for start in range(0, len(data), PART)])
+                for name, files in value.files.items()
+            )
+            return SentFiles(
+                value.key, [(name, [self._ray.put(np.asarray(part)) for part in of]) for name, of in parts]
+            )
         except (ObjectStoreFullError, OutOfDiskError) as error:
             raise UnavailableError(
                 f"Ray's object store is full ({reason(error):.200}): give `ray start` more (--object-store-memory), or "
@@ -146,19 +150,14 @@ class RayCluster:
             with suppress(Exception):
                 self._seen = time.monotonic(), self._ray.nodes()
 
-    def _parts(self, data: npt.NDArray[np.uint8]) -> "list[tuple[int, Any]]":
-        return [
-            (len(part), self._ray.put(np.asarray(part)))
-            for part in (data[start : start + PART] for start in range(0, len(data), PART))
-        ]
-
 
 @dataclass(frozen=True)
 class SentFiles:
-    """The files of a model in the object store, by their path in its snapshot: bytes of each part and its reference."""
+    """The files of a model in the object store, by their path in its snapshot: a reference of each part, which a node
+    fetches when it writes it."""
 
     key: str
-    parts: Mapping[str, Sequence[tuple[int, Any]]]
+    parts: Sequence[tuple[str, Sequence[Any]]]
 
 
 class RayLink:
@@ -184,19 +183,19 @@ class RayLink:
             self._log, found = answer
             return Welcome(**found) if isinstance(found, dict) else found
 
-        return self._called("welcome", read, _versions(), pickle.dumps(self._hello))
+        return self._called("welcome", versions(), pickle.dumps(self._hello), read=read)
 
     def begin(self, plan: Any) -> "Future[Ready]":
-        return self._called("begin", _as_it_is, plan)
+        return self._called("begin", plan)
 
     def take(self, files: Any) -> "Future[Ready]":
-        return self._called("take", _as_it_is, files)
+        return self._called("take", files)
 
     def exchange(self, orders: Orders) -> "Future[Report]":
-        return self._called("exchange", _as_it_is, orders)
+        return self._called("exchange", orders)
 
     def nudge(self) -> None:
-        self._called("nudge", _as_it_is)
+        self._called("nudge")
 
     def close(self) -> None:
         """Let the process end, and do not wait for it; one that does not in `ENDING` seconds is killed."""
@@ -216,7 +215,7 @@ class RayLink:
             with suppress(Exception):  # there is none any more
                 self._ray.kill(self._actor)
 
-    def _called(self, method: str, read: Callable[[Any], Any], *given: Any) -> "Future[Any]":
+    def _called(self, method: str, *given: Any, read: Callable[[Any], Any] = lambda answer: answer) -> "Future[Any]":
         """What a call will answer. Who is told of it is told by Ray's own thread, and must not call Ray there."""
         answer: Future[Any] = Future()
 
@@ -239,31 +238,6 @@ class RayLink:
         said = reason(error).partition("The actor is dead because ")[2] or reason(error).partition(" class_name: ")[0]
         log = f"; what it wrote last is in {self._log} on {self._machine.label}" if self._log else ""
         return f"{type(error).__name__}: {said[:200].rstrip(' .')}{log}"
-
-
-class SentMapping(Mapping[str, npt.NDArray[np.uint8]]):
-    """The files of a model on their way: each is fetched when it is asked for."""
-
-    def __init__(self, sent: SentFiles) -> None:
-        self._parts = sent.parts
-
-    def __getitem__(self, name: str) -> npt.NDArray[np.uint8]:
-        import ray
-
-        parts = self._parts[name]
-        if len(parts) == 1:
-            return np.asarray(ray.get(parts[0][1]))
-        whole, start = np.empty(sum(size for size, _ in parts), np.uint8), 0
-        for size, reference in parts:
-            whole[start : start + size] = ray.get(reference)
-            start += size
-        return whole
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
 
 def _actor() -> type:
@@ -313,10 +287,11 @@ def _actor() -> type:
             return self.node.begin(plan)
 
         def take(self, files: Any) -> Any:
-            from interlock.engine.compute.cluster.messages import ModelFiles
-            from interlock.engine.compute.cluster.ray_cluster import SentMapping
+            import ray
 
-            return self.node.take(ModelFiles(files.key, SentMapping(files)))
+            from interlock.engine.compute.cluster.messages import ModelFiles
+
+            return self.node.take(ModelFiles(files.key, {name: map(ray.get, parts) for name, parts in files.parts}))
 
         def exchange(self, orders: Any) -> Any:
             return self.node.exchange(orders)
@@ -337,14 +312,6 @@ def _actor() -> type:
     return InterlockNode
 
 
-def _as_it_is(answer: Any) -> Any:
-    return answer
-
-
 def _label(node: Mapping[str, Any]) -> str:
     address = str(node["NodeManagerAddress"])
     return "this machine" if address.startswith("127.") else f"{node['NodeManagerHostname']} ({address})"
-
-
-def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in COMPARED}
