@@ -158,14 +158,14 @@ async def aside(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(done)
 
 
-class Closeup(ModalScreen[None]):
+class DetailScreen(ModalScreen[None]):
     """One thing in full, laid over the screen until it is closed: rows in a pane, the keys on its border."""
 
     ACTIONS: ClassVar[str]
     DEFAULT_CSS = """
-    Closeup { align: center middle; background: $background 60%; }
-    Closeup > Pane { width: 110; max-width: 100%; height: 90%; min-height: 10; background: $surface; }
-    Closeup > Pane > .pane--hit { color: $warning; text-style: bold; }
+    DetailScreen { align: center middle; background: $background 60%; }
+    DetailScreen > Pane { width: 110; max-width: 100%; height: 90%; min-height: 10; background: $surface; }
+    DetailScreen > Pane > .pane--hit { color: $warning; text-style: bold; }
     """
 
     def __init__(self, title: str, keymap: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from textual.binding import Binding, BindingType
 
 from interlock.console.actions import EVENT, bindings_of
-from interlock.console.screens.base import Closeup
+from interlock.console.screens.base import DetailScreen
 from interlock.engine.record.events import Entry
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets.formats import clock
@@ -23,7 +23,7 @@ LEAST_VALUE = 8
 """Cells that a value has at least, however deep it stands."""
 
 
-class EventScreen(Closeup):
+class EventScreen(DetailScreen):
     """Everything about one event."""
 
     ACTIONS = EVENT

@@ -12,7 +12,7 @@ from textual.widgets import Input
 from interlock.console.actions import HIT, bindings_of
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
-from interlock.console.screens.base import Closeup, aside, copied
+from interlock.console.screens.base import DetailScreen, aside, copied
 from interlock.console.text import answer_rows
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.words import safe
@@ -86,7 +86,7 @@ def read_conditions(text: str) -> tuple[Condition, ...]:
     return tuple(map(read_condition, parts))
 
 
-class HitScreen(Closeup):
+class HitScreen(DetailScreen):
     """Everything about one chunk."""
 
     ACTIONS = HIT

@@ -3,7 +3,7 @@
 What costs time is shown before it is asked for, as the engine foresees it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from interlock.console.actions import Action, named
 from interlock.console.look import Leave
@@ -82,19 +82,18 @@ class Steering(Keyed):
         shared = wanted is Schedule.SHARED
         title = "Keep models resident side by side?" if shared else "Run one model at a time?"
         since = "the next lease" if then.unaffected else "the next batch"
-        self._confirm(title, lines, Choice("y,enter", f"yes, from {since}", wanted), "schedule")
+        self.confirm(title, lines, f"yes, from {since}", lambda: self._ask("schedule", wanted), "y,enter")
 
     def action_fallback(self) -> None:
         """Allow or forbid the CPU to models and batches: allowed it costs time, forbidden it may cost rows."""
         if not self._controls("fallback"):
             return
         if self.pending.get("cpu_fallback", yes_no(self.snapshot.cpu_fallback)) == YES:
-            title, lines = "Forbid CPU fallback?", wording.no_fallback(self.snapshot)
-            choice = Choice("y,enter", "yes, forbid it", NO)
+            word, lines, value = "forbid", wording.no_fallback(self.snapshot), NO
         else:
-            title, lines = "Allow CPU fallback?", wording.fallback(self.snapshot)
-            choice = Choice("y,enter", "yes, allow it", YES)
-        self._confirm(title, lines, choice, "cpu_fallback")
+            word, lines, value = "allow", wording.fallback(self.snapshot), YES
+        title = f"{word.capitalize()} CPU fallback?"
+        self.confirm(title, lines, f"yes, {word} it", lambda: self._ask("cpu_fallback", value), "y,enter")
 
     def action_pause(self) -> None:
         """Pause the run or let it go on; or a replay, which is nobody's but the screen's."""
@@ -149,12 +148,7 @@ class Steering(Keyed):
             return None
         return self.source.controls
 
-    def _confirm(self, title: str, lines: Sequence[str], choice: Choice, control: str) -> None:
-        self.app.push_screen(Dialog(title, lines, [choice]), lambda chosen: self._ask(control, chosen))
-
-    def _ask(self, control: str, value: str | None) -> None:
-        if not value:
-            return
+    def _ask(self, control: str, value: str) -> None:
         controls = self.source.controls
         if refused := controls.ask(control, value, self.host.who) if controls else self.source.unsteered:
             self.say(refused)
