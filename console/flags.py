@@ -343,10 +343,8 @@ def _settings(command: argparse.ArgumentParser, *names: str) -> None:
 
 def _setting(command: argparse._ArgumentGroup, name: str, about: Mapping[str, Any]) -> None:
     text = about["help"] + (f" (default {about['default']})" if about["default"] else "")
-    if about["metavar"]:
-        command.add_argument(flag_of(name), dest=name, metavar=about["metavar"], help=text)
-        if name == "window":
-            told = "same as --window shared"
-            command.add_argument("--shared", dest=name, action="store_const", const=parsers.SHARED, help=told)
-        return
-    command.add_argument(flag_of(name), dest=name, action=argparse.BooleanOptionalAction, help=text)
+    switch = {"action": argparse.BooleanOptionalAction}
+    kind: dict[str, Any] = {"metavar": about["metavar"]} if about["metavar"] else switch
+    command.add_argument(flag_of(name), dest=name, help=text, **kind)
+    if name == "window":
+        command.add_argument("--shared", dest=name, action="store_const", const=parsers.SHARED, help="--window shared")

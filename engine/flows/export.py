@@ -83,7 +83,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
                     _check_outside(asked.store / rows.collection.qdrant_collection, directory)
                 check_delivery(rows, plan.spec(rows, directory.id), asked.store, emit)
             for rows in wanted:
-                delivery = plan.delivery(rows, passes, plan.spec(rows, directory.id))
+                delivery = plan.builder.delivery(rows, plan.corpus, passes, plan.spec(rows, directory.id))
                 if asked.to:
                     narrow = delivery.specified(form=replace(form, quantise="none"))
                     to = Destination(directory, settings.export, precision=asked.precision)

@@ -14,6 +14,7 @@ from interlock.engine.compute.memory_needs import MemoryPlanner, rooms, too_smal
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, next_placement
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.errors import UsageError
+from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import PlannedPass, RunPlan, read, requested, resolve
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
@@ -28,6 +29,7 @@ from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets import mirror
 from interlock.engine.targets.files.formats import file_bytes
 from interlock.engine.targets.stores import check_projectable, other_models
+from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.precision import FUSED, stored_bytes
 
 
@@ -126,7 +128,8 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     dense = [entry for entry in had if entry.kind == "dense"]
     lacking = [(entry.model, reuse.lacking(source, as_input(entry))) for entry in had]
     members = {entry.model: entry.dim for entry in dense}
-    kept = plan.form.widths(plan.fusion, members)
+    form, fusion = form_of(settings), Fusion(settings.fusion)
+    kept = form.widths(fusion, members)
     unused = [
         *(f"planned without a model: {why}" for why in models.missing.values()),
         *(
@@ -139,7 +142,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
         *filter(None, (mirror.unplanned(settings.qdrant, rows) for rows in plan.corpus.rows if settings.qdrant)),
         *filter(None, (_refusing(settings.qdrant, rows, dense) for rows in plan.corpus.rows if settings.qdrant)),
     ]
-    sizes = file_bytes(settings.export, plan.form, plan.fusion, members), stored_bytes(kept, plan.form.quantise)
+    sizes = file_bytes(settings.export, form, fusion, members), stored_bytes(kept, form.quantise)
     return Forecast(plan.corpus.rows, passes, budget, kept.get(FUSED), *sizes, unused)
 
 
@@ -152,7 +155,7 @@ def _too_few(plan: RunPlan) -> Iterator[str]:
     """Tell of collections that a run would refuse to project, unless their store has been projected before."""
     for rows in plan.corpus.rows:
         try:
-            check_projectable(rows, plan.form, None)
+            check_projectable(rows, form_of(plan.settings), None)
         except UsageError as error:
             yield str(error)
 

@@ -10,12 +10,10 @@ run finds everything else where it was and fills the gap.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 from interlock.engine.compute.context import Backend
 from interlock.engine.compute.grid import Layout, lay_out
-from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.compute.reuse import Mask
 from interlock.engine.corpus.collections import Collection, discover, overlooked
 from interlock.engine.corpus.corpus import Corpus, Rows, read_and_tokenise
@@ -35,10 +33,8 @@ from interlock.engine.record.inputs import as_input
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets.delivery import DeliveryBuilder
-from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.fusion import Fusion, shares
 from interlock.engine.vectors.manifest import CollectionSpec, remaining
-from interlock.engine.vectors.precision import VectorForm
 
 OFFER = "add --allow-missing to deliver what the other models make"
 """What is said where a model is missed and the rest could be delivered."""
@@ -146,38 +142,21 @@ class RunPlan:
             "files": self.corpus.fingerprint(),
         }
 
-    @cached_property
-    def form(self) -> VectorForm:
-        """The form in which dense vectors are kept."""
-        return form_of(self.settings)
-
-    @property
-    def fusion(self) -> Fusion:
-        return Fusion(self.settings.fusion)
-
-    def without(self, missing: Sequence[MissingModel]) -> list[RosterEntry]:
-        """List the roster without the models that are missing, its weights shared by the others."""
-        if not missing:
-            return list(self.roster)
-        return remaining(self.roster, missing, [weight for _, weight in self.settings.roster])
-
     def spec(self, rows: Rows, run_id: str, missing: Sequence[MissingModel] = (), began: float = 0.0) -> CollectionSpec:
-        """Say what a collection is to be of a run that was begun then, without what is missing."""
+        """Say what a collection is to be of a run that was begun then, without what is missing: the other models share
+        its weight."""
+        shares = [weight for _, weight in self.settings.roster]
         return CollectionSpec(
             rows.collection.qdrant_collection,
-            self.fusion,
-            self.without(missing),
+            Fusion(self.settings.fusion),
+            remaining(self.roster, missing, shares) if missing else list(self.roster),
             run_id,
             self.builder.bm25(rows),
             self.settings.chunk_sparse,
-            self.form,
+            form_of(self.settings),
             missing=missing,
             began=began,
         )
-
-    def delivery(self, rows: Rows, files: Sequence[PassFiles], spec: CollectionSpec) -> Delivery:
-        """Put together what is delivered of a collection from the `files` of the passes that are not missing."""
-        return self.builder.delivery(rows, self.corpus, files, spec)
 
 
 def read(

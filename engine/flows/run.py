@@ -76,7 +76,9 @@ class Run:
             check_packages(settings.export, settings.qdrant)
             window = 0 if settings.window == SHARED else settings.window
             controls.begin(schedule_of(settings), window, cpu_fallback=settings.cpu_fallback)
-            self.deadline = self._choose_deadline()
+            until = seconds_until(settings.ends, datetime.now()) if settings.ends else None
+            self.deadline = Deadline(until, controls, backend.clock)  # counted from now
+            controls.due = lambda: self.deadline.allows(0.0)
             self._members = computing.gathered(
                 settings, self.directory.id, self._threads(), controls, clusters, backend.clock
             )
@@ -106,13 +108,6 @@ class Run:
 
     def _threads(self) -> int:
         return self.settings.threads or int(self.directory.inputs().get("threads", 0)) or torch.get_num_threads()
-
-    def _choose_deadline(self) -> Deadline:
-        """The end of this session, counted from now."""
-        asked, clock = self.settings.ends, self._backend.clock
-        deadline = Deadline(seconds_until(asked, datetime.now()) if asked else None, self.controls, clock)
-        self.controls.due = lambda: deadline.allows(0.0)
-        return deadline
 
     def go(self) -> ExitCode:
         """Do the run; how it ended. Raises InterlockError when it never came to work."""
@@ -171,7 +166,14 @@ class Run:
         settings, request, recorder = self.settings, self._request, self.recorder
         threads = self._threads()
         torch.set_num_threads(threads)  # sums of floats depend on it, so it is one of the run's inputs
-        self._begin()
+        elsewhere = self._members.environment if self._members else {}
+        machine = self._devices, self._notes, elsewhere
+        announce(recorder, self.directory, request.configuration, request.chunks, *machine)
+        if settings.ends:
+            left = max(0.0, self.deadline.left)
+            ends = round(time.time() + left, 3)
+            told = ev.DeadlineSet(asked=settings.ends, seconds=round(left, 3), ends=ends, partial=settings.partial)
+            self._emit(told)
         models = resolve(
             self._backend, request.specs, request.policy, self._devices, self._emit, allowed=settings.allow_missing
         )
@@ -188,7 +190,10 @@ class Run:
         # Room on devices, on the disk and in the store is asked for before any work: what is refused costs nothing.
         check_placed(executor.unplaceable(), request.specs, models, allowed=settings.allow_missing)
         check_room(self.directory.path, settings.qdrant, grid, settings.export)
-        self._check_deliveries(plan)
+        began, allowed = recorder.look(lambda state: state.began_at), settings.allow_missing
+        for rows in plan.corpus.rows:  # of models that fail later nothing is known yet
+            without = recorder.look(partial(lacking, name=rows.collection.name, allowed=allowed))
+            check_delivery(rows, plan.spec(rows, self.directory.id, without, began), settings.qdrant, self._emit)
 
         # From here on the run exists, whatever becomes of it: it ends with a summary.
         self._working = True
@@ -213,17 +218,6 @@ class Run:
             return "stopped", end.early(self.deadline)  # there is time left for what is complete
         return recorder.look(health.run_status)
 
-    def _begin(self) -> None:
-        """Tell what the session is begun with, and until when it may go on."""
-        request, settings = self._request, self.settings
-        elsewhere = self._members.environment if self._members else {}
-        machine = self._devices, self._notes, elsewhere
-        announce(self.recorder, self.directory, request.configuration, request.chunks, *machine)
-        if asked := settings.ends:
-            left = max(0.0, self.deadline.left)
-            ends = round(time.time() + left, 3)
-            self._emit(ev.DeadlineSet(asked=asked, seconds=round(left, 3), ends=ends, partial=settings.partial))
-
     def _read(self, models: Models, scratch: Path) -> RunPlan:
         """Tell what the models are, and read the chunks for them."""
         request, settings = self._request, self.settings
@@ -246,13 +240,6 @@ class Run:
         shared = self.settings, self._devices, self.controls, self._emit, granted
         context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)
         return computing.executor_of(self._request, models, grid, done, context, self._members, granted)
-
-    def _check_deliveries(self, plan: RunPlan) -> None:
-        """Refuse now what would be refused after all the work; of models that fail later nothing is known yet."""
-        began, allowed = self.recorder.look(lambda state: state.began_at), self.settings.allow_missing
-        for rows in plan.corpus.rows:
-            without = self.recorder.look(partial(lacking, name=rows.collection.name, allowed=allowed))
-            check_delivery(rows, plan.spec(rows, self.directory.id, without, began), self.settings.qdrant, self._emit)
 
     def _stops_reading(self) -> bool:
         """Whether the operator stops the run. Raises Stopped where it is the deadline that does."""

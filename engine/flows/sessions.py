@@ -193,24 +193,23 @@ class SessionEnd:
         if self.settings.partial:
             for cells in self.grid:
                 self.earlier.check(cells)
-            unseen = self.recorder.look(
-                lambda state: {name: health.unfinished(state, name) for name in state.collections}
+            known = self.recorder.look(
+                lambda state: {
+                    name: (health.unfinished(state, name), each.status) for name, each in state.collections.items()
+                }
             )
             for rows in self.plan.corpus.rows:
                 name = rows.collection.name
-                if models := unseen[name]:
+                models, closed = known[name]
+                if models:
                     left_out[name] = f"not finished by {', '.join(models)}"
-                elif not (closed := self._closed(name)) and not deadline.fits(self.seconds_of(rows)):
+                elif not closed and not deadline.fits(self.seconds_of(rows)):
                     left_out[name] = "too little time"
                 elif (status := closed or self.close(rows)) in ("failed", "incomplete"):
                     left_out[name] = status
                 elif rows.chunks:
                     exported.append(name)
         return told(self.settings.ends, self.recorder.snapshot(), exported, left_out)
-
-    def _closed(self, name: str) -> Status | None:
-        """What became of a collection in this session, if it was closed."""
-        return self.recorder.look(lambda state: state.collections[name].status)
 
     def close(self, rows: Rows) -> Status:
         """Deliver a collection that every model has seen, but for those that may be missing; say what became of it."""
@@ -243,7 +242,7 @@ class SessionEnd:
             )
         passes = [cells.files for cells in self.grid if cells.model_pass not in gone]
         to = Destination(self.directory, settings.export, settings.qdrant, settings.prune)
-        deliver(self.plan.delivery(rows, passes, spec), to, self.recorder.emit)
+        deliver(self.plan.builder.delivery(rows, self.plan.corpus, passes, spec), to, self.recorder.emit)
 
     def _missing(self, name: str, *, allowed: bool) -> list[MissingModel]:
         return self.recorder.look(lambda state: lacking(state, name, allowed=allowed))
