@@ -35,7 +35,9 @@ def line(
     mark = "" if differing is None else f"{node.mark or ' '} "
     head = [Span(f"{CURSOR if chosen else ' '}{fold} {mark}", MARKS[node.mark]), *_label(node, name)]
     room = width - sum(width_of(span.text) for span in head)
-    return fitted([*head, *_value(node, room), *_inside(node, differing)], width)
+    count = 0 if node.there in (No.OTHER, No.VALUE) else (differing or {}).get(node.steps, 0)
+    inside = [Span(f"  {several(count, 'difference')}", "warn")] * bool(count)
+    return fitted([*head, *_value(node, room), *inside], width)
 
 
 def _label(node: Node, name: str) -> list[Span]:
@@ -58,13 +60,6 @@ def _value(node: Node, room: int) -> list[Span]:
     extra = human(node.steps, node.value)
     style = MARKS[node.mark] or ("dim" if node.value is None else "")
     return [Span(f": {written(node.value)}", style), *([Span(f"  {extra}", "dim")] if extra else [])]
-
-
-def _inside(node: Node, differing: Mapping[Steps, int] | None) -> list[Span]:
-    count = (differing or {}).get(node.steps, 0)
-    if not count or node.there in (No.OTHER, No.VALUE):
-        return []
-    return [Span(f"  {several(count, 'difference')}", "warn")]
 
 
 class DocumentTree(Tree[Node], inherit_bindings=False):

@@ -36,7 +36,9 @@ def planned(event: ev.Plans | ev.Ends, real: bool) -> Description:
             reused = f", {event.reused:,} reused" if event.reused else ""
             text = f"{pass_of(event.model_pass)} {event.model}, {event.collection}: {work(event)}{reused}"
             if event.split:
-                return Description("note", "spans", text + _split(event))
+                spans = f"{several(event.spans, 'span')} ({several(event.split_tokens, 'token')} more)"
+                text += f"; {several(event.split, 'text')} longer than its limit, split into {spans}"
+                return Description("note", "spans", text)
             return Description("note" if event.reused else None, "cache", text, printed=False)
         case ev.BatchesLost():
             return Description("warning", "pass", _lost(event))
@@ -195,12 +197,6 @@ def _completed(event: ev.EnsemblePassCompleted, timed: bool) -> str:
         seconds = event.seconds / side_by_side(event.device.split(","))
         begin += f" in {seconds:.1f} s ({event.rows / seconds:.1f} texts/s)"
     return begin + (f", {event.dtype} on {placed(event.device.split(','))}" if event.device else "")
-
-
-def _split(event: ev.PassPlanned) -> str:
-    """What became of texts beyond the model's limit, where they are split."""
-    spans = f"split into {several(event.spans, 'span')} ({several(event.split_tokens, 'token')} more)"
-    return f"; {several(event.split, 'text')} longer than its limit, {spans}"
 
 
 def _lost(event: ev.BatchesLost) -> str:

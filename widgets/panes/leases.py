@@ -85,7 +85,10 @@ def _table(snapshot: Snapshot, width: int, *, titled: bool) -> list[Row]:
     leases = _ordered(snapshot)
     if not leases:
         return [fitted([Span("no lease yet", "dim")], width)]
-    lines = [[Span(text, _style(text, column, lease)) for column, text in _texts(lease, snapshot)] for lease in leases]
+    lines = []
+    for lease in leases:
+        told = [(text(lease, snapshot), column) for column, text in COLUMNS]
+        lines.append([Span(text, _style(text, column, lease)) for text, column in told])
     columns, titles = [column for column, _ in COLUMNS], [Span(column.title, "dim") for column, _ in COLUMNS]
     columns[1] = columns[1]._replace(least=WHOLE_MODEL if width >= WIDE else LEAST_MODEL)
     if not any(line[RESIDUE_AT].text.startswith("!") for line in lines):
@@ -99,10 +102,6 @@ def _table(snapshot: Snapshot, width: int, *, titled: bool) -> list[Row]:
     if earlier := snapshot.leases_in_all - len(leases):
         shown.append(fitted([Span(f"and {earlier} earlier (all are in the summary)", "dim")], width))
     return shown
-
-
-def _texts(lease: LeaseState, snapshot: Snapshot) -> list[tuple[Column, str]]:
-    return [(column, text(lease, snapshot)) for column, text in COLUMNS]
 
 
 def _style(text: str, column: Column, lease: LeaseState) -> str:

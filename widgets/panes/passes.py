@@ -64,11 +64,13 @@ def _detail(view: View, found: Cursor) -> list[Row]:
     table = _table(snapshot.passes[found.sight.start : found.sight.stop], snapshot, width - 1)
     marks = (Span(CURSOR if place == found.place else " ", "accent") for place in found.sight)
     now = snapshot.passes[found.place]
-    told = (_summed(now, cells), *_nodes(cells), *_gave(now))
+    gave = ", ".join(outputs_of(now))  # beside a vector of each text
+    told = [_summed(now, cells), *_nodes(cells), *["so far: " * (now.word == "running") + gave] * bool(gave)]
+    signs = [piece for name, (sign, style) in CELLS.items() for piece in (Span(sign, style), Span(f" {name}  ", "dim"))]
     return [
         *(fitted([mark, *row], width) for mark, row in zip(marks, table, strict=True)),
         *(fitted([Span(text)], width) for text in told),
-        _signs(width),
+        fitted([*signs, Span("seconds of each", "dim")], width),
         *_board(now.batches, cells, width),
     ]
 
@@ -98,18 +100,6 @@ def _nodes(cells: PassCells) -> list[str]:
     told = [f"{node} {len(mine[node])} at {count(paces[node])} tokens/s" for node in slowest[:MOST_NODES]]
     more = [f"and {len(slowest) - MOST_NODES} faster"] * (len(slowest) > MOST_NODES)
     return [f"{several(len(slowest), 'node')}: {', '.join(told + more)}"] if slowest else []
-
-
-def _gave(each: PassView) -> list[str]:
-    """What it has beside a vector of each text, where it has."""
-    facts = outputs_of(each)
-    return ["so far: " * (each.word == "running") + ", ".join(facts)] if facts else []
-
-
-def _signs(width: int) -> Row:
-    """What the signs of the grid mean."""
-    texts = [piece for name, (sign, style) in CELLS.items() for piece in (Span(sign, style), Span(f" {name}  ", "dim"))]
-    return fitted([*texts, Span("seconds of each", "dim")], width)
 
 
 @lru_cache(maxsize=2)
@@ -166,7 +156,10 @@ def _passes(snapshot: Snapshot, width: int, lines: int) -> list[Row]:
 
 def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int) -> list[Row]:
     """Columns under one another; which are shown, and how long the bars are, is the same for all rows."""
-    columns, texts = [column for column, _, _ in COLUMNS], [_texts(each, snapshot) for each in passes]
+    columns, texts = [column for column, _, _ in COLUMNS], []
+    for each in passes:
+        told = [(text(each, snapshot), style) for _, style, text in COLUMNS]
+        texts.append([Span(text, style or STYLES.get(text, "")) for text, style in told])
     number = max(2, len(str(len(snapshot.passes)))) + 1
     least = max(WHOLE_MODEL if width >= WIDE else LEAST_MODEL, width // 4)
     name = min(MOST_MODEL, least, max(width_of(each.model) for each in passes))
@@ -199,11 +192,6 @@ def _grid(each: PassView, width: int) -> list[Span]:
         return [Span(full * width, "dim")]
     parts = groupby(glyphs.grid(each.cells, each.batches, width), key=lambda sign: sign == empty)
     return [Span("".join(signs), "rest" if is_empty else "fill") for is_empty, signs in parts]
-
-
-def _texts(each: PassView, snapshot: Snapshot) -> list[Span]:
-    told = [(text(each, snapshot), style) for _, style, text in COLUMNS]
-    return [Span(text, style or STYLES.get(text, "")) for text, style in told]
 
 
 def _word(each: PassView, snapshot: Snapshot) -> str:
