@@ -38,6 +38,24 @@ SCRIPTS = {
 OWN_TESTS = ("node_kills", "campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval")
 
 
+@pytest.fixture
+def started(monkeypatch):
+    """Run a script in this process, which has imported what they import; how it ended, None as it came to its end."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+    monkeypatch.chdir(ROOT)
+
+    def start(name, *flags):
+        monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", *map(str, flags)])
+        with patch.dict(os.environ):
+            try:
+                runpy.run_path(sys.argv[0], run_name="__main__")
+            except SystemExit as over:
+                return over.code
+        return None
+
+    return start
+
+
 def is_script(file: Path) -> bool:
     return "__main__" in file.read_text()
 
@@ -48,32 +66,20 @@ def test_every_script_of_the_bench_is_among_those_that_are_run_here():
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *OWN_TESTS])
-def test_a_script_teaches_its_use(name, capfd, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
-    monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", "--help"])
-    with patch.dict(os.environ), pytest.raises(SystemExit) as over:
-        runpy.run_path(str(ROOT / sys.argv[0]), run_name="__main__")
-    assert not over.value.code
+def test_a_script_teaches_its_use(name, capfd, started):
+    assert not started(name, "--help")
     assert "usage: " in capfd.readouterr().out
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("minilm")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_tells_its_goals_when_run_in_its_shortest_form(name, capfd, monkeypatch):
-    """Run in this process, which has imported what they import; what they measure are processes of their own."""
+def test_a_script_tells_its_goals_when_run_in_its_shortest_form(name, capfd, started):
     if name == "against" and not (ROOT / ".git").exists():
         pytest.skip("no repository, so no other commit")
     if name == "sparse" and not cached(REGISTRY["splade-tiny"]):
         pytest.skip("the package of splade-tiny is not installed")
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
-    monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", *SCRIPTS[name]])
-    with patch.dict(os.environ):
-        try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        except SystemExit as over:
-            assert not over.code
+    assert not started(name, *SCRIPTS[name])
     said = capfd.readouterr().out
     assert ('"failures": 0' if name == "plans" else "| goal | measured | wanted |") in said
 
@@ -92,25 +98,18 @@ def judged(tmp_path):
 
 
 @pytest.mark.nightly
-def test_bm25_is_measured_over_a_judged_collection(judged, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+def test_bm25_is_measured_over_a_judged_collection(judged, capsys, started):
     kept = judged / "kept.json"
-    monkeypatch.setattr(sys, "argv", ["bench/bm25.py", str(judged), "--rounds", "1", "--json", str(kept)])
-    with patch.dict(os.environ):
-        runpy.run_path(str(ROOT / "bench" / "bm25.py"), run_name="__main__")
+    assert not started("bm25", judged, "--rounds", 1, "--json", kept)
     assert "delivery of 3 texts" in capsys.readouterr().out
     (figures,) = json.loads(kept.read_text())["collections"]
     assert (figures["english"], figures["none"]) == (1.0, 1.0)  # each text answers itself best
 
 
 @pytest.mark.nightly
-def test_the_roster_is_measured_over_a_judged_collection(judged, tiny_a, tiny_b, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+def test_the_roster_is_measured_over_a_judged_collection(judged, tiny_a, tiny_b, capsys, started):
     kept = judged / "kept.json"
-    flags = ["--roster", f"{tiny_a},{tiny_b}", "--sparse", "", "--json", str(kept)]
-    monkeypatch.setattr(sys, "argv", ["bench/retrieval.py", str(judged), *flags])
-    with patch.dict(os.environ):
-        runpy.run_path(str(ROOT / "bench" / "retrieval.py"), run_name="__main__")
+    assert not started("retrieval", judged, "--roster", f"{tiny_a},{tiny_b}", "--sparse", "", "--json", kept)
     assert "| goal | measured | wanted |" in capsys.readouterr().out
     found = json.loads(kept.read_text())
     assert [each["met"] for each in found["goals"].values()] == [True] * 3
@@ -121,12 +120,9 @@ def test_the_roster_is_measured_over_a_judged_collection(judged, tiny_a, tiny_b,
 
 @pytest.mark.usefixtures("minilm")
 @pytest.mark.nightly
-def test_late_interaction_is_measured_over_a_judged_collection(judged, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
-    kept = tmp_path / "kept.json"
-    monkeypatch.setattr(sys, "argv", ["bench/late_interaction.py", str(tmp_path), "--json", str(kept)])
-    with patch.dict(os.environ):
-        runpy.run_path(str(ROOT / "bench" / "late_interaction.py"), run_name="__main__")
+def test_late_interaction_is_measured_over_a_judged_collection(judged, capsys, started):
+    kept = judged / "kept.json"
+    assert not started("late_interaction", judged, "--json", kept)
     assert "3 queries, 3 texts" in capsys.readouterr().out
     found = json.loads(kept.read_text())
     assert found["alone"] == 1.0  # each text answers itself best
