@@ -69,20 +69,21 @@ def prune(options: argparse.Namespace) -> int:
 def upload(options: argparse.Namespace) -> int:
     """Upload a run, or say what that would send."""
     from interlock.engine.flows import upload as flow
+    from interlock.engine.targets.collection import parse_indexes, quantisation_of, vector_type_of
 
     request = flow.UploadRequest(
-        options.run,
-        options.server,
-        options.collection,
-        options.alias or "",
-        options.index or (),
-        options.vector_type,
-        options.quantisation,
-        options.api_key_file,
-        options.patience,
-        options.settle,
-        options.grpc_port,
-        options.prune,
+        run=options.run,
+        url=options.server,
+        collection=options.collection,
+        alias=options.alias or "",
+        indexes=parse_indexes(options.index or ()),
+        vector_type=vector_type_of(options.vector_type),
+        quantisation=quantisation_of(options.quantisation),
+        key_file=options.api_key_file,
+        patience=options.patience,
+        settle=options.settle,
+        grpc_port=options.grpc_port,
+        prune=options.prune,
     )
     with uploading() as listener:
         if options.json:
@@ -112,7 +113,7 @@ def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: boo
         say(f"the run is not whole and was not uploaded: --resume, or interlock upload {run} --qdrant {url}")
         return
     with uploading() as listener:
-        for report in flow.upload(flow.UploadRequest(run, url, prune=prune), listener):
+        for report in flow.upload(flow.UploadRequest(run=run, url=url, prune=prune), listener):
             for line in () if quiet else report_lines(report):
                 say(line)
 

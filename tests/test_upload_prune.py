@@ -207,7 +207,7 @@ def test_killed_while_it_removes_it_is_finished_by_the_same_command(upload, tmp_
 
 def test_a_run_and_a_script_remove_them_as_the_command_does(tmp_path, tiny_a, call, upload):
     chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["one text", "another", "third"]}})
-    words = ["run", chunks, "--roster", tiny_a, "--out", tmp_path / "runs", "--no-ui", "--no-bm25"]
+    words = ["run", chunks, "--roster", tiny_a, "--out", tmp_path / "runs", "--no-ui", "--bm25", "off"]
     upload.bridge.collections.pop("docs").close()
     with serving(upload.bridge) as url:
         assert call(*words, "--run-id", "a", "--qdrant", url)[0] == 0

@@ -1,40 +1,33 @@
 """Uploads what a run exported, as points of a Qdrant server; or plans what that would send, and asks no server."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from interlock.engine.errors import UsageError
 from interlock.engine.flows import Listener
-from interlock.engine.targets.collection import parse_indexes, quantisation_of, vector_type_of
 from interlock.engine.targets.connection import Address, Patience, read_key
 from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
 from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.upload import CollectionUpload
 from interlock.engine.targets.upload_plan import UploadOptions, UploadPlan, UploadReport, plan_of
 
-PATIENCE, SETTLE = 300.0, 3600.0
+PATIENCE = 300.0
 CHECKING = 10.0
 """Seconds in which a server has to answer before a run begins that is to be uploaded to it."""
 
 
-@dataclass(frozen=True)
-class UploadRequest:
-    """What an upload is asked for: which run, where to, and how."""
+@dataclass(frozen=True, kw_only=True)
+class UploadRequest(UploadOptions):
+    """What an upload is asked for: which run, where to, and how; without a port gRPC is looked for where it belongs."""
 
     run: Path
     url: str
     collection: str | None = None
-    alias: str = ""
-    indexes: Sequence[str] = ()
-    vector_type: str = "float32"
-    quantisation: str = "none"
     key_file: Path | None = None
     patience: float = PATIENCE
-    settle: float = SETTLE
     grpc_port: int | None = None
-    prune: bool = False
 
 
 def check_server(url: str) -> None:
@@ -48,18 +41,17 @@ def check_server(url: str) -> None:
 def plan_upload(request: UploadRequest, listener: Listener) -> Iterator[UploadPlan]:
     """Say what would be sent of each collection. Asks the server only what would be pruned there, if that is asked."""
     Address.parse(request.url)
-    collections, options = _prepared(request)
+    collections = _collections(request)
     with _server(request, listener) if request.prune else nullcontext() as server:
         for each in collections:
-            yield plan_of(each, options, server)
+            yield plan_of(each, request, server)
 
 
 def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]:
     """Upload each collection; what it came to. Raises as `CollectionUpload.go` does, and UsageError for what cannot be
     asked for."""
     server = _server(request, listener)
-    collections, options = _prepared(request)
-    directory = collections[0].uploads
+    collections = _collections(request)
     with server:
         for each in collections:
             if each.status != "completed":
@@ -68,7 +60,7 @@ def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]
             def progress(done: int, rows: int, name: str = each.name) -> None:
                 listener.progress(name, done, rows)
 
-            yield CollectionUpload(each, server, options, directory, progress=progress, say=listener.say).go()
+            yield CollectionUpload(each, server, request, each.uploads, progress=progress, say=listener.say).go()
 
 
 def _server(request: UploadRequest, listener: Listener) -> QdrantServer:
@@ -81,19 +73,10 @@ def _server(request: UploadRequest, listener: Listener) -> QdrantServer:
     return QdrantServer(address, read_key(address, request.key_file), Patience(request.patience, waits))
 
 
-def _prepared(request: UploadRequest) -> tuple[list[ExportedCollection], UploadOptions]:
-    options = UploadOptions(
-        alias=request.alias,
-        indexes=parse_indexes(request.indexes),
-        vector_type=vector_type_of(request.vector_type),
-        quantisation=quantisation_of(request.quantisation),
-        settle=request.settle,
-        grpc_port=Address.parse(request.url).grpc_port(request.grpc_port),
-        prune=request.prune,
-    )
-    collections = ExportedRun.open(request.run).collections(request.collection)
-    if request.alias and len(collections) > 1:
+def _collections(request: UploadRequest) -> list[ExportedCollection]:
+    found = ExportedRun.open(request.run).collections(request.collection)
+    if request.alias and len(found) > 1:
         raise UsageError(
-            f"--alias: the run has {len(collections)} collections, and an alias means one: choose it with --collection"
+            f"--alias: the run has {len(found)} collections, and an alias means one: choose it with --collection"
         )
-    return collections, options
+    return found

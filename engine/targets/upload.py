@@ -207,7 +207,7 @@ class CollectionUpload:
             self._sent += len(points)
             self._progress(journal.rows, rows)
 
-        self._target.choose_way(self._options.grpc_port, self._say)
+        self._target.choose_way(self._server.address.grpc_port(self._options.grpc_port), self._say)
         deliver(self._collection.points(journal.rows), self._target, acknowledge)
 
     def _counted(self) -> int:

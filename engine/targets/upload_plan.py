@@ -33,7 +33,8 @@ from interlock.engine.vectors.precision import Quantise
 @dataclass(frozen=True)
 class UploadOptions:
     """How a collection is to be on the server; `settle` is how many seconds its indexes may take, `grpc_port` where
-    points may go over gRPC (0: nowhere), `prune` whether points of earlier uploads that are not of the run are removed.
+    points may go over gRPC (0: nowhere, None: where it belongs beside the port of REST), `prune` whether points of
+    earlier uploads that are not of the run are removed.
     """
 
     alias: str = ""
@@ -41,7 +42,7 @@ class UploadOptions:
     vector_type: VectorType = "float32"
     quantisation: Quantise = "none"
     settle: float = 3600.0
-    grpc_port: int = 0
+    grpc_port: int | None = 0
     prune: bool = False
 
 

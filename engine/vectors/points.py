@@ -62,12 +62,6 @@ class Point:
         tokens = sum(2 * vectors.nbytes for vectors in self.tokens.values())  # the engine's log has them in float32
         return sparse + tokens + sum(vector.nbytes for vector in self.vectors.values())
 
-    def has(self, vectors: Mapping[str, Vector], sparse: Mapping[str, Terms]) -> bool:
-        """Tell whether it has dense vectors of these names, these sparse ones, and no other."""
-        if (self.vectors.keys(), self.sparse.keys()) != (vectors.keys(), sparse.keys()):
-            return False
-        return all(terms.same(self.sparse[name]) for name, terms in sparse.items())
-
 
 def for_engine(point: Point) -> "edge.Point":
     """Make the engine's own point; integers beyond 64 bits become their decimal text."""

@@ -219,22 +219,24 @@ def upload(
     from interlock.console.writing import say
     from interlock.engine.flows import Listener
     from interlock.engine.flows import upload as flow
+    from interlock.engine.targets.collection import parse_indexes, quantisation_of, vector_type_of
 
-    request = flow.UploadRequest(
-        open_run(run).path,
-        url,
-        collection,
-        alias,
-        [f"{key}:{kind}" for key, kind in (indexes or {}).items()],
-        vector_type,
-        quantisation,
-        _path(api_key_file, "api_key_file"),
-        patience,
-        settle,
-        grpc_port,
-        prune,
-    )
+    path, key_file = open_run(run).path, _path(api_key_file, "api_key_file")
     with python_wording():
+        request = flow.UploadRequest(
+            run=path,
+            url=url,
+            collection=collection,
+            alias=alias,
+            indexes=parse_indexes([f"{key}:{kind}" for key, kind in (indexes or {}).items()]),
+            vector_type=vector_type_of(vector_type),
+            quantisation=quantisation_of(quantisation),
+            key_file=key_file,
+            patience=patience,
+            settle=settle,
+            grpc_port=grpc_port,
+            prune=prune,
+        )
         return list(flow.upload(request, Listener(say=lambda text: say(in_python(text)))))
 
 
