@@ -20,7 +20,7 @@ from tests.weightless import T4, Desk, card_of, law, lengths_of, load, vectors_o
 
 GIB = 1 << 30
 CEILING = 12 * GIB
-ROWS = 600
+ROWS = 200
 HEAVY = card_of("Qwen2-1.5B", attention="eager")
 PRIMARY, COMPANION = card_of("Qwen3-0.6B"), card_of("XLM-R-large", packed=True)
 
@@ -36,13 +36,13 @@ def stage():
 
 @pytest.fixture(scope="module")
 def large() -> Desk:
-    """Three large models in turn over 600 chunks, one of them as long as they take, on two T4s."""
+    """Three large models in turn over 200 chunks, one of them as long as they take, on two T4s."""
     desk = Desk([HEAVY, PRIMARY, COMPANION], lengths_of(ROWS, seed=1), [T4(0), T4(1)], CEILING)
     desk.compute(Schedule.EXCLUSIVE)
     return desk
 
 
-def test_three_large_models_commit_every_row_of_600_chunks_once(large):
+def test_three_large_models_commit_every_row_of_200_chunks_once(large):
     for card, file in zip(large.cards, large.files, strict=True):
         assert file.puts == dict.fromkeys(range(ROWS), 1)
         np.testing.assert_array_equal(file.array, vectors_of(large.lengths, card.dim))
