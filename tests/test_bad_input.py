@@ -321,11 +321,3 @@ def test_records_without_a_text_are_named_once_with_their_fields_when_no_chunk_i
     second = 'record 6: expected an object with a field "text", got a number'
     said = f"nothing to embed: Docs/a_chunks.json {first}; Docs/a_chunks.json {second}"
     assert done.stderr == f"interlock: {said}; No/b.jsonl: empty file\n"
-
-
-def test_the_command_exits_2_with_one_line_when_no_chunk_is_good(tmp_path, tiny_a):
-    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"text": " "}]}})
-    done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=2)
-    assert done.stderr == "interlock: nothing to embed: Docs/a_chunks.json record 1: the text is empty\n"
-    assert done.stdout == ""
-    assert not list(tmp_path.glob("runs/*"))

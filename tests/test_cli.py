@@ -9,15 +9,12 @@ from dataclasses import fields
 
 import pytest
 
-from interlock.console.cli import COMMANDS
 from interlock.engine.errors import ExitCode
 from interlock.engine.knobs import GROUPS
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal
 from interlock.engine.settings import knobs
 from tests.builders import (
     command,
-    committed_schema,
     corpus,
     environment,
     events_of,
@@ -50,14 +47,6 @@ def store(tmp_path_factory, root, tiny_a):
 
 def files_below(directory):
     return {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
-
-
-@pytest.mark.parametrize("name", [None, *COMMANDS])
-def test_help_goes_to_stdout_and_exits_0(call, name):
-    code, out, err = call(*filter(None, [name]), "--help")
-    assert (code, err) == (0, "")
-    assert out.startswith("usage: interlock" + (f" {name}" if name else ""))
-    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -110,24 +99,6 @@ def test_watch_without_a_terminal_offers_the_summary_of_a_run_that_has_one_and_o
         code, out, err = call("watch", run)
         assert (code, out) == (ExitCode.USAGE, "")
         assert word in err and (f"interlock view {run}" in err) == (run is over)
-
-
-def test_the_help_lists_the_exit_codes_of_the_program(call):
-    said = call("--help")[1]
-    for code in (0, 1, 2, 3, 4, 5, 129, 130, 143):
-        assert f"  {code} " in said
-        ExitCode(code)
-
-
-def test_a_good_run_exits_0_and_leaves_stdout_empty(call, tmp_path, root, tiny_a):
-    code, out, err = call("run", root, "--roster", tiny_a)
-    (run,) = tmp_path.glob("runs/*")
-    assert (code, out) == (0, "")
-    assert "run completed" in err and f"runs/{run.name}/summary.json" in err
-
-
-def test_quiet_says_nothing(call, root, tiny_a):
-    assert call("run", root, "--roster", tiny_a, "--quiet", "--export", "npy") == (0, "", "")
 
 
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
@@ -258,26 +229,12 @@ def test_what_cannot_be_run_exits_with_its_code_and_leaves_no_run(call, tmp_path
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_events_on_stdout_are_the_journal_line_by_line(call, tmp_path, root, tiny_a):
-    code, out, _ = call("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r")
-    lines = out.splitlines(keepends=True)
-    assert code == 0
-    assert out == (tmp_path / "runs" / "r" / "journal.jsonl").read_text()
-    assert [json.loads(line)["seq"] for line in lines] == list(range(len(lines)))
-    assert all(journal.decode(line.encode()) for line in lines)
-
-
 def test_a_resumed_run_streams_only_its_new_session(call, root, tiny_a):
     first = call("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r")[1]
     second = call("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r", "--resume")[1]
     entries = [json.loads(line) for line in second.splitlines()]
     assert entries[0]["seq"] == len(first.splitlines())
     assert {entry["session"] for entry in entries} == {1}
-
-
-def test_a_summary_on_stdout_is_the_file_and_nothing_else(call, tmp_path, root, tiny_a):
-    _, out, _ = call("run", root, "--roster", tiny_a, "--summary", "-", "--run-id", "r")
-    assert out == (tmp_path / "runs" / "r" / "summary.json").read_text()
 
 
 def test_a_summary_path_gets_a_copy_and_leaves_stdout_to_events(call, tmp_path, root, tiny_a):
@@ -362,22 +319,6 @@ def test_a_search_in_a_store_of_several_collections_must_choose_one(call, store)
     assert out.startswith("text 3  (0.8 dense + 0.2 bm25, each from 0 to 1)\n")
 
 
-@pytest.mark.parametrize("more", [[], ["--collection", "docs"]])
-def test_a_store_that_does_not_exist_is_told_as_such(call, more):
-    code, out, err = call("search", "nowhere", "text 3", *more)
-    assert (code, out) == (ExitCode.USAGE, "")
-    assert "no store at nowhere" in err
-
-
-def test_a_text_of_the_store_is_found_first_with_a_score_of_one(call, store):
-    code, out, _ = call("search", store, sentences(12)[7], "--collection", "docs", "--limit", "2", "--json")
-    hits = [json.loads(line) for line in out.splitlines()]
-    assert (code, len(hits)) == (0, 2)
-    assert hits[0]["payload"]["text"] == sentences(12)[7]
-    assert hits[0]["score"] == pytest.approx(1, abs=1e-5)
-    assert hits[0].keys() == {"id", "score", "payload"}
-
-
 @pytest.mark.parametrize(
     ("args", "why"),
     [
@@ -445,10 +386,6 @@ def test_doctor_exits_0_on_a_machine_that_can_run_and_5_otherwise(call, tmp_path
     assert code == ExitCode.UNAVAILABLE
     assert "!!" in out
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_printed_schema_is_the_committed_one(call):
-    assert call("schema") == (0, committed_schema(), "")
 
 
 @pytest.fixture(scope="module")

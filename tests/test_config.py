@@ -277,21 +277,6 @@ def test_a_key_of_200_bytes_is_taken_and_a_longer_one_refused():
         check_key("ü" * 100 + "a")
 
 
-def test_config_show_gives_each_value_with_its_origin(
-    tmp_path,
-):
-    file = file_of(tmp_path, 'fusion = "mean"')
-    done = interlock(
-        "config", "show", "--config", file, "--threads", "3", env={"INTERLOCK_ROSTER": "a=2"}, cwd=tmp_path
-    )
-    rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:]}
-    assert rows.keys() == {item.name for item in knobs()}
-    assert '[["a", 2.0]]' in rows["roster"] and "environment INTERLOCK_ROSTER" in rows["roster"]
-    assert '"mean"' in rows["fusion"] and f"file {file}" in rows["fusion"]
-    assert "flag --threads" in rows["threads"]
-    assert "default" in rows["ceiling"]
-
-
 def test_config_show_exits_2_with_one_line_on_a_bad_value(tmp_path):
     done = interlock("config", "show", env={"INTERLOCK_DIM": "wide"}, cwd=tmp_path, check=2)
     assert done.stderr.startswith("interlock: environment INTERLOCK_DIM: expected a whole number, got 'wide'")

@@ -7,7 +7,7 @@ Nothing is locked and nothing is written, but by `delete`.
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -163,6 +163,10 @@ def _shown(directory: Path, seen: Snapshot, now: float) -> Overview:
 class _Pass(msgspec.Struct):
     model_pass: int
     model: str
+    dtype: str = ""
+    status: str = ""
+    tokens: int = 0
+    seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class _Collection(msgspec.Struct):
@@ -257,45 +261,22 @@ RUNS_ASKED = 20
 """Earlier runs whose pace is looked at, the latest ones."""
 
 
-class _PacePass(msgspec.Struct):
-    """What a summary says of a pass, as far as it matters here."""
-
-    model: str
-    dtype: str
-    status: str
-    tokens: int
-    seconds: Annotated[float, msgspec.Meta(ge=0)] | None
-
-
-class _PaceCollection(msgspec.Struct):
-    passes: list[_PacePass]
-
-
-class _PaceSummary(msgspec.Struct):
-    device_kind: str
-    collections: list[_PaceCollection]
-
-
 def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
     """Read tokens a second by model and precision from the latest runs in `out` on this kind of device."""
     known: dict[tuple[str, str], float] = {}
     for path in sorted(out.glob("*/summary.json"), key=_written)[-RUNS_ASKED:]:
         with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other
-            told = msgspec.json.decode(atomic.content(path), type=_PaceSummary)
-            if told.device_kind == kind:
-                known |= _paces_of(each for found in told.collections for each in found.passes)
+            told = msgspec.json.decode(atomic.content(path), type=_Summary)
+            sums: dict[tuple[str, str], tuple[int, float]] = {}
+            passes = [each for found in told.collections for each in found.passes if told.device_kind == kind]
+            for each in passes:  # over all collections: a few texts alone tell a pace badly
+                if each.status == "completed" and each.tokens > 0 and each.seconds:
+                    tokens, seconds = sums.get((each.model, each.dtype), (0, 0.0))
+                    sums[each.model, each.dtype] = tokens + each.tokens, seconds + each.seconds
+            found_paces = {which: tokens / seconds for which, (tokens, seconds) in sums.items()}
+            # Anything else no journal could hold.
+            known |= {which: pace for which, pace in found_paces.items() if math.isfinite(pace)}
     return known
-
-
-def _paces_of(passes: Iterable[_PacePass]) -> dict[tuple[str, str], float]:
-    """The paces of one run: over all its collections, for a few texts alone tell a pace badly."""
-    sums: dict[tuple[str, str], tuple[int, float]] = {}
-    for each in passes:
-        if each.status == "completed" and each.tokens > 0 and each.seconds:
-            tokens, seconds = sums.get((each.model, each.dtype), (0, 0.0))
-            sums[each.model, each.dtype] = tokens + each.tokens, seconds + each.seconds
-    found = {which: tokens / seconds for which, (tokens, seconds) in sums.items()}
-    return {which: pace for which, pace in found.items() if math.isfinite(pace)}  # anything else no journal could hold
 
 
 def _written(path: Path) -> float:
