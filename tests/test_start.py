@@ -127,7 +127,7 @@ def busy() -> Iterator[None]:
 
 def rehearsed(place: Path, seconds: float, *flags: str) -> OnTerminal:
     place.mkdir(exist_ok=True)
-    words = ["demo", "--scripted", *flags, "--refresh", "10", "--out", place, "--run-id", "r"]
+    words = ["demo", "--scripted", *flags, "--out", place, "--run-id", "r"]
     return on_terminal(*words, cwd=place, first=LATE.format(seconds=seconds))
 
 
