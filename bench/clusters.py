@@ -134,7 +134,7 @@ def conduct(stage: Stage, cluster: Cluster, spec: ModelSpec | None = None) -> Sp
 
 
 def _clocks() -> tuple[float, float, float]:
-    return time.thread_time(), time.process_time(), time.monotonic()
+    return time.process_time(), time.process_time(), time.monotonic()
 
 
 def _nothing_to_send(model: str) -> ModelFiles:

@@ -165,7 +165,7 @@ class ClusterMembers:
         self._check(self.ready)
 
     def serve(self, serve: Callable[[ClusterMember], None]) -> None:
-        """Have each member that is ready, now or later, served in a thread of its own until that raises."""
+        """Have each member that is ready, now or later, served in a thread of its own; again where that raises."""
         self._serve.set_result(serve)
 
     @property
@@ -259,6 +259,7 @@ class ClusterMembers:
                     self._pause(member)
                 self._bring_up(member)
                 self._result(self._serve)(member)
+                return  # it has ended, and stays until the run lets go of it
             except _Over:
                 return
             except _Refused as refused:
