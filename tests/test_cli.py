@@ -197,16 +197,6 @@ def test_mitigations_are_told_once_and_counted_at_the_end(call, tmp_path, tiny_a
     assert f"run completed with {len(steps)} mitigations\n" in err
 
 
-def test_a_model_that_does_not_load_exits_1_with_a_summary(call, tmp_path, root):
-    model = tiny_model(tmp_path / "broken", layers=1)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-    code, _, err = call("run", root, "--roster", model, "--run-id", "r")
-    assert code == ExitCode.FAILED
-    assert "error: pass 1 " in err and " failed: " in err
-    assert summary_of(tmp_path / "runs" / "r")["exit_code"] == 1
-
-
 @pytest.mark.parametrize(
     ("args", "code"),
     [
