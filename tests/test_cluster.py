@@ -308,6 +308,16 @@ def test_a_late_node_with_an_older_gpu_than_the_run_is_planned_for_is_refused(sh
     assert stand.whole()
 
 
+def test_a_run_hopes_for_every_machine_that_is_not_out_and_not_at_work(shop):
+    crew = Stand(shop, 0).crew
+    assert not crew.hopes()
+    crew.members["node-1"] = member = ClusterMember("node-1", NodeMachine("m0", ""), ready=True)
+    assert crew.hopes(), "it is ready, and is about to be served, or no more"
+    assert not crew.hopes({"node-1"})
+    member.out = "its disk is full"
+    assert not crew.hopes()
+
+
 def test_a_pass_whose_only_able_node_is_lost_fails_and_does_not_wait_for_ever(shop):
     stand = Stand(shop, 2, patience=replace(IMPATIENT, empty=0.3))
     stand.seconds = {"m0": 0.05}

@@ -164,7 +164,7 @@ class ClusterExecutor:
         stuck = [k for k, pool in self._pools.items() if pool and all(k in each for each in refused)]
         if not stuck:
             self._idle_since = now
-        elif now - self._idle_since > self._members.timeouts.empty or not self._members.hopes:
+        elif now - self._idle_since > self._members.timeouts.empty or not self._members.hopes(self._peers):
             if not refused:
                 self._take_in()
                 raise Stopped("no node is left: --resume continues, on any number of nodes or without --cluster")

@@ -6,7 +6,7 @@ process up and then serves it, which is the head's to say; where that ends, the 
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, replace
@@ -143,7 +143,7 @@ class ClusterMembers:
 
         def gathered() -> bool:  # where none can compute yet, one may soon
             each_said = not any(each.starting for each in self.members.values())
-            return each_said and bool(self.welcomed or self._clock() > late or not self.hopes)
+            return each_said and bool(self.welcomed or self._clock() > late or not self.hopes())
 
         if not self._wait(gathered, stops):
             raise Stopped("stopped by the operator while nodes started: nothing was computed, repeat the command")
@@ -190,10 +190,9 @@ class ClusterMembers:
         """The members that can be handed work."""
         return [each for each in self.members.values() if each.ready]
 
-    @property
-    def hopes(self) -> bool:
-        """Whether a node may still come of the machines that are known."""
-        return any(not each.out and not each.ready for each in self.members.values())
+    def hopes(self, at_work: Collection[str] = ()) -> bool:
+        """Whether a node may still come of the machines that are known, beside those `at_work`."""
+        return any(not each.out and each.name not in at_work for each in self.members.values())
 
     def look(self, emit: Emit | None = None) -> None:
         """Begin with machines that are new, from time to time; tell once of each member that is out."""
