@@ -36,7 +36,7 @@ from interlock.engine.compute.cluster.messages import (
 from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.context import Backend, Deadline
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.grid import Cells, lay_out
+from interlock.engine.compute.job import Job, lay_out
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.compute.source import BatchSource
@@ -85,7 +85,7 @@ class Stage:
         tokens = Texts(place / "ids", texts, length, card.config["vocab_size"])
         corpus = [Rows(Collection("all", "all", Path("c"), ()), 0, own_texts=texts)]
         layout = lay_out(0, self.card, tokens, corpus, np.zeros(texts, np.bool_))
-        self.cells = Cells(0, layout, tokens, PassFiles.open(place / "pass", self.card, texts))
+        self.cells = Job(0, layout, tokens, PassFiles.open(place / "pass", self.card, texts))
 
     @property
     def batches(self) -> int:

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 import work
 
-from interlock.engine.compute.batches import plan
 from interlock.engine.compute.encoder import Encoder, encoder_for
+from interlock.engine.compute.job import plan
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor

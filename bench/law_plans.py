@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from bench import evidence, machine, tables
-from interlock.engine.compute.batches import plan as batches_of
+from interlock.engine.compute.job import plan as batches_of
 from interlock.engine.compute.ladder import slices
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.models.layout import cost_of, sizes_of

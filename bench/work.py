@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from interlock.engine.compute.batches import BatchPlan
+from interlock.engine.compute.job import BatchPlan
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.networks.kernels import filling
 

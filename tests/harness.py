@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from interlock.engine.compute.grid import Cells, lay_out
+from interlock.engine.compute.job import Job, lay_out
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.collections import Collection
@@ -45,7 +45,7 @@ class Told:
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    def begin(self, grid: Sequence[Cells], devices: Sequence[Device], ceiling: int, schedule: str, run_id: str) -> None:
+    def begin(self, grid: Sequence[Job], devices: Sequence[Device], ceiling: int, schedule: str, run_id: str) -> None:
         """What a run says before its passes."""
         nothing: dict[str, Any] = {"config": {}, "versions": {}, "environment": {}}
         self(ev.RunStarted(run_id=run_id, chunks="", fusion="none", schedule=schedule, **nothing))
@@ -72,7 +72,7 @@ def grid_of(
     for number, card in enumerate(cards):
         layout = lay_out(number, card, tokens, corpus, np.zeros(len(lengths), np.bool_))
         file: Any = File(len(lengths), card)
-        cells.append(Cells(number, layout, tokens, file))
+        cells.append(Job(number, layout, tokens, file))
     return cells
 
 

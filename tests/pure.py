@@ -13,7 +13,7 @@ WORKING = (
     "bench",
     "interlock.console.apps",
     "interlock.engine.flows.rehearsal",
-    "interlock.engine.compute.job.encode_texts",
+    "interlock.engine.compute.texts.encode_texts",
     "interlock.engine.flows.run.Run",
     "interlock.engine.compute.checks",
     "interlock.engine.compute.cluster.ray_cluster",

@@ -18,7 +18,7 @@ import pytest
 import interlock
 from interlock import progress
 from interlock.console.sources.session import Session
-from interlock.engine.compute.job import encode_texts
+from interlock.engine.compute.texts import encode_texts
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve

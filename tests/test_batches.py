@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.engine.compute.batches import plan
+from interlock.engine.compute.job import plan
 
 lengths_and_budget = st.tuples(st.lists(st.integers(1, 600), max_size=80), st.integers(1, 2000))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from interlock.console.flags import QUESTION
-from interlock.engine.compute.job import encode_texts
+from interlock.engine.compute.texts import encode_texts
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
 from interlock.engine.flows import demo

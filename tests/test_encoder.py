@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import PaddedRows, encoder_for
-from interlock.engine.compute.job import encode_texts
+from interlock.engine.compute.texts import encode_texts
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice

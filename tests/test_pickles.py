@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from interlock.engine.compute.job import encode_texts
+from interlock.engine.compute.texts import encode_texts
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor

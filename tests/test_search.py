@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.job import HostJobs, unheard
+from interlock.engine.compute.texts import HostJobs, unheard
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.devices import choose
@@ -51,7 +51,7 @@ def cards(monkeypatch):
     seen, compute = [], HostJobs.compute
 
     def noted(self, jobs, progress=unheard):
-        seen.extend((job.card, job.prompt) for job in jobs)
+        seen.extend((job.card, job.tokens.prompt) for job in jobs)
         return compute(self, jobs, progress)
 
     monkeypatch.setattr(HostJobs, "compute", noted)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.job import encode_texts
+from interlock.engine.compute.texts import encode_texts
 from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.flows.run import Run

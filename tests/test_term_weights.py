@@ -10,8 +10,8 @@ import qdrant_edge as edge
 from safetensors.numpy import load_file, save_file
 
 import interlock
-from interlock.engine.compute.job import weigh_queries
 from interlock.engine.compute.parts.term_table import table_of
+from interlock.engine.compute.texts import weigh_queries
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor

@@ -6,11 +6,10 @@ import numpy as np
 from acceptance.inputs import stored
 from acceptance.workbench import CEILING, Bench
 
-from interlock.engine.compute.batches import plan
 from interlock.engine.compute.context import Backend, RunContext
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
-from interlock.engine.compute.grid import Cells, Layout
+from interlock.engine.compute.job import Job, Layout, plan
 from interlock.engine.compute.parts.dense import VectorFile, Vectors
 from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.compute.schedule import Schedule
@@ -66,8 +65,8 @@ def compute(
     return vectors, told
 
 
-def _cells(bench: Bench, number: int, card: ModelCard, texts: Sequence[str], budget: int) -> Cells:
+def _cells(bench: Bench, number: int, card: ModelCard, texts: Sequence[str], budget: int) -> Job:
     store = stored(bench, card, texts)
     batches = list(plan(np.arange(len(store)), store.lengths(card.max_tokens), budget).batches)
     layout = Layout(card, batches=batches, collections=["Acceptance"] * len(batches))
-    return Cells(number, layout, store, PassFiles({"dense": VectorFile.open(bench.file(".npy"), len(texts), card.dim)}))
+    return Job(number, layout, store, PassFiles({"dense": VectorFile.open(bench.file(".npy"), len(texts), card.dim)}))

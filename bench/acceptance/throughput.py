@@ -13,8 +13,8 @@ from acceptance.goals import Timed, Tree
 from acceptance.inputs import least_cosine, lengths_of, stored, texts_of
 from acceptance.workbench import Bench, seated
 
-from interlock.engine.compute.batches import plan
 from interlock.engine.compute.instance import ModelInstance, Shortfall
+from interlock.engine.compute.job import plan
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.errors import InterlockError
 from interlock.engine.gpu.device_errors import Trouble, classify

@@ -16,8 +16,8 @@ from bench.scenarios.plan import KIB, Plan, ids_of
 from bench.scenarios.workshop import Workshop
 from interlock.engine.compute.context import Backend, RunContext
 from interlock.engine.compute.executor import PassExecutor
-from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.instance import first_calibration
+from interlock.engine.compute.job import Job
 from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import Stopped
 from interlock.engine.gpu.cpu import CpuDevice
@@ -139,7 +139,7 @@ class PlanLessor(Lessor):
 
 
 def _run(
-    grid: Sequence[Cells], devices: Sequence[Device], host: CpuDevice, plan: Plan, shop: Workshop, heard: Hearing
+    grid: Sequence[Job], devices: Sequence[Device], host: CpuDevice, plan: Plan, shop: Workshop, heard: Hearing
 ) -> int:
     """To the end, in another session where the plan stops in between, and on the CPU once both GPUs are lost; how many
     sessions it took."""
@@ -158,7 +158,7 @@ def _run(
 
 
 def _rounds(
-    grid: Sequence[Cells], devices: Sequence[Device], host: CpuDevice, plan: Plan, shop: Workshop, heard: Hearing
+    grid: Sequence[Job], devices: Sequence[Device], host: CpuDevice, plan: Plan, shop: Workshop, heard: Hearing
 ) -> PassExecutor:
     heard.controls.begin(plan.schedule, plan.window, cpu_fallback=plan.cpu_fallback)
     granted = sum(isinstance(event, ev.LeaseGranted) for event in heard.events)

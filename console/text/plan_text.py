@@ -11,7 +11,7 @@ from interlock.engine.record.words import duration, human_bytes, safe, several
 from interlock.widgets.formats import render
 
 if TYPE_CHECKING:
-    from interlock.engine.compute.pairs.rows import PairPlan
+    from interlock.engine.compute.pairs.scorer import PairPlan
     from interlock.engine.flows.forecast import Forecast, PassForecast
 
 PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
@@ -102,12 +102,13 @@ def _refused(seen: "Forecast") -> Iterator[str]:
 
 def pairs_text(model: str, plans: "Sequence[PairPlan]") -> str:
     """Word a plan of pairs."""
-    if not any(plan.rows for plan in plans):
+    told = [plan.told for plan in plans]
+    pairs, truncated = sum(each.pairs for each in told), sum(each.truncated for each in told)
+    if not pairs:
         return f"{safe(model)}: nothing to score"
-    pairs, truncated = sum(len(plan.rows) for plan in plans), sum(plan.truncated for plan in plans)
-    tokens, cut = sum(plan.batches.tokens for plan in plans), sum(plan.truncated_tokens for plan in plans)
-    batches = sum(len(plan.batches.batches) for plan in plans)
-    longest = max(len(row) for plan in plans for row in plan.rows)
+    tokens, cut = sum(each.tokens for each in told), sum(each.truncated_tokens for each in told)
+    batches = sum(each.batches for each in told)
+    longest = max(batch.longest for plan in plans for batch in plan.job.batches)
     weights, needed = plans[0].weights, max(plan.needed for plan in plans)
     return "\n".join(
         [

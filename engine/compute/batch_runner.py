@@ -1,4 +1,4 @@
-"""Computes a cell of the grid in as few forwards as memory allows, and climbs the ladder when one falls short.
+"""Computes a batch of a job in as few forwards as memory allows, and climbs the ladder when one falls short.
 
 A batch is one forward unless the law says that it does not fit now. What falls short is recorded as a mitigation with
 its cause, what was done and what it cost; a row that nothing helps is parked with its reason and leaves NaN.
@@ -7,17 +7,17 @@ its cause, what was done and what it cost; a row that nothing helps is parked wi
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from interlock.engine.compute.batches import Batch
 from interlock.engine.compute.encoder import Ids
 from interlock.engine.compute.instance import ModelInstance, Shortfall
+from interlock.engine.compute.job import Batch, Job
 from interlock.engine.compute.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
 from interlock.engine.compute.parts.files import Rows as Indices
-from interlock.engine.compute.parts.outputs import NOTHING, Outputs
+from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.source import Queue
 from interlock.engine.gpu.device_errors import Trouble, may_recur
 from interlock.engine.models.networks.kernels import lay
@@ -80,11 +80,67 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a batch: what its rows gave; its forwards; what computed how many rows."""
+    """What became of a batch: what its rows gave; its forwards; what computed how many rows; the rows that were
+    parked."""
 
     outputs: Outputs
     forwards: int
     parts: Sequence[Computed]
+    parked: Sequence[RowParked] = ()
+
+
+@dataclass
+class _State:
+    """A batch while it is computed: what is still to do, and what has come of the rest."""
+
+    job: Job
+    index: int
+    rows: Sequence[Ids]
+    pieces: deque[_Piece]
+    done: list[tuple[Indices, Outputs]] = field(default_factory=list)
+    computed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Rows by device and precision."""
+    parked: list[RowParked] = field(default_factory=list)
+    forwards: int = 0
+    calm: bool = True
+    """Whether nothing has fallen short."""
+
+    @property
+    def batch(self) -> Batch:
+        return self.job.batches[self.index]
+
+    def lengths(self, piece: _Piece) -> list[int]:
+        return [len(self.rows[index]) for index in piece.indices]
+
+    def rows_of(self, piece: _Piece) -> Sequence[Ids]:
+        whole = len(piece.indices) == len(self.rows)
+        return self.rows if whole else [self.rows[index] for index in piece.indices]
+
+    def take(self, piece: _Piece, outputs: Outputs, bad: Sequence[int]) -> None:
+        """Take in what a forward gave, but for its rows that are `bad`."""
+        sound = np.setdiff1d(np.arange(len(outputs)), bad)
+        self.done.append((piece.indices[sound], outputs.taken(sound) if bad else outputs))
+        if len(sound):  # where all were refused, it computed nothing that counts
+            self.computed[piece.instance.device.name, piece.instance.dtype] += len(sound)
+
+    def park(self, piece: _Piece, reason: str) -> None:
+        job = self.job
+        self.parked += [
+            RowParked(
+                model_pass=job.model_pass,
+                model=job.card.key,
+                collection=job.layout.collections[self.index],
+                row=row,
+                reason=reason,
+                batch_index=self.index,
+            )
+            for row in self.batch.rows[piece.indices].tolist()
+        ]
+
+    def result(self) -> Result:
+        parts = [Computed(device=device, dtype=dtype, rows=rows) for (device, dtype), rows in self.computed.items()]
+        outputs = Outputs.none(self.job.card).joined(len(self.rows), self.done)
+        return Result(outputs, self.forwards, parts, self.parked)
 
 
 class BatchRunner:
@@ -93,21 +149,17 @@ class BatchRunner:
     def __init__(self, queue: Queue, instance: ModelInstance, fallbacks: Fallbacks, emit: Emit) -> None:
         self.queue = queue
         self.instance = instance
-        self._cells = queue.cells
+        self._job = queue.cells
         self._fallbacks = fallbacks
         self._emit = emit
         self._pressed = False
-        self._index = 0
-        self._batch = Batch(NOTHING, 0, 0)
-        self._rows: Sequence[Ids] = ()
-        self._parked: list[RowParked] = []
-        self._computed: list[tuple[Indices, str, str]] = []
-        self._done: list[tuple[Indices, Outputs]] = []
 
     def prepare(self, index: int) -> Sequence[Ids]:
         """Read the ids of a batch and lay them out for the device; for any thread, while another batch computes."""
-        rows = self._cells.ids(self._cells.batches[index].rows)
-        return rows if self.instance.encoder.padded else lay(rows, self.instance.device.torch)
+        rows = self._job.ids(self._job.batches[index].rows)
+        if self.instance.encoder.padded or rows[0].ndim > 1:  # what has token types too is laid out with them
+            return rows
+        return lay(rows, self.instance.device.torch)
 
     def compute(self, index: int, rows: Sequence[Ids] | None = None) -> Result:
         """Compute a batch, wherever it fits; `rows` are those that were prepared.
@@ -115,107 +167,96 @@ class BatchRunner:
         Raises DeviceGone when the instance's device is lost, UnavailableError for ids beyond the model's words; nothing
         is committed then.
         """
-        cells, device = self._cells, self.instance.device
-        if reason := self.instance.lease.lost.get(device.name):
+        job, instance = self._job, self.instance
+        if reason := instance.lease.lost.get(instance.device.name):
             raise DeviceGone(reason)
-        self._index, self._rows = index, self.prepare(index) if rows is None else rows
-        self._batch = cells.batches[index]
+        rows = self.prepare(index) if rows is None else rows
+        whole = _Piece(np.arange(len(rows)), Effort(), instance)
         try:
-            outputs, forwards, calm = self._through(self._planned())
+            now = self._through(_State(job, index, rows, deque([whole])), planned=True)
         except DeviceGone as gone:
-            outputs, forwards, calm = self._through(self._on_host_only(gone))
-        for parked in self._parked:  # only now: what is not committed is done again
+            now = self._through(self._on_host_only(gone, _State(job, index, rows, deque([whole]))))
+        for parked in now.parked:  # only now: what is not committed is done again
             self._emit(parked)
         if left := self.queue.left():  # with this batch, for the one that was taken ahead is hardly ever longer
-            self.instance.grow_back(max(cells.batches[each].longest for each in (index, *left)))
-        if self._pressed and calm and not self.instance.streamed:
+            instance.grow_back(max(job.batches[each].longest for each in (index, *left)))
+        if self._pressed and now.calm and not instance.streamed:
             self._pressed = False
-            passed = PressurePassed(model_pass=cells.model_pass, batch_index=index, device=self.instance.device.name)
-            self._emit(passed)
-        return Result(outputs, forwards, self._parts())
+            self._emit(PressurePassed(model_pass=job.model_pass, batch_index=index, device=instance.device.name))
+        return now.result()
 
-    def _parts(self) -> list[Computed]:
-        """What computed how many rows."""
-        counts = Counter[tuple[str, str]]()
-        for indices, device, dtype in self._computed:
-            if len(indices):  # where all were refused, it computed nothing that counts
-                counts[device, dtype] += len(indices)
-        return [Computed(device=device, dtype=dtype, rows=rows) for (device, dtype), rows in counts.items()]
+    def _through(self, now: _State, *, planned: bool = False) -> _State:
+        """Compute all pieces of a batch and what comes of them; one that is `planned` first as the law says."""
+        if planned:
+            self._plan(now)
+        while now.pieces:
+            piece = now.pieces.popleft()
+            again = self._try(piece, now)
+            now.forwards, now.calm = now.forwards + 1, now.calm and not again
+            now.pieces.extendleft(reversed(again))
+        return now
 
-    def _through(self, planned: Sequence[_Piece]) -> tuple[Outputs, int, bool]:
-        """Compute pieces and what comes of them: the outputs, the forwards, and whether nothing fell short."""
-        pieces, self._parked = deque(planned), []
-        self._done = []
-        self._computed.clear()
-        forwards, calm = 0, len(pieces) == 1
-        while pieces:
-            piece = pieces.popleft()
-            again = self._try(piece)
-            forwards, calm = forwards + 1, calm and not again
-            pieces.extendleft(reversed(again))
-        return Outputs.none(self._cells.card).joined(len(self._rows), self._done), forwards, calm
-
-    def _on_host_only(self, gone: DeviceGone) -> list[_Piece]:
+    def _on_host_only(self, gone: DeviceGone, now: _State) -> _State:
         """The whole batch on the CPU, where it may be what the device was lost of: it would cost the next GPU too.
 
         Raises `gone` where it is not, or the CPU may not be used.
         """
-        began, lengths = time.monotonic(), [len(row) for row in self._rows]
+        began, (whole,) = time.monotonic(), now.pieces
         possible = may_recur(str(gone)) and self._fallbacks.host_possible()
-        host = self._fallbacks.host(lengths) if possible else None
+        host = self._fallbacks.host(now.lengths(whole)) if possible else None
         if host is None:
             raise gone
-        name = self.instance.device.name
-        cause, action = f"{name} lost at this batch: {gone}", "computing it on the CPU in float32, and on no other GPU"
-        short, seconds = Shortfall(None, str(gone), 0, 0, 0.0), time.monotonic() - began
-        self._mitigated(Rung.CPU, cause, action, self.instance, len(self._batch.rows), short, seconds)
-        return [_Piece(np.arange(len(self._rows)), Effort(), host)]
+        cause = f"{self.instance.device.name} lost at this batch: {gone}"
+        action = "computing it on the CPU in float32, and on no other GPU"
+        short = Shortfall(None, str(gone), 0, 0, time.monotonic() - began)
+        self._mitigated(now, Rung.CPU, cause, action, whole, short)
+        now.pieces = deque([replace(whole, instance=host)])
+        return now
 
-    def _planned(self) -> list[_Piece]:
-        """The batch as one forward, or what it is cut into so that each piece fits."""
-        whole = _Piece(np.arange(len(self._rows)), Effort(), self.instance)
-        if not self.instance.device.metered:
-            return [whole]
-        lengths, padded = self._lengths(whole), self.instance.encoder.padded
-        tokens, allowed = self.instance.tokens(lengths), self.instance.most_tokens(self._batch.longest)
+    def _plan(self, now: _State) -> None:
+        """Cut a batch that does not fit as one forward so that each piece does."""
+        (whole,), instance = now.pieces, self.instance
+        if not instance.bounded:
+            return
+        lengths = now.lengths(whole)
+        tokens, allowed = instance.tokens(lengths), instance.most_tokens(now.batch.longest)
         if allowed >= tokens:
-            return [whole]
-        pieces = [replace(whole, indices=whole.indices[cut]) for cut in slices(lengths, allowed, padded=padded)]
-        if len(pieces) > 1 and not self._pressed:
+            return
+        cuts = slices(lengths, allowed, padded=instance.encoder.padded)
+        now.pieces, now.calm = deque(replace(whole, indices=whole.indices[cut]) for cut in cuts), len(cuts) == 1
+        if len(cuts) > 1 and not self._pressed:
             self._pressed = True
-            predicted, room = self.instance.predicted(lengths), max(0, self.instance.room())
+            predicted, room = instance.predicted(lengths), max(0, instance.room())
             needs, free = distinct_sizes(predicted, room)
             cause = (
                 f"too large for the free memory ({several(len(lengths), 'text')}, {tokens:,} tokens: needs {needs}, "
                 f"{free} free)"
             )
-            action = f"computing in {len(pieces)} forwards of at most {max(allowed, self._batch.longest):,} tokens"
+            action = f"computing in {len(cuts)} forwards of at most {max(allowed, now.batch.longest):,} tokens"
             short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
-            self._mitigated(Rung.REPLAN, cause, action, self.instance, len(self._rows), short, 0.0)
-        return pieces
+            self._mitigated(now, Rung.REPLAN, cause, action, whole, short)
 
-    def _try(self, piece: _Piece) -> list[_Piece]:
+    def _try(self, piece: _Piece, now: _State) -> list[_Piece]:
         """One forward, whose sound rows are done; the pieces that are still to do because of it."""
         began = time.monotonic()
-        whole = len(piece.indices) == len(self._rows)
-        rows = self._rows if whole else [self._rows[index] for index in piece.indices]
-        got = piece.instance.attempt(rows, piece.effort.tried)
+        got = piece.instance.attempt(now.rows_of(piece), piece.effort.tried)
         if isinstance(got, Shortfall):
             if got.trouble is Trouble.LOST:
                 self._lose(piece.instance, got.message)
-            return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got)
-        bad = got.refused(self._cells.card.dim)
-        self._count(piece, refused=bool(bad))
+            return self._climb(piece, Cause.LOST if got.trouble is Trouble.LOST else Cause.MEMORY, got, now)
+        bad = got.refused(self._job.card.dim)
+        # A row that was refused again, alone: a whole batch may be spoilt once by what is not the precision.
+        if not bad and not piece.effort.tried:
+            self.queue.refused = 0
+        elif bad and piece.effort.tried and len(piece.indices) == 1 and piece.instance.dtype != "float32":
+            self.queue.refused += 1
         if self.queue.refused >= MOST_REFUSED:
             raise TooNarrow
-        sound = np.array([row for row in range(len(got)) if row not in bad], np.int64)
-        self._done.append((piece.indices[sound], got.taken(sound) if bad else got))
-        self._computed.append((piece.indices[sound], piece.instance.device.name, piece.instance.dtype))
+        now.take(piece, got, [*bad])
         if not bad:
             return []
-        reasons = "; ".join(sorted(set(bad.values())))
-        short = Shortfall(None, reasons, 0, 0, time.monotonic() - began)
-        return self._climb(replace(piece, indices=piece.indices[sorted(bad)]), Cause.NOT_FINITE, short)
+        short = Shortfall(None, "; ".join(sorted(set(bad.values()))), 0, 0, time.monotonic() - began)
+        return self._climb(replace(piece, indices=piece.indices[sorted(bad)]), Cause.NOT_FINITE, short, now)
 
     def _lose(self, instance: ModelInstance, reason: str) -> None:
         """Say that an instance's device is of no more use, at once: others would relocate pieces to it. Raises
@@ -224,102 +265,78 @@ class BatchRunner:
         if instance is self.instance:
             raise DeviceGone(reason)
 
-    def _count(self, piece: _Piece, *, refused: bool) -> None:
-        """Count a row that was refused again, alone: a whole batch may be spoilt once by what is not the precision."""
-        if not refused and not piece.effort.tried:
-            self.queue.refused = 0
-        elif refused and piece.effort.tried and len(piece.indices) == 1 and piece.instance.dtype != "float32":
-            self.queue.refused += 1
-
-    def _climb(self, piece: _Piece, cause: Cause, short: Shortfall) -> list[_Piece]:
+    def _climb(self, piece: _Piece, cause: Cause, short: Shortfall, now: _State) -> list[_Piece]:
         """Take the next rung; the pieces that come of it."""
-        began, instance, lengths = time.monotonic(), piece.instance, self._lengths(piece)
+        began, instance, lengths = time.monotonic(), piece.instance, now.lengths(piece)
+        longest, on_host, fallbacks = max(lengths), instance.device.kind == "cpu", self._fallbacks
         evidence = Evidence(
             cause=cause,
             rows=len(lengths),
-            longest=max(lengths),
+            longest=longest,
             tokens=instance.tokens(lengths),
             predicted=short.predicted,
             room=short.room,
-            allowed_tokens=instance.most_tokens(max(lengths)),
+            allowed_tokens=instance.most_tokens(longest),
             foreseen=short.foreseen,
         )
-        on_host = instance.device.kind == "cpu"
+        not_finite = cause is Cause.NOT_FINITE
         means = Means(
             streams=instance.attached.streams,
             slices_mlp=instance.attached.slices_mlp,
-            others=not on_host and self._fallbacks.other(instance) is not None,
-            float32=cause is Cause.NOT_FINITE
-            and not on_host
-            and self._fallbacks.float32_possible(instance, max(lengths)),
-            cpu=not on_host and self._fallbacks.host_possible(),
+            others=not on_host and fallbacks.other(instance) is not None,
+            float32=not_finite and not on_host and fallbacks.float32_possible(instance, longest),
+            cpu=not on_host and fallbacks.host_possible(),
         )
         step = next_step(piece.effort, evidence, means)
         if step.rung is Rung.PARK:
-            self._park(piece, short.message if cause is Cause.NOT_FINITE else step.reason)
+            now.park(piece, short.message if not_finite else step.reason)
             return []
         alone = cause is Cause.MEMORY and len(lengths) == 1 and step.rung is not Rung.REPLAN
-        if alone and instance is self.instance and self._fallbacks.makes_room(instance):
+        if alone and instance is self.instance and fallbacks.makes_room(instance):
             raise Crowded
-        if (target := self._taken(step, piece)) is None:
-            return self._climb(replace(piece, effort=step.effort) if step.rung in MOVES else piece, cause, short)
+        if (target := self._taken(step, instance, lengths)) is None:
+            again = replace(piece, effort=step.effort) if step.rung in MOVES else piece
+            return self._climb(again, cause, short, now)
         self._pressed = self._pressed or (cause is Cause.MEMORY and instance is self.instance)
-        happened = f"invalid vector ({short.message})" if cause is Cause.NOT_FINITE else step.happened
-        self._mitigated(step.rung, happened, step.action, instance, len(lengths), short, time.monotonic() - began)
+        happened = f"invalid vector ({short.message})" if not_finite else step.happened
+        short = replace(short, seconds=short.seconds + time.monotonic() - began)
+        self._mitigated(now, step.rung, happened, step.action, piece, short)
         cuts = step.pieces(lengths, padded=instance.encoder.padded)
         return [_Piece(piece.indices[cut], step.effort, target) for cut in cuts]
 
-    def _lengths(self, piece: _Piece) -> list[int]:
-        return [len(self._rows[index]) for index in piece.indices]
-
-    def _taken(self, step: Step, piece: _Piece) -> ModelInstance | None:
+    def _taken(self, step: Step, instance: ModelInstance, lengths: Sequence[int]) -> ModelInstance | None:
         """Do what the step says; the instance that computes from now on. None where that turns out not to help, and is
         no longer among the means: a piece that moves on leaves no trace of it. Where to move to is asked once."""
         match step.rung:
             case Rung.STREAM | Rung.SLICE_MLP:
-                piece.instance.adopt(step.effort.tried)
-                if step.rung is Rung.STREAM and not self._fallbacks.streams_rightly(piece.instance):
-                    if lacks := piece.instance.end_streaming():
-                        self._lose(piece.instance, lacks)
+                instance.adopt(step.effort.tried)
+                if step.rung is Rung.STREAM and not self._fallbacks.streams_rightly(instance):
+                    if lacks := instance.end_streaming():
+                        self._lose(instance, lacks)
                     return None
             case Rung.RELOCATE:
-                return self._fallbacks.other(piece.instance)
+                return self._fallbacks.other(instance)
             case Rung.FLOAT32:
-                return self._fallbacks.in_float32(piece.instance)
+                return self._fallbacks.in_float32(instance)
             case Rung.CPU:
-                return self._fallbacks.host(self._lengths(piece))
-        return piece.instance
+                return self._fallbacks.host(lengths)
+        return instance
 
-    def _mitigated(
-        self, rung: Rung, cause: str, action: str, instance: ModelInstance, rows: int, short: Shortfall, seconds: float
-    ) -> None:
+    def _mitigated(self, now: _State, rung: Rung, cause: str, action: str, piece: _Piece, short: Shortfall) -> None:
+        """Emit a step of the ladder for a piece, and what the forward cost that fell short."""
         measured = short.trouble is not None
         self._emit(
             Mitigated(
-                model_pass=self._cells.model_pass,
-                batch_index=self._index,
+                model_pass=self._job.model_pass,
+                batch_index=now.index,
                 cause=cause,
                 action=action,
-                rows=rows,
-                cost_seconds=round(short.seconds + seconds, 6),
+                rows=len(piece.indices),
+                cost_seconds=round(short.seconds, 6),
                 rung=rung,
-                device=instance.device.name,
+                device=piece.instance.device.name,
                 predicted_bytes=short.predicted if measured else None,
                 free_bytes=short.room if measured else None,
                 foreseen=short.foreseen,
             )
         )
-
-    def _park(self, piece: _Piece, reason: str) -> None:
-        cells = self._cells
-        self._parked += [
-            RowParked(
-                model_pass=cells.model_pass,
-                model=cells.card.key,
-                collection=cells.layout.collections[self._index],
-                row=row,
-                reason=reason,
-                batch_index=self._index,
-            )
-            for row in self._batch.rows[piece.indices].tolist()
-        ]

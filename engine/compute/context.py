@@ -12,7 +12,7 @@ from torch import nn
 
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import Encoder, encoder_for
-from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.job import Job
 from interlock.engine.compute.memory_needs import Laws
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.cpu import CpuDevice
@@ -108,17 +108,17 @@ class Deadline:
         """Whether what takes so long is over in time, with what closes the run."""
         return seconds + CLOSING_SECONDS <= self.left
 
-    def allows_batch(self, cells: Cells, index: int) -> bool:
+    def allows_batch(self, cells: Job, index: int) -> bool:
         """Whether a batch may still be begun, as `allows` says."""
         return self._ends is None or self.allows(self.seconds_of(cells, index))
 
-    def allows_lease(self, weights: int, cells: Cells, index: int) -> bool:
+    def allows_lease(self, weights: int, cells: Job, index: int) -> bool:
         """Whether a model with `weights` bytes may still be leased and loaded, for at least one batch."""
         with self._lock:
             opening = self._leases.of(weights)
         return self._ends is None or self.allows(opening + self.seconds_of(cells, index))
 
-    def seconds_of(self, cells: Cells, index: int) -> float:
+    def seconds_of(self, cells: Job, index: int) -> float:
         """Predict what a batch takes at most. Of a pass without any the pace of earlier runs counts, else that of the
         passes before it, either doubled; 0 where nothing is known."""
         cost, computed = cells.layout.cost(index), cells.layout.computed(cells.batches[index])
@@ -130,7 +130,7 @@ class Deadline:
                 return UNSURE * computed / pace
             return UNSURE * cost * max((each.seconds / each.cost for each in others if each.cost), default=0.0)
 
-    def learn(self, cells: Cells, index: int, seconds: float) -> None:
+    def learn(self, cells: Job, index: int, seconds: float) -> None:
         """Take in what a batch took."""
         with self._lock:
             self._batches.setdefault(cells.model_pass, _Slowest()).take(seconds, cells.layout.cost(index))

@@ -53,6 +53,8 @@ class ModelInstance:
     lease: Lease
     lessor: Lessor
     lock: AbstractContextManager[object] = field(default_factory=RLock)
+    stays: bool = False
+    """Whether it stays from one job to the next, beside others: then it keeps to its lease on a CPU too."""
     mlp_sliced: bool = False
     _cold: bool = True
     """The next forward takes workspaces that stay: it says nothing of activations."""
@@ -67,6 +69,11 @@ class ModelInstance:
     def streamed(self) -> bool:
         """Whether the weights stay on the host for now."""
         return isinstance(self.attached, Replica) and self.attached.streamed
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a batch is cut so that by the law each forward fits."""
+        return self.device.metered or self.stays
 
     @property
     def way(self) -> str:

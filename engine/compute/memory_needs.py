@@ -6,8 +6,8 @@ leased or changed.
 
 from collections.abc import Callable, Sequence
 
-from interlock.engine.compute.grid import Layout
 from interlock.engine.compute.instance import first_calibration
+from interlock.engine.compute.job import Layout
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, MemoryNeed
 from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.gpu.lease import Lessor

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.job import Job
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment
 from interlock.engine.record.events import BatchCommitted, Emit, EnsemblePassCompleted, PassFailed
@@ -19,7 +19,7 @@ class Queue:
     """The batches that an assignment has left, pulled by its workers; `failed` says why nobody should go on, `narrow`
     that the rest is for a wider precision."""
 
-    def __init__(self, cells: Cells, batches: Iterable[int]) -> None:
+    def __init__(self, cells: Job, batches: Iterable[int]) -> None:
         self.cells = cells
         self.failed: Exception | None = None
         self.narrow = False
@@ -81,7 +81,7 @@ class BatchSource:
 
     def __init__(
         self,
-        grid: Sequence[Cells],
+        grid: Sequence[Job],
         done: Sequence[Iterable[BatchCommitted]],
         weights: Sequence[float],
         emit: Emit,
@@ -99,7 +99,7 @@ class BatchSource:
         """Whether anything is left to be placed."""
         return any(self.left)
 
-    def queue(self, cells: Cells, assignment: Assignment) -> Queue:
+    def queue(self, cells: Job, assignment: Assignment) -> Queue:
         """Make the queue of an assignment."""
         return Queue(cells, assignment.batches)
 
@@ -129,7 +129,7 @@ class BatchSource:
         return sum(len(batches[index].rows) for index in self.left[model_pass])
 
 
-def completed(cells: Cells, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:
+def completed(cells: Job, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:
     """Describe a pass that has ended by its batches of all sessions, as they ran."""
     return EnsemblePassCompleted(
         model_pass=cells.model_pass,

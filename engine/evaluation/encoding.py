@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from interlock.engine.compute.job import Encoded, GpuJobs, HostJobs, Job, JobExecutor, weigh_queries
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.term_table import table_of
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
+from interlock.engine.compute.texts import Encoded, GpuJobs, HostJobs, TextJobs, weigh_queries
 from interlock.engine.corpus.ragged import starts_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection
@@ -83,16 +83,17 @@ class TextEncoder:
         missing = [text for part, file in slices if not file.exists() for text in part]
         if not missing:
             return Amount(card.key, len(texts), 0, 0, 0.0)
-        lengths = [len(row) for row in Job(card, card.document_prompt, missing).rows()]
         places = np.linspace(0, len(missing) - 1, min(SLICE if gpus else TRIED, len(missing))).astype(int).tolist()
         with HostJobs(self.lessor, kept=True) as host:
-            tried, on = Job(card, card.document_prompt, [missing[at] for at in places]), gpus or host
-            if on is host:
-                host.compute([tried])  # what is loaded only now is no part of its pace
-            began, (found,) = time.monotonic(), on.compute([tried])
+            on: TextJobs = gpus or host
+            lengths = on.job(card, card.document_prompt, missing).tokens.lengths(card.max_tokens)
+            tried = [missing[at] for at in places]
+            if on is host:  # what is loaded only now is no part of its pace
+                host.compute([host.job(card, card.document_prompt, tried)])
+            began, (found,) = time.monotonic(), on.compute([on.job(card, card.document_prompt, tried)])
             seconds = time.monotonic() - began if on is host else found.seconds / len(on.devices)
-        pace = seconds / sum(lengths[at] for at in places)
-        return Amount(card.key, len(texts), len(lengths), sum(lengths), pace * sum(lengths))
+        tokens = int(lengths.sum())
+        return Amount(card.key, len(texts), len(lengths), tokens, seconds * tokens / int(lengths[places].sum()))
 
     def documents(self, spec: ModelSpec, card: ModelCard, texts: Sequence[str]) -> Encoded:
         """Encode texts."""
@@ -127,12 +128,10 @@ class TextEncoder:
         took counts to each slice by its share of the texts."""
         left = iter(missing.items())
         with HostJobs(self.lessor, kept=True) as host:
-            on: JobExecutor = gpus or host
-            if on is host and missing:
-                host.hold([Job(card, prompt, [text for part in missing.values() for text in part])])
+            on: TextJobs = gpus or host
             while group := dict(islice(left, TOGETHER if gpus else 1)):
                 texts = [text for part in group.values() for text in part]
-                (found,) = on.compute([Job(card, prompt, texts)])
+                (found,) = on.compute([on.job(card, prompt, texts)])
                 start = 0
                 for file, part in group.items():
                     rows = found.rows.taken(np.arange(start, start + len(part)))

@@ -10,7 +10,7 @@ from interlock.engine.compute.cluster.node import pack, versions
 from interlock.engine.compute.context import Backend, Deadline, RunContext
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
-from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.job import Job
 from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
 from interlock.engine.flows.plan import Models, RunRequest
@@ -127,7 +127,7 @@ def at_work(devices: Sequence[Device], emit: Emit) -> Iterator[None]:
 def executor_of(
     request: RunRequest,
     models: Models,
-    grid: Sequence[Cells],
+    grid: Sequence[Job],
     done: Sequence[Sequence[BatchCommitted]],
     context: RunContext,
     members: ClusterMembers | None,

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from interlock.engine.compute.job import GpuJobs
+from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.corpus.questions import Judged, read_grades, read_judged, read_queries, read_questions
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from interlock.engine.compute.job import weigh_documents, weigh_queries
 from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.compute.texts import weigh_documents, weigh_queries
 from interlock.engine.errors import UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE

@@ -11,7 +11,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from interlock.engine.compute.cluster.members import RemoteDevice
-from interlock.engine.compute.grid import Cells, token_bytes
+from interlock.engine.compute.job import Job, token_bytes
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import DiskError, UnavailableError, UsageError, reason
 from interlock.engine.gpu.device import Device
@@ -107,7 +107,7 @@ def unloadable(name: str) -> str:
     return ""
 
 
-def check_room(directory: Path, store: Path | None, grid: Sequence[Cells], formats: Sequence[str]) -> None:
+def check_room(directory: Path, store: Path | None, grid: Sequence[Job], formats: Sequence[str]) -> None:
     """Raise DiskError where the token vectors that the passes are still to give would fill the disk, with their files
     and their place in the `store`."""
     coming = exported = stored = 0

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlock.engine.compute.pairs.rows import Pair, PairPlan
+from interlock.engine.compute.pairs.rows import Pair
+from interlock.engine.compute.pairs.scorer import PairPlan
 from interlock.engine.corpus.questions import PairLine, read_pairs
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows import EventSink, Listener

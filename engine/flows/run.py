@@ -15,7 +15,7 @@ import torch
 
 from interlock.engine.compute.context import REAL, Backend, Deadline, seconds_until
 from interlock.engine.compute.controls import STOP, Controls
-from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.job import Job
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, limit
 from interlock.engine.flows import computing
 from interlock.engine.flows.opening import (
@@ -230,7 +230,7 @@ class Run:
             self._emit(ev.Warned(message=missed))
         return plan
 
-    def _executor(self, grid: Sequence[Cells], models: Models) -> computing.Executor:
+    def _executor(self, grid: Sequence[Job], models: Models) -> computing.Executor:
         """Make what computes the batches that are left; the deadline learns from those that are not."""
         done = [self._earlier.survived(cells) for cells in grid]
         for cells, batches in zip(grid, done, strict=True):

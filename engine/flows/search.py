@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from interlock.engine.compute.job import GpuJobs
+from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows import EventSink
 from interlock.engine.flows.rerank import free_devices, rerankers

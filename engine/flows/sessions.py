@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 from msgspec.structs import replace
 
-from interlock.engine.compute import reuse
 from interlock.engine.compute.context import Deadline
-from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.job import Job
+from interlock.engine.compute.parts import reuse
 from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.compute.source import completed
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
@@ -64,7 +64,7 @@ class Continuation:
         """Open the files of a pass, and take over what the source has for them; of which texts [texts]."""
         place = self._directory.pass_directory(model_pass, card.key)
         kept, begun = self._recorder.look(lambda state: (state.reused.get(model_pass), dict(state.plans)))
-        if kept and not all((place / KINDS[output].PLACE).exists() for output in card.outputs):
+        if kept and not all((place / KINDS[output].file.PLACE).exists() for output in card.outputs):
             raise self._not_reused(kept, kept.rows)
         files = PassFiles.open(place, card, len(corpus.digests))
         if kept and (damaged := reuse.damaged(kept, files)):
@@ -74,7 +74,7 @@ class Continuation:
         self._files[model_pass] = files
         return reuse.mask_of(kept, len(corpus.digests))
 
-    def begin(self, planned: PlannedPass) -> Cells:
+    def begin(self, planned: PlannedPass) -> Job:
         """Make the cells of a pass that is laid out; tell what is planned, and what is truncated. Raises UsageError
         where an earlier session planned it otherwise."""
         directory, emit, layout = self._directory, self._recorder.emit, planned.layout
@@ -93,13 +93,13 @@ class Continuation:
             message = _truncation(share, card)
             if share.truncated and message not in said:  # by an earlier session
                 emit(ev.Warned(message=message, collection=name))
-        return Cells(model_pass, layout, planned.tokens, files)
+        return Job(model_pass, layout, planned.tokens, files)
 
-    def committed(self, cells: Cells) -> list[ev.BatchCommitted]:
+    def committed(self, cells: Job) -> list[ev.BatchCommitted]:
         """List the batches of a pass that the journal speaks of."""
         return self._recorder.look(lambda state: list(state.committed.get(cells.model_pass, {}).values()))
 
-    def survived(self, cells: Cells) -> list[ev.BatchCommitted]:
+    def survived(self, cells: Job) -> list[ev.BatchCommitted]:
         """List the committed batches whose vectors are still what was committed; tell of the others."""
         committed = self.committed(cells)
         if gone := _lost(cells, committed):
@@ -107,7 +107,7 @@ class Continuation:
         missing = set(gone)
         return [batch for batch in committed if batch.batch_index not in missing]
 
-    def check(self, cells: Cells) -> None:
+    def check(self, cells: Job) -> None:
         """Raise InterlockError unless every vector of a pass still is the one that the journal speaks of."""
         reused = self._recorder.look(lambda state: state.reused.get(cells.model_pass))
         if _lost(cells, self.committed(cells)) or (reused and reuse.damaged(reused, cells.files)):
@@ -149,7 +149,7 @@ def _truncation(share: ev.PassPlanned, card: ModelCard) -> str:
     )
 
 
-def _lost(cells: Cells, committed: Sequence[ev.BatchCommitted]) -> list[int]:
+def _lost(cells: Job, committed: Sequence[ev.BatchCommitted]) -> list[int]:
     """The batches whose vectors are not those that were committed."""
     crcs = {batch.batch_index: batch.crc for batch in committed}
     return cells.files.damaged([batch.rows for batch in cells.batches], crcs)
@@ -162,7 +162,7 @@ class SessionEnd:
     recorder: Recorder
     directory: RunDirectory
     plan: RunPlan
-    grid: Sequence[Cells]
+    grid: Sequence[Job]
     earlier: Continuation
 
     @property

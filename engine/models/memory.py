@@ -60,16 +60,18 @@ Config = Mapping[str, Any]
 @dataclass(frozen=True)
 class HeadLaw:
     """Bytes of what comes after the layers: a constant, some for each token, and `part` for each of the first `tokens`
-    of them, which are as many as it computes at a time."""
+    of them, which are as many as it computes at a time; some for each `row` where rows are padded."""
 
     constant: int
     token: float
     part: float
     tokens: int
+    row: float = 0.0
 
-    def activations(self, tokens: int) -> int:
-        """Predict the bytes beside the weights for `tokens` tokens."""
-        return math.ceil(self.constant + self.token * tokens + self.part * min(tokens, self.tokens))
+    def activations(self, tokens: int, longest: int) -> int:
+        """Predict the bytes beside the weights for `tokens` tokens, padding included, in rows of up to `longest`."""
+        rows = self.row * tokens / max(1, longest)
+        return math.ceil(self.constant + self.token * tokens + self.part * min(tokens, self.tokens) + rows)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ class Law:
         longest += -longest % ALIGNED  # in such steps scores and masks are laid out
         widest = max(self.token + self.mask * longest, self.attention + self.pair * longest)
         layers = math.ceil(tokens * widest + self.square * longest**2)
-        return max(layers, math.ceil(self.before * longest**2), self.head.activations(tokens) if self.head else 0)
+        return max(
+            layers, math.ceil(self.before * longest**2), self.head.activations(tokens, longest) if self.head else 0
+        )
 
     def peak(self, tokens: int, longest: int) -> int:
         """Predict the bytes of weights and activations together."""

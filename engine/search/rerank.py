@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from interlock.engine.compute.pairs.rows import Pair, PairPlan, Scores
-from interlock.engine.compute.pairs.scorer import Progress, Scorer
+from interlock.engine.compute.pairs.rows import Pair
+from interlock.engine.compute.pairs.scorer import PairPlan, Progress, Scorer, Scores
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.lease import Lessor

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from interlock.engine.compute.job import GpuJobs, HostJobs, Job, JobExecutor, Progress, beyond_limit, by_table, unheard
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
+from interlock.engine.compute.texts import GpuJobs, HostJobs, Progress, TextJobs, by_table, unheard
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
@@ -90,7 +90,7 @@ class StoreSearcher:
             self.manifest = read_manifest(store.manifest, store.dims, store.sparse, store.tokens)
             devices = passes.devices if passes else lessor.devices
             self._models = StoreModels(self.manifest, registry, policy, devices, given)
-            self._on: JobExecutor = passes or stack.enter_context(HostJobs(lessor, kept=kept))
+            self._on: TextJobs = passes or stack.enter_context(HostJobs(lessor, kept=kept))
             if store.projection is not None:
                 self._check_projection(len(store.projection))
             self._stack, self.closed = stack.pop_all(), False
@@ -140,9 +140,9 @@ class StoreSearcher:
         ask = ask.to(min(ask.limit, max(1, self.store.count())))  # the engine takes no more than 64 bits
         with _timed(seconds, "models"):
             models = self._serving(comparison)
-        jobs = [Job(each.card, each.member.query_prompt, texts) for each in models if not each.table]
-        beyond = {job.card.key: beyond_limit(job) for job in jobs}
         with _timed(seconds, "encoding"):
+            jobs = [self._on.job(each.card, each.member.query_prompt, texts) for each in models if not each.table]
+            beyond = {job.card.key: job.tokens.truncated(job.card.max_tokens).tolist() for job in jobs}
             outputs = {
                 each.card.key: Outputs(terms=by_table(each.card, each.table, texts)) for each in models if each.table
             }

@@ -19,8 +19,8 @@ from interlock.engine.compute.checks import findings
 from interlock.engine.compute.checks.findings import Finding, attention_of
 from interlock.engine.compute.context import RunContext
 from interlock.engine.compute.encoder import Ids, one_by_one
-from interlock.engine.compute.grid import Cells
 from interlock.engine.compute.instance import ModelInstance, Shortfall
+from interlock.engine.compute.job import Job
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.memory_needs import MemoryPlanner
 from interlock.engine.compute.parts.outputs import Outputs
@@ -102,7 +102,7 @@ class Canaries:
 
     def sift(
         self,
-        cells: Cells,
+        cells: Job,
         instances: Sequence[ModelInstance],
         lose: Callable[[Device, str], object],
         mitigate: Callable[[Rung, str, str, Device], object],
@@ -147,7 +147,7 @@ class Canaries:
             mitigate(rung, f"failed its canary in {card.dtype}, {attention_of(card)}", action, device)
 
     def outcome(
-        self, cells: Cells, card: ModelCard, instance: ModelInstance, otherwise: str = ""
+        self, cells: Job, card: ModelCard, instance: ModelInstance, otherwise: str = ""
     ) -> Literal["passed", "failed", "skipped", "lost"]:
         """Return what a canary shows of an instance that computes as `card` says; `otherwise` is what follows where it
         fails. What passed on one GPU holds for all of its make; each that fails has failed itself."""
@@ -169,7 +169,7 @@ class Canaries:
             return self.outcome(cells, card, instance, otherwise)
         return found.outcome
 
-    def _checked(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
+    def _checked(self, cells: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
         """What a canary shows now, or an earlier run saw pass; None where the device is gone."""
         device = instance.device
         if device.lasting and (known := findings.passed(card, instance)):
@@ -183,7 +183,7 @@ class Canaries:
                 findings.keep(card, instance, found)
         return found
 
-    def _compared(self, cells: Cells, card: ModelCard, instance: ModelInstance) -> Finding | None:
+    def _compared(self, cells: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
         where, lacks = self._where(cells, card, instance.device)
         found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="", detail=lacks)
         if where is None:
@@ -215,7 +215,7 @@ class Canaries:
         found = replace(found, rows=len(rows), tokens=sum(map(len, rows)), cosine=round(cosine, 7))
         return replace(found, outcome="passed" if passed else "failed")
 
-    def _where(self, cells: Cells, card: ModelCard, device: Device) -> tuple[Device | None, str]:
+    def _where(self, cells: Job, card: ModelCard, device: Device) -> tuple[Device | None, str]:
         """Where the plain path is computed: a GPU with room for it too, else the host; None, and what it lacks."""
         budget, host = self._context.lessor.budget, self._context.host
         longest = min(MOST_TOKENS, max((batch.longest for batch in cells.batches), default=1))
@@ -255,7 +255,7 @@ class Canaries:
         )
 
 
-def sample(cells: Cells, card: ModelCard, operations: float) -> list[Ids]:
+def sample(cells: Job, card: ModelCard, operations: float) -> list[Ids]:
     """Choose rows of a pass of different lengths, the longest first: as many as cost no more `operations`, or one."""
     every = np.concatenate([batch.rows for batch in cells.batches] or [np.empty(0, np.int64)])
     every = every[cells.tokens.lengths(card.max_tokens)[every] <= MOST_TOKENS]

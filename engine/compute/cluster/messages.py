@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.grid import Cells, Layout
+from interlock.engine.compute.job import Job, Layout
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.corpus.tokens import Ids, Lengths, Specials
 from interlock.engine.models.assets import Policy
@@ -87,7 +87,7 @@ class GridPlan:
     @classmethod
     def of(
         cls,
-        grid: Sequence[Cells],
+        grid: Sequence[Job],
         specs: Sequence[ModelSpec] | Mapping[int, ModelSpec],
         policy: Policy,
         controls: Controls,
@@ -138,7 +138,7 @@ class Handed:
     ids: Ids
 
     @classmethod
-    def of(cls, cells: Cells, texts: Sequence[int], batches: Sequence[int] = ()) -> "Handed":
+    def of(cls, cells: Job, texts: Sequence[int], batches: Sequence[int] = ()) -> "Handed":
         """Make it of a pass."""
         stored = [cells.tokens.stored(text) for text in texts]
         ends = np.cumsum([len(each) for each in stored], dtype=np.int64)

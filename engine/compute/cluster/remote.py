@@ -14,7 +14,7 @@ import numpy as np
 from interlock.engine.compute.cluster.messages import GridPlan, Handed, NodeEvent, Orders, PassPlan, Report
 from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.controls import YES, Controls
-from interlock.engine.compute.grid import Cells
+from interlock.engine.compute.job import Job
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.compute.schedule import Assignment, Schedule
 from interlock.engine.compute.source import BatchSource, Queue
@@ -58,7 +58,7 @@ class RemoteSource(BatchSource):
         """Seconds from a report to the orders that follow it, and of a batch on a device, as they were lately; when the
         last report went."""
         grid = [
-            Cells(
+            Job(
                 each.model_pass,
                 replace(each.layout, card=cards[each.model_pass]),
                 RemoteTokens(each, self),
@@ -137,7 +137,7 @@ class RemoteSource(BatchSource):
             self._dry = set()
             return not self._over
 
-    def queue(self, cells: Cells, assignment: Assignment) -> Queue:
+    def queue(self, cells: Job, assignment: Assignment) -> Queue:
         return RemoteQueue(cells, assignment, self)
 
     def attach(self, queue: "RemoteQueue") -> None:
@@ -241,7 +241,7 @@ class RemoteSource(BatchSource):
 class RemoteQueue(Queue):
     """A queue that fills while it is worked off; batches that it commits go to the head with their outputs."""
 
-    def __init__(self, cells: Cells, assignment: Assignment, source: RemoteSource) -> None:
+    def __init__(self, cells: Job, assignment: Assignment, source: RemoteSource) -> None:
         super().__init__(cells, ())
         self.devices, self.last = len(assignment.devices), assignment.batches[-1]
         self._source = source

@@ -1,12 +1,13 @@
-"""Pairs of a query and a text as one row of token ids each, as their cross-encoder wants them; and how they are scored.
+"""Pairs of a query and a text as rows of token ids, as their cross-encoder wants them; and how they are scored.
 
-A row is cut where it is longer than the model takes, the longer of its two texts first (`longest_first`), as
-`CrossEncoder` of sentence-transformers does it. Each distinct text is tokenised once, whatever the number of its pairs.
+A row is [tokens], or with token types [tokens, 2]: its ids and its types. It is cut where it is longer than the model
+takes, the longer of its two texts first (`longest_first`), as `CrossEncoder` of sentence-transformers does it. Each
+distinct text is tokenised once, whatever the number of its pairs.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,83 +15,56 @@ import torch
 from tokenizers import Encoding
 from torch import nn
 
-from interlock.engine.compute.batches import BatchPlan
+from interlock.engine.compute.encoder import Encoder, Ids
 from interlock.engine.compute.parts.dense import ScoreRows
 from interlock.engine.compute.parts.outputs import Outputs
-from interlock.engine.corpus.tokens import encoded, load_tokenizer, naming, translated
+from interlock.engine.corpus.tokens import Ids as StoredIds
+from interlock.engine.corpus.tokens import Lengths, Specials, Tokenised, encoded, load_tokenizer, naming, translated
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.layout import read_object
-from interlock.engine.models.memory import HeadLaw
+from interlock.engine.models.layout import modules_of, read_object
+from interlock.engine.models.memory import HeadLaw, Law, law_for
 from interlock.engine.models.networks.kernels import Kernel, filling, pack, padded_tokens
 from interlock.engine.models.networks.network import PackedPairEncoder
-from interlock.engine.models.scoring import Activation
-from interlock.engine.record.events import PairsPlanned
+from interlock.engine.models.scoring import ANSWER, Activation
 
-Ids = npt.NDArray[np.int64]
-Scores = npt.NDArray[np.float32]
 Pair = tuple[str, str]
 TYPED = ("BertTokenizer", "BertTokenizerFast")
 """Tokenizers of transformers that give token types without being told to, of those that packed networks come with."""
 
 
-@dataclass(frozen=True, eq=False)
-class PairRow:
-    """A pair as its model is given it; `full` counts the tokens that it would have if it were not cut."""
+class PairRows(Tokenised):
+    """Pairs in memory, each as its model is given it."""
 
-    ids: Ids
-    types: Ids | None
-    full: int
-    more: Mapping[str, Any]
-    """What sentence-transformers hands to its network beside them, the same for every row."""
+    def __init__(self, rows: Sequence[Ids], full_lengths: Sequence[int]) -> None:
+        """`full_lengths` count the tokens of each pair if it were not cut, special ones included."""
+        super().__init__(np.asarray(full_lengths, np.int64), Specials((), ()))
+        self._rows = rows
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    def lengths(self, limit: int) -> Lengths:
+        return np.array([len(row) for row in self._rows], np.int64)
 
+    def truncated(self, limit: int) -> Lengths:
+        return self.full_lengths - self.lengths(limit)
 
-@dataclass(frozen=True)
-class PairPlan:
-    """Pairs as rows, and the batches that they go through in; `needed` is the most that a forward is predicted to take
-    beside the weights, in bytes, `weights` what those take."""
+    def stored(self, text: int) -> StoredIds:
+        return self._rows[text].astype(np.uint32)
 
-    rows: Sequence[PairRow]
-    batches: BatchPlan
-    device: str
-    weights: int
-    needed: int
-
-    @property
-    def truncated(self) -> int:
-        """Count the pairs of which something is cut off."""
-        return sum(row.full > len(row) for row in self.rows)
-
-    @property
-    def truncated_tokens(self) -> int:
-        return sum(row.full - len(row) for row in self.rows)
-
-    def told(self, card: ModelCard) -> PairsPlanned:
-        """Say what is about to be scored."""
-        return PairsPlanned(
-            model=card.key,
-            pairs=len(self.rows),
-            batches=len(self.batches.batches),
-            tokens=self.batches.tokens,
-            padding=0 if card.packed else self.batches.padding,
-            truncated=self.truncated,
-            truncated_tokens=self.truncated_tokens,
-        )
+    def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:
+        return self._rows[text]
 
 
-def head_of(card: ModelCard, device_kind: str, rows: Sequence[PairRow]) -> HeadLaw | None:
-    """Return what a language model's logits of one token for each row take; None of a model that gives no such."""
-    if not any("logits_to_keep" in row.more for row in rows[:1]):
-        return None
+def pair_law(card: ModelCard, device_kind: str) -> Law:
+    """Estimate the law of a cross-encoder; a language model gives the logits of one token for each row."""
+    law = law_for(card, device_kind)
+    if ANSWER not in [module.kind for module in modules_of(card.snapshot.path)]:
+        return law
     size = 2 if device_kind == "sim" or card.dtype != "float32" else 4
     words, width = int(card.config["vocab_size"]), int(card.config["hidden_size"])
-    return HeadLaw(0, 2 * width * size + words * size / min(map(len, rows)), 0.0, 0)
+    return replace(law, head=HeadLaw(0, 2.0 * width * size, 0.0, 0, row=float(words * size)))
 
 
-def rows_of_texts(card: ModelCard, pairs: Sequence[Pair]) -> list[PairRow]:
+def rows_of_texts(card: ModelCard, pairs: Sequence[Pair]) -> PairRows:
     """Tokenise pairs by the `tokenizer.json` of a card. Raises UnavailableError for what the tokenizer cannot take."""
     with naming([card.key], card.tokenizer_file):
         tokenizer = load_tokenizer(card.tokenizer_file)
@@ -98,30 +72,27 @@ def rows_of_texts(card: ModelCard, pairs: Sequence[Pair]) -> list[PairRow]:
         known: dict[str, Encoding] = dict(zip(texts, encoded(tokenizer, texts), strict=True))
         tokenizer.enable_truncation(card.max_tokens, strategy="longest_first")
         specials, typed = tokenizer.num_special_tokens_to_add(is_pair=True), _typed(card)
-        rows = []
+        rows, full = [], []
         for query, text in pairs:
             first, second = known[card.query_prompt + query], known[text]
             with translated():
                 whole = tokenizer.post_process(first, second)
-            types = np.asarray(whole.type_ids, np.int64) if typed else None
-            full = len(first.ids) + len(second.ids) + specials
-            rows.append(PairRow(np.asarray(whole.ids, np.int64), types, full, {}))
-    return rows
+            rows.append(np.array([whole.ids, whole.type_ids]).T if typed else np.asarray(whole.ids, np.int64))
+            full.append(len(first.ids) + len(second.ids) + specials)
+    return PairRows(rows, full)
 
 
-def rows_of_network(network: Any, card: ModelCard, pairs: Sequence[Pair]) -> list[PairRow]:
+def rows_of_network(network: Any, card: ModelCard, pairs: Sequence[Pair]) -> PairRows:
     """Tokenise pairs as the `CrossEncoder` in `network` does: by its own template where it has one."""
-    uncut = {"processing_kwargs": {"text": {"truncation": False}}}
-    rows = []
+    prompt, uncut = card.query_prompt or None, {"processing_kwargs": {"text": {"truncation": False}}}
+    rows, full = [], []
     for pair in pairs:
-        made = network.preprocess([list(pair)], prompt=card.query_prompt or None)
-        ids, types = made.pop("input_ids"), made.pop("token_type_ids", None)
-        made.pop("attention_mask", None)
-        full = len(ids[0])
-        if full >= card.max_tokens:
-            full = len(network.preprocess([list(pair)], prompt=card.query_prompt or None, **uncut)["input_ids"][0])
-        rows.append(PairRow(ids[0].numpy(), None if types is None else types[0].numpy(), full, made))
-    return rows
+        made = network.preprocess([list(pair)], prompt=prompt)
+        ids, types = made["input_ids"][0].numpy(), made.get("token_type_ids")
+        rows.append(ids if types is None else np.stack([ids, types[0].numpy()], axis=1))
+        whole = len(ids) < card.max_tokens
+        full.append(len(ids if whole else network.preprocess([list(pair)], prompt=prompt, **uncut)["input_ids"][0]))
+    return PairRows(rows, full)
 
 
 def _typed(card: ModelCard) -> bool:
@@ -134,21 +105,17 @@ def _typed(card: ModelCard) -> bool:
     return settings.get("tokenizer_class", usual) in TYPED
 
 
-class PairScorer(Protocol):
-    """Scores rows of pairs."""
-
-    padded: bool
-    """Whether every row costs as much as the longest."""
-
-    def encode(self, rows: Sequence[PairRow]) -> Outputs:
-        """Compute a score of each row, with what the model applies to it: `scores` [len(rows), 1]."""
-
-
-def scorer_for(card: ModelCard, activation: Activation, network: nn.Module, device: Device) -> PairScorer:
-    """Return what scores with a network that is attached to `device`."""
+def scorer_for(activation: Activation, card: ModelCard, network: nn.Module, device: Device) -> Encoder:
+    """Return what scores with a network that is attached to `device`: `scores` [rows, 1], with what the model applies
+    to them."""
     if isinstance(network, PackedPairEncoder):
         return PackedPairs(network, activation, device.torch, card.kernel_on(device.kind))
     return PaddedPairs(network, activation, device.torch, card.positions)
+
+
+def _ids_and_types(rows: Sequence[Ids]) -> tuple[Sequence[Ids], Sequence[Ids]]:
+    """The ids of rows, and their types where they have some."""
+    return ([row[:, 0] for row in rows], [row[:, 1] for row in rows]) if rows[0].ndim > 1 else (rows, [])
 
 
 class PackedPairs:
@@ -165,9 +132,9 @@ class PackedPairs:
         self._kernel = kernel
 
     @torch.inference_mode()
-    def encode(self, rows: Sequence[PairRow]) -> Outputs:
-        batch = pack([row.ids for row in rows], self._device, self._kernel)
-        types = [row.types for row in rows if row.types is not None]
+    def encode(self, rows: Sequence[Ids]) -> Outputs:
+        ids, types = _ids_and_types(rows)
+        batch = pack(ids, self._device, self._kernel)
         if types:
             after = np.zeros(filling(batch.tokens), np.int64)
             batch = replace(batch, types=torch.from_numpy(np.concatenate([*types, after])).to(self._device))
@@ -185,9 +152,14 @@ class PaddedPairs:
         self._activation = activation
         self._device = device
         self._limit = limit
+        made = network.preprocess([["a", "b"]])
+        self._more = {
+            name: made[name] for name in made if name not in ("input_ids", "attention_mask", "token_type_ids")
+        }
+        """What sentence-transformers hands to its network beside the rows, the same for every one."""
 
     @torch.inference_mode()
-    def encode(self, rows: Sequence[PairRow]) -> Outputs:
+    def encode(self, rows: Sequence[Ids]) -> Outputs:
         lengths = [len(row) for row in rows]
         longest, even = max(lengths), len(set(lengths)) == 1
         width = longest if even else max(longest, min(self._limit, padded_tokens(1, longest, 0)))
@@ -200,10 +172,10 @@ class PaddedPairs:
                 line[width - len(value) if left else 0 :][: len(value)] = value
             return torch.from_numpy(table).to(self._device)
 
-        features = dict(rows[0].more)
-        features["input_ids"] = filled([row.ids for row in rows], int(tokenizer.pad_token_id or 0))
+        ids, types = _ids_and_types(rows)
+        features = dict(self._more)
+        features["input_ids"] = filled(ids, int(tokenizer.pad_token_id or 0))
         features["attention_mask"] = filled([np.ones(length, np.int64) for length in lengths], 0)
-        types = [row.types for row in rows if row.types is not None]
         if types:
             features["token_type_ids"] = filled(types, int(tokenizer.pad_token_type_id or 0))
         return _applied(self._network(features)["scores"].reshape(len(rows), -1)[:, 0], self._activation)

@@ -1,7 +1,6 @@
 """All that a model gives of rows, and the files of a pass: a part of each kind, written and committed together.
 
-A row is parked in all parts or in none. The order of `KINDS` is that in which the parts of a batch are written and
-their CRC-32 journalled. A new kind of output is a file beside this one, a line of `KINDS` and its lines below.
+A row is parked in all parts or in none. A new kind of output is a file beside this one, and a row of `KINDS`.
 """
 
 import zlib
@@ -13,21 +12,47 @@ from typing import Any
 
 import numpy as np
 
-from interlock.engine.compute.parts.dense import DenseRows, VectorFile, Vectors
+from interlock.engine.compute.parts.dense import DenseRows, ScoreRows, VectorFile, Vectors
 from interlock.engine.compute.parts.files import Mask, Rows
 from interlock.engine.compute.parts.part import Part, PartFile
 from interlock.engine.compute.parts.terms import NO_TERMS, SparseFile, SparseRows
 from interlock.engine.compute.parts.tokens import NO_TOKENS, TokenFile, TokenRows
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import Output
-from interlock.engine.record.facts import RosterEntry
+from interlock.engine.record.facts import RosterEntry, TokenForm
 
 NOTHING = np.empty(0, np.int64)
-KINDS: dict[Output, type[VectorFile | SparseFile | TokenFile]] = {
-    "dense": VectorFile,
-    "sparse": SparseFile,
-    "tokens": TokenFile,
+
+
+@dataclass(frozen=True)
+class PartKind:
+    """A kind of output: its file, rows of it for nothing, and what its file is opened with, by the card of a model and
+    by what a run's roster says of one."""
+
+    file: type[VectorFile | SparseFile | TokenFile]
+    none: Callable[[ModelCard], Part]
+    of_card: Callable[[ModelCard], tuple[Any, ...]]
+    of_member: Callable[[RosterEntry], tuple[Any, ...]]
+
+
+KINDS: dict[Output, PartKind] = {
+    "dense": PartKind(
+        VectorFile,
+        lambda card: DenseRows(np.empty((0, card.dim), np.float32)),
+        lambda card: (card.dim,),
+        lambda member: (member.dim,),
+    ),
+    "sparse": PartKind(
+        SparseFile, lambda _: NO_TERMS, lambda card: (card.words,), lambda member: (member.words or member.dim,)
+    ),
+    "tokens": PartKind(
+        TokenFile,
+        lambda _: NO_TOKENS,
+        lambda card: _form(card.by_token.vectors),
+        lambda member: _form(member.tokens),
+    ),
 }
+"""In the order in which the parts of a batch are written, and their CRC-32 journalled."""
 Pieces = Sequence[tuple[Rows, "Outputs"]]
 
 
@@ -51,12 +76,9 @@ class Outputs:
     @classmethod
     def none(cls, card: ModelCard) -> "Outputs":
         """Return what no rows of a model give, with the parts that its pass has."""
-        every: dict[Output, Part] = {
-            "dense": DenseRows(np.empty((0, card.dim), np.float32)),
-            "sparse": NO_TERMS,
-            "tokens": NO_TOKENS,
-        }
-        return cls.of({name: every[name] for name in KINDS if name in card.outputs})
+        if card.kind == "scores":
+            return cls.of({"scores": ScoreRows(np.empty((0, 1), np.float32))})
+        return cls.of({name: kind.none(card) for name, kind in KINDS.items() if name in card.outputs})
 
     @property
     def dense(self) -> Vectors | None:
@@ -131,14 +153,13 @@ class PassFiles:
     @classmethod
     def open(cls, directory: Path, card: ModelCard, texts: int) -> "PassFiles":
         """Open the files of a pass in its `directory`, or make them. Raises InterlockError as the files do."""
-        form = card.by_token.vectors
-        about = {
-            "dense": (card.dim,),
-            "sparse": (card.words,) if "sparse" in card.outputs else (),
-            "tokens": (form.dim, form.precision) if form else (),
-        }
-        wanted = [name for name in KINDS if name in card.outputs]
-        return cls({name: KINDS[name].open(directory / KINDS[name].PLACE, texts, *about[name]) for name in wanted})
+        wanted = {name: kind for name, kind in KINDS.items() if name in card.outputs}
+        return cls(
+            {
+                name: kind.file.open(directory / kind.file.PLACE, texts, *kind.of_card(card))
+                for name, kind in wanted.items()
+            }
+        )
 
     @classmethod
     def read(
@@ -150,19 +171,13 @@ class PassFiles:
     ) -> "PassFiles | None":
         """Open the files of an earlier run's pass, to be read only, each within its `guard`; None where one is not
         there."""
-        form = member.tokens
-        about = {
-            "dense": (member.dim,),
-            "sparse": (member.words or member.dim,),
-            "tokens": (form.dim, form.precision) if form else (),
-        }
-        paths = {name: directory / KINDS[name].PLACE for name in KINDS if name in member.gives}
+        paths = {name: directory / kind.file.PLACE for name, kind in KINDS.items() if name in member.gives}
         if not all(path.exists() for path in paths.values()):
             return None
         found: dict[str, PartFile] = {}
         for name, path in paths.items():
             with guard(path):
-                found[name] = KINDS[name].read(path, texts, *about[name])
+                found[name] = KINDS[name].file.read(path, texts, *KINDS[name].of_member(member))
         return cls(found)
 
     @property
@@ -222,6 +237,26 @@ class PassFiles:
     def damaged(self, batches: Sequence[Rows], committed: Mapping[int, int]) -> list[int]:
         """List the committed batches (index -> CRC-32) whose rows are not what was committed."""
         return [index for index, crc in committed.items() if self.crc(batches[index]) != crc]
+
+
+@dataclass(frozen=True)
+class Gathered(PassFiles):
+    """What the rows of a job gave, in memory: for whoever asked, and for nobody later."""
+
+    pieces: list[tuple[Rows, Outputs]] = field(default_factory=list)
+
+    def put(self, rows: Rows, outputs: Outputs) -> int:
+        """Keep a copy of what `rows` gave: nothing on a device stays behind it."""
+        self.pieces.append((rows, outputs.taken(np.arange(len(outputs)))))
+        return 0
+
+    def rows(self, card: ModelCard, rows: int) -> Outputs:
+        """Return what all `rows` gave; one of which nothing came is parked."""
+        return Outputs.none(card).joined(rows, self.pieces)
+
+
+def _form(form: TokenForm | None) -> tuple[Any, ...]:
+    return (form.dim, form.precision) if form else ()
 
 
 def crc_together(crcs: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.batches import Batch, Rows, digest_of
+from interlock.engine.compute.job import Batch, Rows, digest_of
 from interlock.engine.compute.parts.files import NOT_AN_ARRAY
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.corpus.corpus import DIGEST, Digests, digest_of_texts

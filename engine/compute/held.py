@@ -1,0 +1,338 @@
+"""A model that stays: it computes jobs one after the other until it is closed, on a GPU where it fits beside everything
+else, otherwise on the CPU in float32.
+
+It is loaded when it is first needed, under a lease of its own on one device. Batches go through the same ladder as
+those of a run; what moves to the CPU takes the model with it. Every move of its weights, and that it left, is an event
+with bytes and cause.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from traceback import clear_frames
+
+from msgspec.structs import replace
+from torch import nn
+
+from interlock.engine.compute.batch_runner import BatchRunner, DeviceGone, Result, TooNarrow
+from interlock.engine.compute.context import tell_granted, tell_released
+from interlock.engine.compute.encoder import Encoder, encoder_for
+from interlock.engine.compute.instance import ModelInstance
+from interlock.engine.compute.job import Job
+from interlock.engine.compute.ladder import Rung
+from interlock.engine.compute.memory_needs import Laws, MemoryPlanner, too_small
+from interlock.engine.compute.parts.outputs import Outputs
+from interlock.engine.compute.schedule import MemoryNeed
+from interlock.engine.compute.source import Queue
+from interlock.engine.errors import NoDeviceError, UnavailableError
+from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device_errors import classify, summed_up
+from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models.card import ModelCard
+from interlock.engine.models.memory import law_for
+from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host, load
+from interlock.engine.record.events import AnyEvent, Emit, Mitigated, ModelMoved, ModelUnloaded
+from interlock.engine.record.words import human_bytes, several
+
+FILES, ON_CPU = "disk", "computing on the CPU in float32"
+Encoders = Callable[[ModelCard, nn.Module, Device], Encoder]
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """The model on a device: what ends its lease, and how long it took to get there."""
+
+    instance: ModelInstance
+    lease: ExitStack
+    seconds: float
+
+    @property
+    def bytes(self) -> int:
+        """What its weights take there."""
+        return self.instance.law.weights if self.instance.device.metered else self.instance.attached.bytes
+
+
+class HeldModel:
+    """A model and where it is; whoever closes it or has it moved holds no instance any more, because the weights live
+    as long as somebody refers to them."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        devices: Sequence[Device],
+        host: Device,
+        lessor: Lessor,
+        emit: Emit,
+        *,
+        cpu_fallback: bool = True,
+        encoders: Encoders = encoder_for,
+        laws: Laws = law_for,
+    ) -> None:
+        """`devices` are those of the settings; `host` is the CPU, which `lessor` lends too."""
+        self.card = card
+        self.loading = 0.0
+        """Seconds that bringing it into memory took so far."""
+        self._gpus = [device for device in devices if device is not host]
+        self._host, self._lessor, self._emit, self._encoders = host, lessor, emit, encoders
+        self._fallback = cpu_fallback or not self._gpus
+        self._planner = MemoryPlanner(self._gpus or [host], host, laws)
+        self._held: _Held | None = None
+        self._beside: _Held | None = None
+        """The model on the CPU, where a batch has just needed it: it stays there alone once the batch is done."""
+        self._runner: BatchRunner | None = None
+        self._read: nn.Module | None = None
+        self._why = ""
+        """The cause of the last step of the ladder to the CPU."""
+
+    @property
+    def resident(self) -> bool:
+        """Whether it is in memory."""
+        return self._held is not None
+
+    @property
+    def instance(self) -> ModelInstance | None:
+        """The model where it is now."""
+        return self._held.instance if self._held else None
+
+    def network(self) -> nn.Module:
+        """Return the network where it is; read from its files, and attached later, where it is nowhere yet."""
+        if self._held:
+            return self._held.instance.attached.network
+        self._read = self._read or load(self.card)
+        return self._read
+
+    def close(self, cause: str = "done") -> None:
+        """Take the model off its device, if it is on one, and end the lease."""
+        self._read = self._runner = None
+        while held := self._held or self._beside:
+            if held is self._held:
+                self._held = None
+            else:
+                self._beside = None
+            instance, size, began = held.instance, held.bytes, time.monotonic()
+            device, lease, stack = instance.device, instance.lease.id, held.lease
+            self._planner.learn(0, device, instance.calibration)
+            del instance, held  # nothing but this frame would keep the weights
+            stack.close()
+            self._emit(
+                ModelUnloaded(
+                    lease=lease,
+                    model=self.card.key,
+                    device=device.name,
+                    bytes=size,
+                    cause=cause,
+                    seconds=round(time.monotonic() - began, 3),
+                )
+            )
+
+    def choose(self, job: Job) -> tuple[Device, str]:
+        """Find the device that the model is on, or the GPU with the most room for it, or the CPU; and why.
+
+        Raises UnavailableError where it fits on no GPU and may not go to the CPU.
+        """
+        if self._held:
+            return self._held.instance.device, ""
+        if not self._gpus:
+            return self._host, "no GPU is among the devices"
+        best = max(self._gpus, key=self._lessor.budget)
+        need = MemoryNeed(self.card.key, self.least(best, job), 0, 0)
+        small = too_small(need, self._gpus, self._lessor)
+        if small is None and not best.lost:
+            return best, f"{human_bytes(need.whole)} fit on {best.name}"
+        why, remedy = small or (f"has no GPU left: {best.name} is lost", "start anew")
+        if not self._fallback:
+            raise UnavailableError(
+                f"model {self.card.key} {why}, and CPU fallback is off: {remedy}, or drop --no-cpu-fallback"
+            )
+        return self._host, why
+
+    def least(self, device: Device, job: Job) -> int:
+        """Predict the bytes that the model and the longest row of a job take on a device."""
+        law, known = self._planner.law(self.card, device), self._planner.calibration(0, device)
+        return job.layout.least_bytes(law, known)
+
+    def planned(self, job: Job) -> tuple[str, int, int]:
+        """Predict where a job would be computed, and in bytes what the weights take there, and the most that a forward
+        takes beside them. Raises as `choose` does."""
+        device, _ = self.choose(job)
+        law, known = self._planner.law(self.card, device), self._planner.calibration(0, device)
+        return device.name, law.weights, job.layout.predicted_bytes(law, known) - law.weights
+
+    def load(self, job: Job) -> None:
+        """Have the model on a device, with room for the rows of a job one by one. Raises UnavailableError where it fits
+        nowhere."""
+        if self._held:
+            if not self._held.instance.device.metered:  # of a GPU the ladder knows what to do
+                rows = self._held.instance.predicted([max((each.longest for each in job.batches), default=1)])
+                self._lessor.check(self.card.key, rows, self._held.instance.device)
+            return
+        device, why = self.choose(job)
+        try:
+            self._held = self._attached_to(device, job, FILES, why)
+        except Exception as error:
+            if classify(error) is None or not self._falls_back(device):
+                raise
+            why = f"attaching to {device.name} failed: {summed_up(error)}"
+        else:
+            return
+        device.reclaim()
+        self._mitigated(why, device, sum(len(each.rows) for each in job.batches))
+        self._held = self._attached_to(self._host, job, FILES, why)
+
+    def compute(self, job: Job, progress: Callable[[int], object] = lambda _: None) -> list[Result]:
+        """Compute a job, and put what comes of each batch to its files; `progress` takes how many rows are done. What
+        is returned says of each batch how it ran, without its outputs.
+
+        Raises NoDeviceError where a lost device leaves it none, UnavailableError as `load` does.
+        """
+        try:
+            results, done, queue = [], 0, Queue(job, range(len(job.batches)))
+            while (index := queue.take()) is not None:
+                results.append(self._computed(queue, index))
+                progress(done := done + len(job.batches[index].rows))
+        except BaseException as error:
+            self._runner = None
+            clear_frames(error.__traceback__)  # they hold the network, and who catches it wants to unload that
+            raise
+        self._runner = None
+        return results
+
+    def _computed(self, queue: Queue, index: int) -> Result:
+        """Compute a batch and put what comes of it, on the CPU where its GPU turns out to be of no use."""
+        while True:
+            self.load(queue.cells)
+            assert self._held, "it was loaded"
+            instance = self._held.instance
+            device = instance.device
+            self._runner = self._runner or BatchRunner(queue, instance, self, self._heard)
+            try:
+                result = self._runner.compute(index)
+            except DeviceGone as gone:
+                why = f"{device.name} lost: {gone}"
+            except TooNarrow:
+                why = f"{several(queue.refused, 'text')} in a row not finite in {instance.dtype}"
+            else:
+                del instance
+                if self._beside:
+                    self._move(self._why)
+                queue.cells.files.put(queue.cells.batches[index].rows, result.outputs)
+                return dataclasses.replace(result, outputs=Outputs())
+            if not self._falls_back(device):
+                raise NoDeviceError(f"model {self.card.key} cannot compute on {device.name}: {why}")
+            del instance
+            queue.refused = 0
+            self._mitigated(why, device, len(queue.cells.batches[index].rows))
+            self._beside = self._beside or self._attached_to(self._host, queue.cells)
+            self._move(why)
+
+    def _move(self, why: str) -> None:
+        """Give the device up for the CPU, where the model is too."""
+        assert self._held and self._beside, "it is on both"
+        source, beside, self._beside = self._held.instance.device.name, self._beside, None
+        self.close(why)
+        self._held = beside
+        self._moved(beside, source, why)
+
+    def _attached_to(self, device: Device, job: Job, source: str = "", why: str = "") -> _Held:
+        """Put the model on a device under a new lease, which has room for the longest row of a job at least."""
+        card, began = self._planner.card_on(self.card, device), time.monotonic()
+        law, known = self._planner.law(self.card, device), self._planner.calibration(0, device)
+        needed = self.least(device, job)
+        with ExitStack() as stack:
+            released = partial(tell_released, self._emit, model_pass=0)
+            shared = device is self._host  # models stay there beside each other
+            lease = stack.enter_context(self._lessor.lease(card.key, {device.name: needed}, released, shared=shared))
+            tell_granted(self._emit, lease, 0, needed, rows=sum(len(each.rows) for each in job.batches))
+            attached = self._attached(card, device)
+            encoder = self._encoders(card, attached.network, device)
+            instance = ModelInstance(device, attached, encoder, card.dtype, law, known, lease, self._lessor, stays=True)
+            attached.streams = False  # no canary looks at it
+            seconds = time.monotonic() - began
+            self.loading += seconds
+            held = _Held(instance, stack.pop_all(), seconds)
+        if source:
+            self._moved(held, source, why)
+        return held
+
+    def _attached(self, card: ModelCard, device: Device) -> Attached:
+        """Attach what was read for its tokenizer, where it is that, or what is read now."""
+        network, self._read = self._read if card.dtype == self.card.dtype else None, None
+        if device.kind == "cpu":
+            return attach_to_host(card, device, lambda card: load(card) if network is None else network)
+        master = Master(load(card) if network is None else network)
+        master.pin(device)
+        return Replica(master, device)
+
+    def _moved(self, held: _Held, source: str, why: str) -> None:
+        self._emit(
+            ModelMoved(
+                lease=held.instance.lease.id,
+                model=self.card.key,
+                source=source,
+                device=held.instance.device.name,
+                bytes=held.bytes,
+                cause=why,
+                seconds=round(held.seconds, 3),
+            )
+        )
+
+    def _heard(self, event: AnyEvent) -> None:
+        """Tell of the ladder's steps, which are of no pass. Of rows that are parked the results tell."""
+        if isinstance(event, Mitigated):
+            self._why = event.cause if event.rung is Rung.CPU else self._why
+            self._emit(replace(event, model=self.card.key, batch_index=None))
+
+    def _mitigated(self, cause: str, device: Device, rows: int) -> None:
+        """Emit that the CPU computes from now on."""
+        self._emit(
+            Mitigated(
+                model_pass=0,
+                model=self.card.key,
+                batch_index=None,
+                cause=cause,
+                action=ON_CPU,
+                rows=rows,
+                cost_seconds=0.0,
+                rung=Rung.CPU,
+                device=device.name,
+            )
+        )
+
+    def _falls_back(self, device: Device) -> bool:
+        """Whether the model may go to the CPU from this device."""
+        return self._fallback and device is not self._host
+
+    # What the ladder asks.
+
+    def lose(self, instance: ModelInstance, reason: str) -> None:
+        self._lessor.lose(instance.device, reason)
+
+    def other(self, instance: ModelInstance) -> ModelInstance | None:
+        return None
+
+    def in_float32(self, instance: ModelInstance) -> ModelInstance | None:
+        return None
+
+    def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
+        return False
+
+    def makes_room(self, instance: ModelInstance) -> bool:
+        return False
+
+    def streams_rightly(self, instance: ModelInstance) -> bool:
+        return False
+
+    def host(self, lengths: Sequence[int]) -> ModelInstance | None:
+        if self._beside is None:
+            assert self._runner, "it is what asks"
+            self._beside = self._attached_to(self._host, self._runner.queue.cells)
+        return self._beside.instance
+
+    def host_possible(self) -> bool:
+        if self._held is None or not self._falls_back(self._held.instance.device):
+            return False
+        law = self._planner.law(self.card, self._host)
+        return self._beside is not None or law.weights <= self._lessor.budget(self._host)
