@@ -145,7 +145,7 @@ class HeldModel:
         why, remedy = small or (f"has no GPU left: {best.name} is lost", "start anew")
         if not self._fallback:
             raise UnavailableError(
-                f"model {self.card.key} {why}, and CPU fallback is off: {remedy}, or drop --no-cpu-fallback"
+                f"model {self.card.key} {why}, and CPU fallback is off: drop --no-cpu-fallback, or {remedy}"
             )
         return self._host, why
 
