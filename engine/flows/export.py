@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from msgspec import structs
 
-from interlock.engine.compute.parts import reuse
+from interlock.engine.compute import reuse
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_corpus
 from interlock.engine.errors import UsageError

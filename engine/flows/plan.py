@@ -14,7 +14,7 @@ from pathlib import Path
 
 from interlock.engine.compute.context import Backend
 from interlock.engine.compute.job import Layout, lay_out
-from interlock.engine.compute.parts.reuse import Mask
+from interlock.engine.compute.reuse import Mask
 from interlock.engine.corpus.collections import Collection, discover, overlooked
 from interlock.engine.corpus.corpus import Corpus, Rows, read_and_tokenise
 from interlock.engine.corpus.tokens import TokenStore

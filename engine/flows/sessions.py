@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 from msgspec.structs import replace
 
+from interlock.engine.compute import reuse
 from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.job import Job
-from interlock.engine.compute.parts import reuse
 from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.compute.source import completed
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
