@@ -309,7 +309,8 @@ class Removed:
 
 REMOVED: Mapping[str, Removed] = {
     "exclusive": Removed(
-        "use --shared, or --window", lambda value, _: {} if parsers.flag(value) else {"window": parsers.SHARED}
+        "a run is exclusive unless --shared or --window says otherwise",
+        lambda value, _: {} if parsers.flag(value) else {"window": parsers.SHARED},
     ),
     "bm25_language": Removed(
         "use --bm25 LANGUAGE",

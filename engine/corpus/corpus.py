@@ -209,7 +209,7 @@ class Tokenising:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Onlooker:
     """Who looks on while a corpus is read: `texts` gets the distinct ones, a window at a time, and `each` every chunk,
     with the terms that `features` reads of it."""
 
@@ -224,7 +224,7 @@ def read_and_tokenise(
     directory: Path,
     emit: Emit,
     stop: Callable[[], bool],
-    beside: Beside = Beside(),
+    beside: Onlooker = Onlooker(),
 ) -> tuple[Corpus, dict[str, TokenStore]]:
     """Read the corpus, and make in `directory` a token store for each key of `wanted`; `beside` says who else looks on.
 

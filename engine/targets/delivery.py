@@ -20,7 +20,7 @@ from msgspec.structs import asdict
 from interlock.engine.compute.parts.outputs import PassFiles
 from interlock.engine.compute.parts.terms import SparseFile
 from interlock.engine.compute.parts.tokens import TokenFile
-from interlock.engine.corpus.corpus import Beside, Corpus, Rows
+from interlock.engine.corpus.corpus import Corpus, Onlooker, Rows
 from interlock.engine.corpus.features import features_of, no_features
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import name_of_output
@@ -65,9 +65,9 @@ class DeliveryBuilder:
         self._terms = ChunkTerms(directory) if chunk_sparse else None
 
     @property
-    def beside(self) -> Beside:
+    def beside(self) -> Onlooker:
         """What has to see the texts and chunks while they are read."""
-        return Beside(
+        return Onlooker(
             self._counts.add if self._counts else lambda _: None,
             self._terms.add if self._terms else lambda _: None,
             features_of if self._terms else no_features,

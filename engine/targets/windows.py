@@ -82,7 +82,7 @@ class ChunkTerms:
         self._pending.clear()
 
 
-class TokenVectors(Protocol):
+class TokenSource(Protocol):
     """Token vectors that lie on disk, a row for each of what they are of."""
 
     def counts(self, rows: Places, /) -> Places:
@@ -96,7 +96,7 @@ class TokenVectors(Protocol):
 class TokenWindow:
     """The token vectors of some consecutive rows, each of a text; they are read when they are asked for."""
 
-    file: TokenVectors
+    file: TokenSource
     texts: Places
 
     def slices(self) -> Iterator[TokenRows]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers, NodeLost
+from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers, NodeGone
 from interlock.engine.compute.cluster.messages import Handed, NodeEvent, Orders, Report
 from interlock.engine.compute.cluster.pool import BatchPool
 from interlock.engine.compute.context import Deadline
@@ -201,14 +201,14 @@ class ClusterExecutor:
     # In the thread of a node.
 
     def _serve(self, member: ClusterMember) -> None:
-        """Talk with a node until it has ended. Raises NodeLost where it is lost."""
+        """Talk with a node until it has ended. Raises NodeGone where it is lost."""
         peer = _Peer(member, self._clock())
         try:
             with self._changed:
                 self._join(peer)
             while not peer.report.ended:
                 self._exchange(peer)
-        except NodeLost as lost:
+        except NodeGone as lost:
             with self._changed:
                 self._lose(peer, str(lost))
             raise
@@ -270,7 +270,7 @@ class ClusterExecutor:
         if report.ended:
             self._changed.notify_all()
         if report.trouble:
-            raise NodeLost(report.trouble)
+            raise NodeGone(report.trouble)
 
     def _tell_refused(self, peer: _Peer, number: int, why: str) -> None:
         model = self._source.grid[number].card.key
@@ -293,7 +293,7 @@ class ClusterExecutor:
         assert pool is not None and news.outputs is not None
         number, cells = event.model_pass, self._source.grid[event.model_pass]
         if cells.files.put(cells.batches[event.batch_index].rows, news.outputs) != event.crc:
-            raise NodeLost(f"batch {event.batch_index + 1} of {cells.card.key} arrived with other bytes than it sent")
+            raise NodeGone(f"batch {event.batch_index + 1} of {cells.card.key} arrived with other bytes than it sent")
         for other in pool.commit(event.batch_index, peer.member.name):
             self._peers[other].dropped[number].append(event.batch_index)
             self._peers[other].superseded = True

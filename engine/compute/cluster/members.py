@@ -67,7 +67,7 @@ class ClusterTimeouts:
     """What has to be gained for a batch to be given to another node too."""
 
 
-class NodeLost(Exception):
+class NodeGone(Exception):
     """A node's process can be used no more, for this reason; its machine is tried again."""
 
 
@@ -210,18 +210,18 @@ class ClusterMembers:
                 emit(NodeRefused(node=member.name, reason=member.out))
 
     def answer(self, asked: "Future[Any]", seconds: float = 0.0) -> Any:
-        """Wait so long for what a node answers, or as long as one that computes may be silent. Raises NodeLost where it
+        """Wait so long for what a node answers, or as long as one that computes may be silent. Raises NodeGone where it
         does not."""
         seconds = seconds or self.timeouts.silent
         wait_for([asked, self._over], seconds, FIRST_COMPLETED)
         if self._over.done():
             raise _Over
         if not asked.done():
-            raise NodeLost(f"did not answer for {seconds:.0f} s")
+            raise NodeGone(f"did not answer for {seconds:.0f} s")
         try:
             return asked.result()
         except Exception as error:
-            raise NodeLost(reason(error)) from None
+            raise NodeGone(reason(error)) from None
 
     def close(self) -> None:
         """End every node, and the cluster; once it is closed, nothing is left to end."""
@@ -263,8 +263,8 @@ class ClusterMembers:
                 return
             except _Refused as refused:
                 member.out = str(refused)
-            except Exception as error:  # NodeLost; or what carries messages could not start it
-                member.trouble = str(error) if isinstance(error, NodeLost) else reason(error)
+            except Exception as error:  # NodeGone; or what carries messages could not start it
+                member.trouble = str(error) if isinstance(error, NodeGone) else reason(error)
                 member.failures += 1
                 if member.failures > self.timeouts.tries:
                     member.out = f"lost or refused {member.failures} times, at last: {member.trouble}"
@@ -290,7 +290,7 @@ class ClusterMembers:
         welcome = self.answer(link.welcome(), self.timeouts.start)
         self._compare_versions(welcome)
         if welcome.trouble:
-            raise NodeLost(welcome.trouble)
+            raise NodeGone(welcome.trouble)
         member.devices, member.environment = welcome.devices, welcome.environment
         member.welcomed, member.starting = True, False
 
