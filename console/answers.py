@@ -132,6 +132,8 @@ def config(options: argparse.Namespace) -> int:
         for name in (item.name for item in knobs())
     ]
     print(render(["setting", "value", "from", "flag"], rows))
+    for note in settings.notes:
+        print(f"note: {safe(note)}")
     return ExitCode.COMPLETED
 
 

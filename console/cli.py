@@ -9,6 +9,7 @@ from interlock.console import flags
 from interlock.engine import __version__, settings
 from interlock.engine.errors import MEANINGS, meant
 from interlock.engine.knobs import REMOVED
+from interlock.engine.parsers import OFF
 from interlock.engine.record.words import safe
 from interlock.engine.settings import Configuration, knobs
 
@@ -85,6 +86,9 @@ class Parser(argparse.ArgumentParser):
             setting = name.removeprefix("--").removeprefix("no-").replace("-", "_")
             if setting in REMOVED and name not in self._option_string_actions:
                 self.error(f"there is no {name}: {REMOVED[setting].instead}")
+            takes = self._option_string_actions.get(f"--{name.removeprefix('--no-')}")
+            if name.startswith("--no-") and takes and OFF in str(takes.metavar).split("|"):
+                self.error(f"there is no {name}: use {takes.option_strings[0]} {OFF}")
         known, unknown = super().parse_known_args(args, namespace)
         words = [word for word in unknown if word[:1] != "-"]
         if len(words) == 1 and getattr(known, "query", "") is None:  # argparse looks for it before the options alone

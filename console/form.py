@@ -9,9 +9,9 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import Field, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, parse
 from interlock.engine import parsers
@@ -19,7 +19,16 @@ from interlock.engine.corpus.collections import Glance, glance
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.models.registry import ModelSpec, extended, members, vouched
 from interlock.engine.record.facts import Setting
-from interlock.engine.settings import ON_SCREEN, Configuration, RunSettings, flag_of, knobs, shown
+from interlock.engine.settings import (
+    ON_SCREEN,
+    Configuration,
+    RunSettings,
+    begun_with,
+    flag_of,
+    knobs,
+    setting_of,
+    shown,
+)
 
 if TYPE_CHECKING:
     from interlock.engine.flows.forecast import Forecast
@@ -53,7 +62,7 @@ def as_configured(settings: RunSettings) -> Filled:
 
 def as_begun(chunks: str, config: Mapping[str, Setting], settings: RunSettings) -> Filled:
     """Fill the form with what an earlier run was called with; what has no field here becomes flags."""
-    values = {name: each.value for name, each in config.items()}
+    values = {name: shown(value) for name, value in begun_with(config).items()}
     same = ("roster", "devices", "ceiling", "fusion", "qdrant")
     texts = {name: _written(name, values[name]) for name in same if name in values}
     words: list[str] = []
@@ -138,11 +147,6 @@ def misread(words: Sequence[str]) -> str:
     each = ((item.name, getattr(options, item.name)) for item in knobs() if item.name not in KNOBS)
     refused = ((name, _refused(name, str(value))) for name, value in each if value is not None)
     return next((f"{flag_of(name)}: {reason}" for name, reason in refused if reason), "")
-
-
-def setting_of(name: str) -> Field[Any]:
-    """Find how a setting is declared."""
-    return next(item for item in knobs() if item.name == name)
 
 
 def _flags(text: str) -> str:

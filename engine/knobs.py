@@ -305,22 +305,25 @@ class Removed:
 
     instead: str
     becomes: Callable[[object, Mapping[str, object]], Mapping[str, object]] = lambda value, others: {}
+    yields: tuple[str, ...] = ()
+    """What of that it says only where no source that goes before its own says so."""
 
 
 REMOVED: Mapping[str, Removed] = {
     "exclusive": Removed(
         "a run is exclusive unless --shared or --window says otherwise",
         lambda value, _: {} if parsers.flag(value) else {"window": parsers.SHARED},
+        yields=("window",),
     ),
     "bm25_language": Removed(
         "use --bm25 LANGUAGE",
-        lambda value, others: {} if others.get("bm25") in (parsers.OFF, "no", "false", False) else {"bm25": value},
+        lambda value, others: {"bm25": value} if parsers.is_on(others.get("bm25", True)) else {},
     ),
     "partial": Removed(
         "use --deadline 8h30m,export",
         lambda value, others: (
-            {"deadline": f"{others['deadline']}{parsers.EXPORTING}"}
-            if parsers.flag(value) and others.get("deadline")
+            {"deadline": f"{ends.removesuffix(parsers.EXPORTING)}{parsers.EXPORTING}"}
+            if parsers.flag(value) and (ends := str(others.get("deadline") or "").strip().lower())
             else {}
         ),
     ),

@@ -188,9 +188,14 @@ def words(*languages: str) -> Callable[[object], str]:
         text = str(value).lower()
         if text == OFF or text in _FALSE:
             return OFF
-        return one_of(*languages, OFF)("english" if text in _TRUE else text)
+        return one_of(*languages, OFF)("english" if is_on(value) else text)
 
     return parse
+
+
+def is_on(value: object) -> bool:
+    """Tell whether this turns a switch on."""
+    return str(value).lower() in _TRUE
 
 
 def flag(value: object) -> bool:

@@ -6,7 +6,7 @@ run keeps what it was begun with. `knobs` declares the settings themselves.
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -62,19 +62,22 @@ def load(
     table = _read(file) if file else {}
     models, keys = table.pop("models", {}), table.pop("keys", {})
     said: dict[str, tuple[object, str]] = {}
+    before = dict[str, int]()  # which source goes before which
     for name in (*(item.name for item in knobs()), *REMOVED):
         if name in table:
-            said[name] = table.pop(name), f"file {file}"
+            said[name], before[name] = (table.pop(name), f"file {file}"), 0
         if (variable := variable_of(name)) in environment:
-            said[name] = environment[variable], f"environment {variable}"
+            said[name], before[name] = (environment[variable], f"environment {variable}"), 1
         if name in given:
-            said[name] = given[name], origin_of(name)
+            said[name], before[name] = (given[name], origin_of(name)), 2
     notes = []
     for name in [name for name in said if name in REMOVED]:
         value, origin = said.pop(name)
-        notes += [] if name in given else [f"{origin}: {name} is no setting: {REMOVED[name].instead}"]
+        notes.append(f"{origin}: {name} is no setting: {REMOVED[name].instead}")
         others = {other: value for other, (value, _) in said.items()}
-        said |= {to: (text, origin) for to, text in REMOVED[name].becomes(value, others).items()}
+        for to, text in _became(name, value, others, origin).items():
+            if before.get(to, 0) <= before[name] or to not in REMOVED[name].yields:
+                said[to] = text, origin
     values: dict[str, Any] = {}
     origins = {item.name: "default" for item in knobs()}
     for item in (item for item in knobs() if item.name in said):
@@ -99,14 +102,7 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
     Raises UsageError where a run on simulated devices would go on on real ones, or the other way round.
     """
     given = {item.metadata["kept"] for item in knobs() if now.origins[item.name] != "default"}
-    values = {name: each.value for name, each in begun.items()}
-    for name in begun.keys() & REMOVED.keys():  # of an earlier version
-        values |= REMOVED[name].becomes(values[name], values)
-    kept = {
-        item.name: _parsed(item, values[item.name], FROM_RUN)
-        for item in knobs()
-        if item.metadata["kept"] not in {"", *given} and item.name in values
-    }
+    kept = begun_with(begun, without={"", *given})
     settings = replace(now.settings, **kept)
     was = str(begun["devices"].value) if "devices" in begun else settings.devices
     if was.startswith(SIMULATED) != settings.devices.startswith(SIMULATED):
@@ -117,6 +113,16 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
     return replace(now, settings=settings, origins={**now.origins, **dict.fromkeys(kept, FROM_RUN)})
 
 
+def begun_with(begun: Mapping[str, Setting], without: Collection[str] = ()) -> dict[str, Any]:
+    """Return what a run was `begun` with as the settings that there are, whatever an earlier version called them,
+    `without` those that are kept as these groups. Raises UsageError for a value that none can have."""
+    values = {name: each.value for name, each in begun.items()}
+    for name in begun.keys() & REMOVED.keys():
+        values |= _became(name, values[name], values, FROM_RUN)
+    wanted = [item for item in knobs() if item.name in values and item.metadata["kept"] not in without]
+    return {item.name: _parsed(item, values[item.name], FROM_RUN) for item in wanted}
+
+
 def recorded(configuration: Configuration) -> dict[str, Setting]:
     """Return the settings as a run records them, with origins and absolute paths: all but those of the screen."""
     return {
@@ -124,6 +130,11 @@ def recorded(configuration: Configuration) -> dict[str, Setting]:
         for item in knobs()
         if item.name not in ON_SCREEN
     }
+
+
+def setting_of(name: str) -> Field[Any]:
+    """Find how a setting is declared."""
+    return next(item for item in knobs() if item.name == name)
 
 
 def flag_of(name: str) -> str:
@@ -162,6 +173,13 @@ def _parsed(item: Field[Any], value: object, origin: str) -> Any:
         where = origin.removeprefix("flag ").removeprefix("python ")
         where = where if where.endswith(said) else f"{where}: {item.name}"
         raise UsageError(f"{where}: {wanted}, got {shown(value)!r:.100}") from None
+
+
+def _became(name: str, value: object, others: Mapping[str, object], origin: str) -> Mapping[str, object]:
+    try:
+        return REMOVED[name].becomes(value, others)
+    except ValueError as wanted:
+        raise UsageError(f"{origin}: {name}: {wanted}, got {shown(value)!r:.100}") from None
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.console.main import main
 from interlock.engine.errors import UsageError
 from interlock.engine.knobs import REMOVED
 from interlock.engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
 from interlock.engine.record.facts import Setting
+from interlock.engine.record.rundir import _STEERED
 from interlock.engine.settings import continued, flag_of, knobs, load, recorded, shown, variable_of
 from tests.builders import interlock
 
@@ -400,7 +402,10 @@ OLD = {
     "exclusive = false\nwindow = 0": ("window", "shared"),
     "exclusive = true\nwindow = 3": ("window", 3),
     "deadline = '8h'\npartial = true": ("deadline", "8h,export"),
+    "deadline = '8h,export'\npartial = true": ("deadline", "8h,export"),
     "partial = true": ("deadline", ""),
+    "bm25 = '0'\nbm25_language = 'german'": ("bm25", "off"),
+    "bm25 = 'french'\nbm25_language = 'german'": ("bm25", "french"),
     "refresh = 2\nreadonly = true": ("slow_link", False),
 }
 
@@ -414,9 +419,41 @@ def test_what_earlier_versions_were_told_still_reads_and_is_told_in_a_line(tmp_p
     assert len(found.notes) == len(gone) and all(REMOVED[each].instead in "".join(found.notes) for each in gone)
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "environment", "value"),
+    [
+        ("exclusive = false", {"window": "0"}, {}, 0),
+        ("exclusive = false", {}, {"INTERLOCK_WINDOW": "3"}, 3),
+        ("window = 3", {}, {"INTERLOCK_EXCLUSIVE": "no"}, "shared"),
+        ("bm25_language = 'german'", {"bm25": "french"}, {}, "french"),
+        ("bm25_language = 'german'", {}, {"INTERLOCK_BM25": "on"}, "german"),
+        ("bm25_language = 'german'", {"bm25": "off"}, {}, "off"),
+        ("partial = true", {"deadline": "8h"}, {}, "8h,export"),
+    ],
+)
+def test_what_goes_before_a_setting_of_earlier_versions_goes_before_what_it_becomes(
+    tmp_path, text, flags, environment, value
+):
+    settings = load(flags, environment, file_of(tmp_path, text)).settings
+    assert value in (settings.window, settings.bm25, settings.deadline)
+
+
+def test_a_bad_value_of_earlier_versions_is_refused_with_its_place(tmp_path):
+    with pytest.raises(UsageError, match=r"interlock.toml: exclusive: .*, got 'maybe'"):
+        load({}, {}, file_of(tmp_path, "exclusive = 'maybe'"))
+
+
+def test_config_show_tells_of_settings_that_there_are_no_more(capsys, monkeypatch):
+    monkeypatch.setenv("INTERLOCK_READONLY", "yes")
+    assert main(["config", "show"]) == 0
+    assert REMOVED["readonly"].instead in capsys.readouterr().out
+
+
 def test_a_run_of_an_earlier_version_goes_on_as_it_was_set():
     said = {"bm25": True, "bm25_language": "german", "exclusive": False, "window": 0, "partial": True, "refresh": 4.0}
     settings = continued({name: Setting(value, "default") for name, value in said.items()}, load({}, {})).settings
     assert (settings.language, settings.window) == ("german", "shared")
+    steered = {name: Setting(value, "operator") for name, value in _STEERED["schedule", "exclusive"].items()}
+    assert continued({"exclusive": Setting(False, "flag"), **steered}, load({}, {})).settings.window == 0
     given = load({"window": "2"}, {})
     assert continued({"exclusive": Setting(False, "flag")}, given).settings.window == 2

@@ -29,6 +29,7 @@ from interlock.console.screens.setup import Setup
 from interlock.console.text import form_text
 from interlock.engine.corpus.collections import glance
 from interlock.engine.models.registry import REGISTRY
+from interlock.engine.record.facts import Setting
 from interlock.engine.settings import load, recorded
 from interlock.widgets.text import plain, width_of
 from tests.builders import corpus, interlock, sentences, toml
@@ -137,6 +138,23 @@ def test_what_a_run_was_begun_with_makes_the_same_settings_again(place):
     assert recorded(now).keys() == recorded(begun).keys()
     assert [name for name, each in recorded(now).items() if each.value != recorded(begun)[name].value] == []
     assert misread(command_of(again, load({}, {}).settings)) == ""
+
+
+def test_a_run_of_an_earlier_version_fills_the_form_with_the_settings_that_there_are():
+    begun = {
+        "bm25": True,
+        "bm25_language": "german",
+        "exclusive": False,
+        "window": 0,
+        "partial": True,
+        "deadline": "8h",
+    }
+    again = as_begun(
+        "chunks", {name: Setting(value, "default") for name, value in begun.items()}, load({}, {}).settings
+    )
+    assert again.texts["flags"] == "--window shared --bm25 german --deadline 8h,export"
+    plain = {"bm25": Setting(True, "default"), "bm25_language": Setting("english", "default")}
+    assert as_begun("chunks", plain, load({}, {}).settings).texts["flags"] == ""
 
 
 def test_a_glance_counts_collections_files_and_about_how_many_chunks(place):

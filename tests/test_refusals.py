@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from interlock.console.cli import parse
 from interlock.engine.knobs import REMOVED
 from interlock.engine.record.events import LeaseReleased
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, toml
@@ -30,10 +31,16 @@ def test_an_output_inside_the_chunks_is_refused_before_it_becomes_input(chunks, 
     assert not (chunks / "runs").exists()
 
 
-@pytest.mark.parametrize("flag", ["--no-exclusive", "--bm25-language=german", "--partial", "--refresh=2", "--readonly"])
-def test_a_flag_of_earlier_versions_is_refused_with_what_to_use(tmp_path, chunks, flag):
-    said = interlock("run", chunks, flag, cwd=tmp_path, check=2).stderr
-    assert REMOVED[flag.partition("=")[0][2:].removeprefix("no-").replace("-", "_")].instead in said
+FLAGS = ["--no-exclusive", "--bm25-language=german", "--partial", "--refresh=2", "--readonly", "--no-bm25"]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_flag_of_earlier_versions_is_refused_with_what_to_use(capsys, flag):
+    with pytest.raises(SystemExit, match="2"):
+        parse(["run", ".", flag])
+    setting = flag.partition("=")[0][2:].removeprefix("no-").replace("-", "_")
+    instead = REMOVED[setting].instead if setting in REMOVED else "use --bm25 off"
+    assert instead in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_store_of_another_meaning_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):

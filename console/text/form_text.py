@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from interlock.console.form import ChunksSeen, ModelRow, setting_of
+from interlock.console.form import ChunksSeen, ModelRow
 from interlock.engine.record.words import human_bytes, safe, several
+from interlock.engine.settings import setting_of
 from interlock.widgets.text import TABLE_GAP, Row, Span, plain, table_rows, width_of
 
 LABELS = {"roster": "models", "qdrant": "store", "out": "runs", "run_id": "run id"}

@@ -33,7 +33,7 @@ _TELLING = tuple(
 )
 _STEERED = {
     ("schedule", "shared"): {"window": "shared"},
-    ("schedule", "exclusive"): {"window": "0"},
+    ("schedule", "exclusive"): {"window": "0", "exclusive": "yes"},  # as runs of earlier versions have it
     ("cpu_fallback", "yes"): {"cpu_fallback": "yes"},
     ("cpu_fallback", "no"): {"cpu_fallback": "no"},
 }
