@@ -159,6 +159,27 @@ def test_being_stopped_for_longer_than_tokenising_may_take_refuses_no_tokenizer(
         assert process.communicate(timeout=60)[0] == "done\n"
 
 
+def test_a_trial_that_waits_without_computing_is_given_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(tokenizer, "TRIAL", "import time\ntime.sleep(60)")
+    monkeypatch.setattr(tokenizer, "PATIENCE", 1)
+    assert tokenizer._tried(tmp_path) == "timed out after 1 s"
+
+
+def test_being_stopped_for_longer_than_a_trial_may_take_refuses_no_tokenizer(monkeypatch, tmp_path):
+    monkeypatch.setattr(tokenizer, "TRIAL", "import json, time\ntime.sleep(0.5)\nprint(json.dumps(''))")
+    begun, patient = [], subprocess.Popen.communicate
+
+    def jumping(process, *args, timeout):
+        """The clock has jumped by all the time there is, as after a stop, when it is first waited for."""
+        begun.append(timeout)
+        if len(begun) == 1:
+            raise subprocess.TimeoutExpired("", timeout)
+        return patient(process, *args, timeout=timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", jumping)
+    assert tokenizer._tried(tmp_path) == ""
+
+
 def test_a_killed_trial_is_told_as_killed_and_not_as_slow(monkeypatch, tmp_path):
     monkeypatch.setattr(tokenizer, "TRIAL", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     assert "ended with -9" in tokenizer._tried(tmp_path)

@@ -144,6 +144,8 @@ def _group(settings: Settings, key: str) -> Settings:
 TRIAL_VERSION = 1
 SECONDS = 10
 """Processor time that a trial may take; a large tokenizer needs one or two."""
+PATIENCE = 12 * SECONDS
+"""Seconds that it may last: one that sleeps, or waits for itself, takes no processor time."""
 MEMORY = 4 << 30
 TRIAL = """
 import json, resource, sys
@@ -201,13 +203,27 @@ def check_tokenizer(model: str, file: Path) -> None:
 def _tried(file: Path) -> str:
     """What is wrong with a tokenizer, if anything, as a process of its own found it within its limits."""
     trial = [sys.executable, "-P", "-c", TRIAL, str(file), str(SECONDS), str(MEMORY)]
-    done = subprocess.run(  # noqa: S603  # our own script, with the file as its argument
-        trial, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False
-    )
-    if done.returncode == -signal.SIGXCPU:
+    with subprocess.Popen(  # noqa: S603  # our own script, with the file as its argument
+        trial, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        answer = _answer(process)
+    if answer is None:
+        return f"timed out after {PATIENCE} s"
+    if process.returncode == -signal.SIGXCPU:
         return f"timed out after {SECONDS} s of CPU time"
     try:
-        return str(json.loads(done.stdout))
+        return str(json.loads(answer))
     except ValueError:
         limit = words.human_bytes(MEMORY)
-        return f"its process ended with {done.returncode}: it needs more than {limit}, crashes it, or was killed"
+        return f"its process ended with {process.returncode}: it needs more than {limit}, crashes it, or was killed"
+
+
+def _answer(process: subprocess.Popen[bytes]) -> bytes | None:
+    """What a trial wrote; None where it had to be killed. Waits a second at a time: being stopped costs one of them."""
+    try:
+        for _ in range(PATIENCE):
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=1)[0]
+        return None
+    finally:
+        process.kill()
