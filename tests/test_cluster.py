@@ -659,6 +659,14 @@ def test_a_pool_hands_out_no_more_than_a_window():
     assert pool.waiting("a") == [2, 3]
 
 
+def test_a_doubled_batch_is_handed_out_within_its_window_though_later_ones_wait():
+    pool = BatchPool(range(6))
+    assert [taken(pool, "a"), taken(pool, "a")] == [0, 1]
+    all_doubled(pool, "a")
+    assert pool.waiting("b") == [0, 1, 2, 3, 4, 5]
+    assert {taken(pool, "b", last=1), taken(pool, "b", last=1)} == {0, 1}
+
+
 def test_a_batch_that_waits_again_while_it_is_held_counts_once_whoever_is_first():
     for first, second in (("a", "b"), ("b", "a")):
         pool = BatchPool([0, 1])
@@ -713,6 +721,22 @@ def test_an_idle_node_is_told_what_waits_and_handed_nothing_before_it_asks(shop)
     orders = head._orders(peer)
     assert [list(each.batches) for each in orders.handed] == [[0, 1, 2]]
     assert orders.dry == {0}
+
+
+@pytest.mark.parametrize(("held", "doubled"), [(4, False), (10, True)])
+def test_nothing_is_doubled_while_something_waits_for_the_idle_node(shop, held, doubled):
+    stand = Stand(shop, 2)
+    source = BatchSource(stand.grid, [[]], [1.0], stand.heard)
+    head = ClusterExecutor(source, stand.crew, stand.controls, stand.heard, lambda: None, Deadline())
+    for name in ("node-1", "node-2"):
+        peer = _Peer(ClusterMember(name, NodeMachine(name, ""), devices=[None]), 0.0)  # type: ignore[list-item]
+        head._peers[name], peer.report = peer, Report(idle=name == "node-2")
+    head._usual, pool = 1.0, head._pools[0]
+    for _ in range(held):
+        taken(pool, "node-1")
+    with head._changed:
+        head._double(1e9)
+    assert (len(pool.waiting("node-2")) > 10 - held) == doubled
 
 
 def test_no_batch_is_handed_out_that_would_not_be_done_before_the_deadline(shop):

@@ -148,8 +148,9 @@ class ClusterExecutor:
             self._check_members(now)
 
     def _double(self, now: float) -> None:
-        """Where a node is idle, let it take from the end of what others alone hold, as far as they would be long."""
-        if not self._usual or not any(peer.report.idle for peer in self._peers.values()):
+        """Where a node is idle and nothing waits for it, let it take from the end of what others alone hold, as far as
+        they would be long."""
+        if not self._usual or not any(peer.report.idle and not self._waits(peer) for peer in self._peers.values()):
             return
         for number, pool in self._pools.items():
             cost, lead = self._source.grid[number].layout.cost, self._members.timeouts.lead
@@ -157,6 +158,10 @@ class ClusterExecutor:
                 seconds = {batch: self._usual * cost(batch) for batch in pool.held(peer.member.name)}
                 if pool.double(peer.member.name, seconds, len(peer.member.devices), now - peer.progress, lead):
                     self._nudge()
+
+    def _waits(self, peer: _Peer) -> bool:
+        able = [pool for number, pool in self._pools.items() if number not in peer.member.refused]
+        return any(pool.next(peer.member.name) is not None for pool in able)
 
     def _check_members(self, now: float) -> None:
         """See whether for each pass anybody is left who computes it; another node may come of those that were lost."""

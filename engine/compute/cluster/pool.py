@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from itertools import takewhile
 
 
 class BatchPool:
@@ -35,8 +34,8 @@ class BatchPool:
 
     def next(self, node: str, last: float = math.inf) -> int | None:
         """The batch that a node is given next, up to the `last` that it would take; None: nothing waits for it."""
-        among = takewhile(lambda batch: batch <= last, self._waiting)
-        return next((batch for batch in among if batch not in self._held[node]), None)
+        mine = self._held[node]  # what was doubled waits behind later ones
+        return next((batch for batch in self._waiting if batch <= last and batch not in mine), None)
 
     def take(self, batch: int, node: str) -> list[str]:
         """Give a batch that waits to a node; returns who holds it too."""
