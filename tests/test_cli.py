@@ -9,6 +9,7 @@ from dataclasses import fields
 
 import pytest
 
+from interlock.console.cli import COMMANDS, parse
 from interlock.engine.errors import ExitCode
 from interlock.engine.knobs import GROUPS
 from interlock.engine.record import events as ev
@@ -57,6 +58,14 @@ def test_a_wrong_command_line_exits_2_and_says_so_on_stderr(call, args):
     code, out, err = call(*args)
     assert (code, out) == (ExitCode.USAGE, "")
     assert "usage: interlock" in err
+
+
+def test_no_help_is_wider_than_80_cells(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ([], *([name] for name in COMMANDS)):
+        with pytest.raises(SystemExit, match="0"):
+            parse([*words, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

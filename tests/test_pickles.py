@@ -7,6 +7,7 @@ import re
 import shutil
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -114,20 +115,38 @@ def repeated(file: Path) -> None:
     torch.save({"x": torch.zeros(1).expand(1 << 40)}, file)
 
 
-def shadowed(file: Path) -> None:
-    """A dictionary that says of itself that it has no values."""
-    torch.save(OrderedDict(x=torch.zeros(1).expand(1 << 40)), file)
+def edited(file: Path, state: dict[str, torch.Tensor], edit: Callable[[bytes], bytes]) -> None:
+    """Save tensors with another program than torch wrote."""
+    torch.save(state, file)
     with zipfile.ZipFile(file) as archive:
         members = {each.filename: archive.read(each) for each in archive.infolist()}
     with zipfile.ZipFile(file, "w") as archive:
         for name, data in members.items():
-            hides = b"}X\x06\0\0\0values" + b"ccollections\nOrderedDict\n" + b"sb."
-            archive.writestr(name, data[:-1] + hides if name.endswith("data.pkl") else data)
+            archive.writestr(name, edit(data) if name.endswith("data.pkl") else data)
+
+
+def shadowed(file: Path) -> None:
+    """A dictionary that says of itself that it has no values."""
+    hides = b"}X\x06\0\0\0values" + b"ccollections\nOrderedDict\n" + b"sb."
+    edited(file, OrderedDict(x=torch.zeros(1).expand(1 << 40)), lambda data: data[:-1] + hides)
+
+
+def beyond(file: Path) -> None:
+    """A tensor that says it is longer than its storage."""
+    edited(file, {"x": torch.zeros(4)}, lambda data: data.replace(b"K\x04\x85", b"J\xff\xff\xff\x7f\x85"))
+
+
+def squeezed(file: Path) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 20))
 
 
 BOMBS = {
     "repeated": repeated,
     "shadowed": shadowed,
+    "beyond": beyond,
+    "squeezed": squeezed,
+    "old": lambda file: torch.save({"x": torch.zeros(4)}, file, _use_new_zipfile_serialization=False),
     "greedy": lambda file: torch.save({"x": Evil(bytearray, 1 << 45)}, file),
     "misnamed": lambda file: torch.save({"x\ud800": torch.zeros(4)}, file),
     "reserved": lambda file: torch.save({"__metadata__": torch.zeros(4)}, file),
