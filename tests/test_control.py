@@ -392,8 +392,8 @@ def test_two_watchers_see_what_the_other_asked_until_the_journal_has_the_answer(
             each.close()
 
 
-def test_a_watcher_is_shown_what_a_schedule_would_do_as_the_run_itself_foresees_it(lasting):
-    watcher = Watched(lasting, steered=True)
+def test_a_watcher_is_shown_what_a_schedule_would_do_as_the_run_itself_foresees_it(running):
+    watcher = Watched(running, steered=True)
     try:
         until(lambda: watcher.controls and watcher.snapshot().passes)
         found = []

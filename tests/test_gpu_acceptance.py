@@ -25,6 +25,7 @@ def acceptance(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=250)
 
 
+@pytest.mark.nightly
 def test_a_rehearsal_without_a_gpu_tells_every_goal_and_no_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
