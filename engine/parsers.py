@@ -168,7 +168,7 @@ def cluster(value: object) -> str:
 
 def deadline(value: object) -> str:
     """Read when a session is to end: a duration above 0, or a time of day; an empty text is never."""
-    text = str(value).strip().lower()
+    text = re.sub(r"\s*,\s*", ",", str(value).strip().lower())
     for parse in (parse_duration, parse_time_of_day):
         with suppress(ValueError):
             if not text or parse(text.removesuffix(EXPORTING)):
@@ -178,7 +178,12 @@ def deadline(value: object) -> str:
 
 def window(value: object) -> int | Literal["shared"]:
     """Read how many batches a model computes before the next one does; `shared`: all of them side by side."""
-    return SHARED if str(value).strip() == SHARED else _whole(value, 0)
+    if str(value).strip() == SHARED:
+        return SHARED
+    try:
+        return _whole(value, 0)
+    except ValueError as wanted:
+        raise ValueError(f"{wanted}, or {SHARED}") from None
 
 
 def words(*languages: str) -> Callable[[object], str]:

@@ -544,6 +544,10 @@ def test_a_journal_repaired_in_place_is_continued_though_the_first_error_is_kept
         ("--resume continues, --run-id r1 too", "resume=True continues, run_id r1 too"),
         ("use --devices cpu or --qdrant DIR", "use devices='cpu' or qdrant"),
         ("--project 64: drop it, or --shared", "project=64: drop it, or window='shared'"),
+        (
+            "--bm25 off, --deadline 17:45,export or --deadline 8h",
+            "bm25='off', deadline='17:45,export' or deadline='8h'",
+        ),
         ("--filter: choose --index", "where: choose indexes"),
         ("`interlock run --resume` (ray start --head), or `interlock upload`", "(ray start --head)"),
     ],

@@ -438,6 +438,12 @@ def test_what_goes_before_a_setting_of_earlier_versions_goes_before_what_it_beco
     assert value in (settings.window, settings.bm25, settings.deadline)
 
 
+def test_spaces_beside_the_comma_of_a_deadline_and_no_number_for_a_window():
+    assert load({"deadline": " 17:45 , export"}, {}).settings.deadline == "17:45,export"
+    with pytest.raises(UsageError, match="expected a whole number, or shared, got 'side'"):
+        load({"window": "side"}, {})
+
+
 def test_a_bad_value_of_earlier_versions_is_refused_with_its_place(tmp_path):
     with pytest.raises(UsageError, match=r"interlock.toml: exclusive: .*, got 'maybe'"):
         load({}, {}, file_of(tmp_path, "exclusive = 'maybe'"))
