@@ -200,9 +200,9 @@ class HostJobs(TextJobs):
             model = self._models[key] = HeldModel(job.card, [], host, self._lessor, lambda _: None)
         if not model.resident:
             progress(key, 0)
-        before = model.loading
-        model.load(job)
-        self.loading += model.loading - before
+            before = model.loading
+            model.load(job)
+            self.loading += model.loading - before
         began = time.process_time()
         model.compute(job, lambda done: progress(key, done))
         return Encoded(job.gathered(), time.process_time() - began)
