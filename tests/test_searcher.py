@@ -376,6 +376,18 @@ def test_a_searcher_says_what_it_searches_and_what_is_in_memory(place: Path) -> 
     assert repr(searcher) == f"{of}closed>"
 
 
+def test_a_question_no_longer_than_one_before_looks_at_the_memory_of_the_host_no_more(place: Path, monkeypatch) -> None:
+    looks, room = [], CpuDevice.room
+    monkeypatch.setattr(CpuDevice, "room", lambda device, ceiling: looks.append(1) or room(device, ceiling))
+    with product.Searcher(place / "concat", settings=product.Settings(config=place / "interlock.toml")) as searcher:
+        searcher.search("one two three")
+        known = len(looks)
+        searcher.search("two three four")
+        assert len(looks) == known > 0
+        searcher.search("word " * 60)
+        assert len(looks) > known
+
+
 def test_a_closed_searcher_says_so(place: Path) -> None:
     with open_store(place, "concat") as searcher:
         pass

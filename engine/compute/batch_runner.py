@@ -118,10 +118,13 @@ class _State:
 
     def take(self, piece: _Piece, outputs: Outputs, bad: Sequence[int]) -> None:
         """Take in what a forward gave, but for its rows that are `bad`."""
-        sound = np.setdiff1d(np.arange(len(outputs)), bad)
-        self.done.append((piece.indices[sound], outputs.taken(sound) if bad else outputs))
-        if len(sound):  # where all were refused, it computed nothing that counts
-            self.computed[piece.instance.device.name, piece.instance.dtype] += len(sound)
+        indices = piece.indices
+        if bad:
+            sound = np.setdiff1d(np.arange(len(outputs)), bad)
+            indices, outputs = indices[sound], outputs.taken(sound)
+        self.done.append((indices, outputs))
+        if len(indices):  # where all were refused, it computed nothing that counts
+            self.computed[piece.instance.device.name, piece.instance.dtype] += len(indices)
 
     def park(self, piece: _Piece, reason: str) -> None:
         job = self.job
@@ -216,9 +219,9 @@ class BatchRunner:
     def _plan(self, now: _State) -> None:
         """Cut a batch that does not fit as one forward so that each piece does."""
         (whole,), instance = now.pieces, self.instance
-        if not instance.bounded:
-            return
         lengths = now.lengths(whole)
+        if not instance.bounded or instance.predicted(lengths) <= instance.granted:
+            return
         tokens, allowed = instance.tokens(lengths), instance.most_tokens(now.batch.longest)
         if allowed >= tokens:
             return

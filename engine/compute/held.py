@@ -165,9 +165,11 @@ class HeldModel:
         """Have the model on a device, with room for the rows of a job one by one. Raises UnavailableError where it fits
         nowhere."""
         if self._held:
-            if not self._held.instance.device.metered:  # of a GPU the ladder knows what to do
-                rows = self._held.instance.predicted([max((each.longest for each in job.batches), default=1)])
-                self._lessor.check(self.card.key, rows, self._held.instance.device)
+            instance = self._held.instance
+            rows = instance.predicted([max((each.longest for each in job.batches), default=1)])
+            if not instance.device.metered and rows > instance.granted:  # of a GPU the ladder knows what to do
+                self._lessor.check(self.card.key, rows, instance.device)
+                instance.granted = rows
             return
         device, why = self.choose(job)
         try:
@@ -189,6 +191,7 @@ class HeldModel:
         Raises NoDeviceError where a lost device leaves it none, UnavailableError as `load` does.
         """
         try:
+            self.load(job)
             results, done, queue = [], 0, Queue(job, range(len(job.batches)))
             while (index := queue.take()) is not None:
                 results.append(self._computed(queue, index))
@@ -203,8 +206,7 @@ class HeldModel:
     def _computed(self, queue: Queue, index: int) -> Result:
         """Compute a batch and put what comes of it, on the CPU where its GPU turns out to be of no use."""
         while True:
-            self.load(queue.cells)
-            assert self._held, "it was loaded"
+            assert self._held, "it was loaded, and is somewhere until it is closed"
             instance = self._held.instance
             device = instance.device
             self._runner = self._runner or BatchRunner(queue, instance, self, self._heard)
@@ -250,6 +252,7 @@ class HeldModel:
             encoder = self._encoders(card, attached.network, device)
             instance = ModelInstance(device, attached, encoder, card.dtype, law, known, lease, self._lessor, stays=True)
             attached.streams = False  # no canary looks at it
+            instance.granted = 0 if device.metered else needed - law.weights
             seconds = time.monotonic() - began
             self.loading += seconds
             held = _Held(instance, stack.pop_all(), seconds)

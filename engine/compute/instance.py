@@ -55,6 +55,8 @@ class ModelInstance:
     lock: AbstractContextManager[object] = field(default_factory=RLock)
     stays: bool = False
     """Whether it stays from one job to the next, beside others: then it keeps to its lease on a CPU too."""
+    granted: int = 0
+    """Bytes that were seen to be free for a forward: one that takes no more has no need to look again."""
     mlp_sliced: bool = False
     _cold: bool = True
     """The next forward takes workspaces that stay: it says nothing of activations."""
