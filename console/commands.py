@@ -158,7 +158,8 @@ def watch(options: argparse.Namespace) -> int:
     from interlock.console.front_ends.dispatch import watch_journal
 
     settings = configuration(options)
-    return _go_on(watch_journal(options.run, options.speed, settings, readonly=options.readonly), settings)
+    settings = replace(settings, readonly=options.readonly or settings.readonly)
+    return _go_on(watch_journal(options.run, options.speed, settings), settings)
 
 
 def _go_on(words: Sequence[str], settings: Configuration) -> int:

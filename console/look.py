@@ -92,9 +92,9 @@ def draws_only_ascii(environment: Mapping[str, str]) -> bool:
     return terminal in ASCII_TERMINALS or not locale.upper().replace("-", "").endswith("UTF8")
 
 
-def look_of(configuration: Configuration, *, readonly: bool = False) -> Look:
+def look_of(configuration: Configuration) -> Look:
     """Take the look from the settings. Raises UsageError for a theme or a key that there is not."""
-    settings = configuration.settings
+    settings, readonly = configuration.settings, configuration.readonly
     known = {theme.name for theme in OWN} | BUILTIN_THEMES.keys()
     if settings.theme not in known:
         raise UsageError(f"unknown theme {settings.theme!r}: available {', '.join(sorted(known))}")

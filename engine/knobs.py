@@ -328,6 +328,9 @@ REMOVED: Mapping[str, Removed] = {
         ),
     ),
     "refresh": Removed("the screen is drawn four times a second, once by --slow-link; + and - change it"),
-    "readonly": Removed("use it with `interlock watch`"),
+    "readonly": Removed(
+        "use it with `interlock watch`",
+        lambda value, _: {"readonly": True} if parsers.flag(value) else {},  # no setting, and not forgotten: see `load`
+    ),
 }
 """What a file, the environment, or a run of earlier versions may still say."""

@@ -34,6 +34,8 @@ class Configuration:
     models: Mapping[str, Mapping[str, Any]]
     keys: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    readonly: bool = False
+    """Whether a screen only looks on: asked for with `watch`, or where earlier versions took it as a setting."""
 
 
 def knobs() -> tuple[Field[Any], ...]:
@@ -78,7 +80,7 @@ def load(
         for to, text in _became(name, value, others, origin).items():
             if before.get(to, 0) <= before[name] or to not in REMOVED[name].yields:
                 said[to] = text, origin
-    values: dict[str, Any] = {}
+    readonly, values = said.pop("readonly", None) is not None, dict[str, Any]()
     origins = {item.name: "default" for item in knobs()}
     for item in (item for item in knobs() if item.name in said):
         value, origin = said[item.name]
@@ -93,7 +95,7 @@ def load(
         raise UsageError(f"{file}: models must be tables, such as [models.my-model]")
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise UsageError(f'{file}: keys must be a table of actions and keys, such as stop = "f9" under [keys]')
-    return Configuration(RunSettings(**values), origins, models, keys, tuple(notes))
+    return Configuration(RunSettings(**values), origins, models, keys, tuple(notes), readonly)
 
 
 def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration:

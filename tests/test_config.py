@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.console.look import look_of
 from interlock.console.main import main
 from interlock.engine.errors import UsageError
 from interlock.engine.knobs import REMOVED
@@ -447,6 +448,20 @@ def test_spaces_beside_the_comma_of_a_deadline_and_no_number_for_a_window():
 def test_a_bad_value_of_earlier_versions_is_refused_with_its_place(tmp_path):
     with pytest.raises(UsageError, match=r"interlock.toml: exclusive: .*, got 'maybe'"):
         load({}, {}, file_of(tmp_path, "exclusive = 'maybe'"))
+
+
+@pytest.mark.parametrize(("words", "told"), [(["--readonly"], ""), ([], "yes"), ([], "no")])
+def test_who_only_looks_on_does_so_in_every_run_that_is_chosen(monkeypatch, words, told):
+    seen, chosen = list[bool](), [["watch", "other"], []]
+    monkeypatch.setenv("INTERLOCK_READONLY", told)
+
+    def watched(run, speed, settings):
+        seen.append(look_of(settings).readonly)
+        return chosen.pop(0)
+
+    monkeypatch.setattr("interlock.console.front_ends.dispatch.watch_journal", watched)
+    assert main(["watch", "run", *words]) == 0
+    assert seen == [told != "no"] * 2
 
 
 def test_config_show_tells_of_settings_that_there_are_no_more(capsys, monkeypatch):

@@ -205,9 +205,7 @@ def _console(session: Session, configuration: Configuration) -> int:
     return app.seen_seq
 
 
-def watch_journal(
-    run: Path, speed: float | None, configuration: Configuration, *, readonly: bool = False
-) -> Sequence[str]:
+def watch_journal(run: Path, speed: float | None, configuration: Configuration) -> Sequence[str]:
     """Show a run by its journal until the console is left; only what an operator asks of it changes the run. Return the
     arguments of the command that it was left for, if any."""
     if reason := why_headless():
@@ -216,7 +214,7 @@ def watch_journal(
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
 
-    look = look_of(configuration, readonly=readonly)
+    look = look_of(configuration)
     source = Replayed(run, speed) if speed is not None else Watched(run, steered=not look.readonly)
     app = Console(source, look, summary=source.path.with_name(SUMMARY))
     try:
