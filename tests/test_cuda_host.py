@@ -283,6 +283,15 @@ def test_occupied_memory_is_never_less_than_our_own(card, monkeypatch, known, ot
     assert device.memory() == expected
 
 
+def test_the_context_still_counts_after_a_neighbour_leaves(card, monkeypatch):
+    card.others = 3 * GIB
+    monkeypatch.setattr(cuda, "open_nvml", lambda: Driver(card, 1))
+    device = cuda.CudaDevice(0)
+    device.room(GIB)
+    card.others = 0
+    assert device.memory().occupied == card.context
+
+
 def test_the_driver_is_not_asked_twice_within_a_moment(card, device, monkeypatch):
     device.memory()
     monkeypatch.setattr(cuda, "FRESH", 60.0)

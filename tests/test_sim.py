@@ -154,6 +154,24 @@ def test_nested_meters_on_one_ledger_charge_each_storage_once():
     assert counter.allocated == 0
 
 
+def test_nested_ledgers_are_both_charged():
+    one, other = Counter(), Counter()
+    with Meter(one), Meter(other):
+        tensor = torch.empty(1024)
+    assert one.allocated == other.allocated == 4096
+    del tensor
+    assert one.allocated == other.allocated == 0
+
+
+def test_tensors_that_outlive_their_meter_are_taken_off():
+    counter = Counter()
+    with Meter(counter):
+        tensor = torch.empty(1024)
+    gc.collect()
+    del tensor
+    assert counter.allocated == 0
+
+
 def test_one_meter_on_several_threads_neither_loses_nor_double_counts():
     counter = Counter()
     meter = Meter(counter)
@@ -233,6 +251,21 @@ def test_the_device_is_as_before_once_a_model_is_dropped_and_reclaimed(device, m
     del flat, twin, vectors
     device.reclaim()
     assert device.memory() == before == Memory(allocated=0, occupied=CONTEXT, reserved=0)
+
+
+def test_reclaiming_finds_tensors_in_a_cycle(device):
+    gc.disable()
+    try:
+        with device.computing():
+            tensor = torch.empty(MIB)
+            tensor.itself = tensor
+            del tensor
+        device.trim()
+        assert device.memory().allocated == 2 * MIB
+        device.reclaim()
+        assert device.memory().reserved == 0
+    finally:
+        gc.enable()
 
 
 def test_a_model_over_the_wall_runs_out_of_memory_and_frees_all(device):

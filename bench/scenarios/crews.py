@@ -5,8 +5,9 @@ product's own. What must hold is what must hold on one machine.
 """
 
 import random
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,8 +37,8 @@ from tests.harness import Told, grid_of
 from tests.threads import Threads
 
 MENU = ("kill", "leave", "join", "stall", "slow", "damage")
-"""What befalls a node: its process dies, its machine too, another machine comes, it answers no more, each answer takes
-longer, or what it sends arrives with another bit."""
+"""What befalls a node: its process dies, its machine too, another machine comes, it answers no more, each answer and
+each forward takes longer, or what it sends arrives with another bit."""
 IMPATIENT = ClusterTimeouts(
     look=0.02, start=20.0, again=0.02, tries=50, poll=0.1, silent=1.5, held=1.0, empty=3.0, lead=0.02
 )
@@ -84,6 +85,18 @@ class _Node(ClusterNode):
                 object.__setattr__(news, "outputs", replace(news.outputs, dense=dense))
                 break
         return report
+
+
+class _Slow:
+    """An encoder that takes its time, and computes what the other would."""
+
+    def __init__(self, inner: Any, seconds: Callable[[], float]) -> None:
+        self._inner, self._seconds = inner, seconds
+        self.padded = inner.padded
+
+    def encode(self, rows: Any) -> Any:
+        time.sleep(self._seconds())
+        return self._inner.encode(rows)
 
 
 class _Heard(Told):
@@ -168,7 +181,7 @@ def carry_out_on(crew: CrewPlan, shop: Workshop) -> CrewOutcome:
             laws=shop.law,
             load=shop.network,
             hydrate=lambda _: shop.master,
-            encoders=encoder_for,
+            encoders=lambda *it: _Slow(encoder_for(*it), lambda: 4 * threads.latest(machine).delay),
         )
         return _Node(backend, plan)
 

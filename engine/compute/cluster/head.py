@@ -148,20 +148,17 @@ class ClusterExecutor:
             self._check_members(now)
 
     def _double(self, now: float) -> None:
-        """Where a node is idle and nothing waits for it, let it take from the end of what others alone hold, as far as
-        they would be long."""
-        if not self._usual or not any(peer.report.idle and not self._waits(peer) for peer in self._peers.values()):
+        """Where nodes are idle and nothing waits for them, let them take from the end of what others hold for long."""
+        idle, pools = [peer.member for peer in self._peers.values() if peer.report.idle], self._pools.items()
+        waits = (pool.next(each.name) is not None for each in idle for k, pool in pools if k not in each.refused)
+        if not self._usual or not idle or any(waits):
             return
-        for number, pool in self._pools.items():
+        for number, pool in pools:
             cost, lead = self._source.grid[number].layout.cost, self._members.timeouts.lead
             for peer in self._peers.values():
                 seconds = {batch: self._usual * cost(batch) for batch in pool.held(peer.member.name)}
                 if pool.double(peer.member.name, seconds, len(peer.member.devices), now - peer.progress, lead):
                     self._nudge()
-
-    def _waits(self, peer: _Peer) -> bool:
-        able = [pool for number, pool in self._pools.items() if number not in peer.member.refused]
-        return any(pool.next(peer.member.name) is not None for pool in able)
 
     def _check_members(self, now: float) -> None:
         """See whether for each pass anybody is left who computes it; another node may come of those that were lost."""
@@ -279,10 +276,8 @@ class ClusterExecutor:
 
     def _tell_refused(self, peer: _Peer, number: int, why: str) -> None:
         model = self._source.grid[number].card.key
-        why = why.removeprefix(f"{model} ")
-        self._emit(
-            ev.Warned(message=f"{peer.member.name} does not compute {model}, which is left to other nodes: {why}")
-        )
+        left = f"{peer.member.name} does not compute {model}, which is left to other nodes"
+        self._emit(ev.Warned(message=f"{left}: {why.removeprefix(f'{model} ')}"))
 
     def _take(self, peer: _Peer, news: NodeEvent) -> None:
         """Take in an event; of a batch that counts no more only what is not about it."""
@@ -323,21 +318,20 @@ class ClusterExecutor:
                 handed.append(Handed.of(cells, rows.tolist(), batches))
             if self._pools[number].next(peer.member.name, last) is None:
                 dry.add(number)
-        open_to = [number for number in self._pools if report.idle and number not in peer.member.refused]
-        waiting = {number: self._pools[number].waiting(peer.member.name) for number in open_to}
-        orders = Orders(
+        able = {k: pool for k, pool in self._pools.items() if report.idle and k not in peer.member.refused}
+        waiting = {number: pool.waiting(peer.member.name) for number, pool in able.items()}
+        dropped, peer.dropped = peer.dropped, defaultdict(list)
+        return Orders(
             waiting,
             handed,
             frozenset(dry),
-            peer.dropped,
+            dropped,
             self._controls.in_force,
             stop,
             self._over,
             self._deadline.left - self._deadline.reserve() if self._deadline.left < math.inf else math.inf,
             self._members.timeouts.poll,
         )
-        peer.dropped = defaultdict(list)
-        return orders
 
     def _handed(self, peer: _Peer, number: int, wanted: int, last: int) -> list[int]:
         """Give a node batches of a pass: of the last ones no more than its share."""
