@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from interlock.engine.compute.memory_needs import too_small
+from interlock.engine.compute.context import too_small
 from interlock.engine.compute.schedule import MemoryNeed
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.gpu import cpu

@@ -12,9 +12,8 @@ from threading import RLock
 
 from interlock.engine.compute.batch_runner import BatchRunner
 from interlock.engine.compute.checks.canary import Canaries, in_wider
-from interlock.engine.compute.context import RunContext
+from interlock.engine.compute.context import MemoryPlanner, RunContext, rooms, too_small
 from interlock.engine.compute.ladder import Rung
-from interlock.engine.compute.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.compute.resident import ResidentModel
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Placement, Schedule, budgets, next_placement
 from interlock.engine.compute.source import BatchSource, Queue, indices

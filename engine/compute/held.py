@@ -18,12 +18,11 @@ from msgspec.structs import replace
 from torch import nn
 
 from interlock.engine.compute.batch_runner import BatchRunner, DeviceGone, Result, TooNarrow
-from interlock.engine.compute.context import tell_granted, tell_released
+from interlock.engine.compute.context import Laws, LeasedFor, MemoryPlanner, tell_granted, tell_released, too_small
 from interlock.engine.compute.encoder import Encoder, encoder_for
 from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.compute.job import Job
 from interlock.engine.compute.ladder import Rung
-from interlock.engine.compute.memory_needs import Laws, MemoryPlanner, too_small
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import MemoryNeed
 from interlock.engine.compute.source import Queue
@@ -247,7 +246,7 @@ class HeldModel:
             released = partial(tell_released, self._emit, model_pass=0)
             shared = device is self._host  # models stay there beside each other
             lease = stack.enter_context(self._lessor.lease(card.key, {device.name: needed}, released, shared=shared))
-            tell_granted(self._emit, lease, 0, needed, rows=sum(len(each.rows) for each in job.batches))
+            tell_granted(self._emit, lease, 0, LeasedFor(sum(len(each.rows) for each in job.batches), needed))
             attached = self._attached(card, device)
             encoder = self._encoders(card, attached.network, device)
             instance = ModelInstance(device, attached, encoder, card.dtype, law, known, lease, self._lessor, stays=True)

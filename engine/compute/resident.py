@@ -11,11 +11,10 @@ from threading import RLock
 
 from interlock.engine.compute.batch_runner import BatchRunner
 from interlock.engine.compute.checks.canary import Canaries
-from interlock.engine.compute.context import RunContext, tell_granted, tell_released
+from interlock.engine.compute.context import LeasedFor, MemoryPlanner, RunContext, tell_granted, tell_released
 from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.compute.instance import ModelInstance, first_calibration
 from interlock.engine.compute.ladder import Rung
-from interlock.engine.compute.memory_needs import MemoryPlanner
 from interlock.engine.compute.schedule import Assignment
 from interlock.engine.compute.source import Queue
 from interlock.engine.errors import NoDeviceError
@@ -29,15 +28,6 @@ from interlock.engine.record.words import distinct_sizes
 
 TRIES = 2
 """How often a model is attached to a device before the device is left out."""
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What a lease is opened for, and the bytes that it is predicted to take on a device."""
-
-    batches: int
-    rows: int
-    predicted: int
 
 
 @dataclass(eq=False)
@@ -197,9 +187,9 @@ class ResidentModel:
         card, host = self.cells.card, self.context.host
         law, known = self.planner.law(card, host), self.planner.calibration(self.cells.model_pass, host)
         tokens = computed_tokens(lengths, padded=not card.packed)
-        return self._on_host(_Work(1, len(lengths), law.weights + known.activations(law, tokens, max(lengths))))
+        return self._on_host(LeasedFor(len(lengths), law.weights + known.activations(law, tokens, max(lengths)), 1))
 
-    def _on_host(self, work: _Work) -> ModelInstance | None:
+    def _on_host(self, work: LeasedFor) -> ModelInstance | None:
         with self._lock:
             if self._host is None and self.host_possible():
                 self._host = self._instance_on_host(self._leased([self.context.host], work, streamed=False))
@@ -240,17 +230,17 @@ class ResidentModel:
     def _card_on(self, device: Device) -> ModelCard:
         return self.planner.card_on(self.cells.card, device)
 
-    def _assigned(self, device: Device) -> _Work:
+    def _assigned(self, device: Device) -> LeasedFor:
         """Everything in the assignment."""
         cells, batches = self.cells, self.assignment.batches
         rows = sum(len(cells.batches[index].rows) for index in batches)
-        return _Work(len(batches), rows, self.planner.widest(cells.layout, device))
+        return LeasedFor(rows, self.planner.widest(cells.layout, device), len(batches))
 
     def _least(self, devices: Sequence[Device]) -> dict[str, int]:
         layout = self.cells.layout
         return {device.name: self.planner.least(layout, self.assignment, device.name) for device in devices}
 
-    def _leased(self, devices: Sequence[Device], work: _Work, *, streamed: bool) -> Lease:
+    def _leased(self, devices: Sequence[Device], work: LeasedFor, *, streamed: bool) -> Lease:
         context, cells = self.context, self.cells
         needs = self._least(devices)
         shared = bool(self.limits) or (devices[0] is context.host and devices[0] is not context.devices[0])
@@ -261,9 +251,7 @@ class ResidentModel:
             context.emit,
             lease,
             cells.model_pass,
-            work.predicted,
-            rows=work.rows,
-            batches=work.batches,
+            work,
             schedule=context.controls.schedule,
             streamed=streamed,
         )

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from interlock.engine.compute import reuse
-from interlock.engine.compute.context import REAL
+from interlock.engine.compute.context import REAL, MemoryPlanner, rooms, too_small
 from interlock.engine.compute.job import Layout
-from interlock.engine.compute.memory_needs import MemoryPlanner, rooms, too_small
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, next_placement
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.errors import UsageError

@@ -17,12 +17,11 @@ from msgspec.structs import asdict, replace
 
 from interlock.engine.compute.checks import findings
 from interlock.engine.compute.checks.findings import Finding, attention_of
-from interlock.engine.compute.context import RunContext
+from interlock.engine.compute.context import MemoryPlanner, RunContext
 from interlock.engine.compute.encoder import Ids, one_by_one
 from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.compute.job import Job
 from interlock.engine.compute.ladder import Rung
-from interlock.engine.compute.memory_needs import MemoryPlanner
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.errors import InterlockError, reason
