@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 import io
+import re
 import runpy
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import time
 import types
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -554,6 +556,15 @@ def test_a_journal_repaired_in_place_is_continued_though_the_first_error_is_kept
 )
 def test_errors_name_what_python_passes_and_leave_commands_as_they_are(flags, words):
     assert words in in_python(flags)
+
+
+def test_pages_set_only_what_there_is():
+    root = Path(__file__).parents[1]
+    for page in (root / "README.md", *(root / "docs").glob("*.md")):
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            calls = re.findall(r"\bSettings\(([^()]*(?:\([^()]*\)[^()]*)*)\)", block)
+            named = {name for call in calls for name in re.findall(r"(?:^|,|\n)\s*(\w+)=", call)}
+            assert named <= {item.name for item in fields(interlock.Settings)}, page
 
 
 def test_every_setting_of_a_run_has_a_word_in_python():

@@ -672,6 +672,11 @@ class _Screen(App[None]):
         yield self.pane
 
 
+def test_each_pane_has_a_name_and_a_digit_of_its_own():
+    assert [kind.key for kind in REGISTERED] == [*range(1, len(REGISTERED) + 1)]
+    assert len({kind.name for kind in REGISTERED}) == len(REGISTERED) <= 9
+
+
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (60, 15)])
 @pytest.mark.parametrize("kind", [kind for kind in REGISTERED if kind.rows])
 async def test_a_pane_redraws_only_what_changed(kind: PaneKind, size: tuple[int, int]) -> None:
