@@ -12,8 +12,8 @@ from interlock.console.main import main
 from interlock.engine.errors import UsageError
 from interlock.engine.knobs import REMOVED
 from interlock.engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
-from interlock.engine.record.facts import Setting
-from interlock.engine.record.rundir import _STEERED
+from interlock.engine.record.facts import DeviceFacts, Setting
+from interlock.engine.record.rundir import _STEERED, Begun
 from interlock.engine.settings import continued, flag_of, knobs, load, recorded, shown, variable_of
 from tests.builders import interlock
 
@@ -478,3 +478,13 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_was_set():
     assert continued({"exclusive": Setting(False, "flag"), **steered}, load({}, {})).settings.window == 0
     given = load({"window": "2"}, {})
     assert continued({"exclusive": Setting(False, "flag")}, given).settings.window == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [(("cuda:0", "cuda:1"), "cuda:0,cuda:1"), (("node-1/cpu", "node-2/cpu"), "auto"), ((), "auto")],
+    ids=["machine", "nodes", "none"],
+)
+def test_devices_that_a_run_chose_are_kept_by_name_but_for_those_of_nodes(names, kept):
+    facts = tuple(DeviceFacts(name=name, kind="", label="", total_bytes=1, ceiling_bytes=1) for name in names)
+    assert Begun({"devices": Setting("auto", "default")}, facts).kept["devices"].value == kept

@@ -20,7 +20,7 @@ import msgspec
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import ControlApplied, DevicesFound, RunResumed, RunStarted
-from interlock.engine.record.facts import DeviceFacts, Setting
+from interlock.engine.record.facts import DeviceFacts, Setting, node_of
 from interlock.engine.record.inputs import changes, check, filled, moved, same_files
 from interlock.engine.record.words import few
 
@@ -54,14 +54,15 @@ class Begun:
 
     @property
     def kept(self) -> Mapping[str, Setting]:
-        """Its settings as they were at its end, with the devices by name where the machine was to choose them, and
-        paths as they are beside a run that was moved."""
+        """Its settings as they were at its end, with the devices by name where this machine was to choose them (nodes'
+        names mean nothing to who goes on), and paths as they are beside a run that was moved."""
         asked, settings = self.config.get("devices"), {**self.config, **self.steered}
         out = self.config.get("out")
         if self.at and out and isinstance(out.value, str):
             before, now = Path(out.value) / self.at.name, self.at.absolute()
             settings = {name: Setting(moved(each.value, before, now), each.origin) for name, each in settings.items()}
-        if not asked or not self.devices or asked.value not in ("auto", "cuda"):
+        on_nodes = any(node_of(each.name) for each in self.devices)
+        if not asked or not self.devices or on_nodes or asked.value not in ("auto", "cuda"):
             return settings
         return {**settings, "devices": Setting(",".join(each.name for each in self.devices), asked.origin)}
 
