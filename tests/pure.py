@@ -26,7 +26,9 @@ WORKING = (
     "tests.builders.interlock",
     "tests.builders.sentence_transformer",
     "tests.builders.start",
+    "tests.builders.tiny_answerer",
     "tests.builders.tiny_model",
+    "tests.builders.tiny_scorer",
     "tests.fake_cuda",
     "tests.hub",
     "tests.oracle",
@@ -35,6 +37,7 @@ WORKING = (
     "tests.warm",
     "tests.weightless",
     "textual",
+    "transformers",
     "tools.screenshots",
 )
 """Where what takes its time comes from: a module with all in it, or a name."""
@@ -56,6 +59,12 @@ def _names(file: Path) -> dict[str, set[str]]:
         else:
             names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
             names |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+            names |= {
+                f"import {each.module}.{alias.name}"
+                for each in ast.walk(node)
+                if isinstance(each, ast.ImportFrom)
+                for alias in each.names
+            }
             made = [
                 each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
             ]
