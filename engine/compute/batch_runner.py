@@ -152,7 +152,7 @@ class BatchRunner:
     def __init__(self, queue: Queue, instance: ModelInstance, fallbacks: Fallbacks, emit: Emit) -> None:
         self.queue = queue
         self.instance = instance
-        self._job = queue.cells
+        self._job = queue.job
         self._fallbacks = fallbacks
         self._emit = emit
         self._pressed = False

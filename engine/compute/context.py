@@ -221,32 +221,32 @@ class Deadline:
         """Whether what takes so long is over in time, with what closes the run."""
         return seconds + CLOSING_SECONDS <= self.left
 
-    def allows_batch(self, cells: Job, index: int) -> bool:
+    def allows_batch(self, job: Job, index: int) -> bool:
         """Whether a batch may still be begun, as `allows` says."""
-        return self._ends is None or self.allows(self.seconds_of(cells, index))
+        return self._ends is None or self.allows(self.seconds_of(job, index))
 
-    def allows_lease(self, weights: int, cells: Job, index: int) -> bool:
+    def allows_lease(self, weights: int, job: Job, index: int) -> bool:
         """Whether a model with `weights` bytes may still be leased and loaded, for at least one batch."""
         with self._lock:
             opening = self._leases.of(weights)
-        return self._ends is None or self.allows(opening + self.seconds_of(cells, index))
+        return self._ends is None or self.allows(opening + self.seconds_of(job, index))
 
-    def seconds_of(self, cells: Job, index: int) -> float:
+    def seconds_of(self, job: Job, index: int) -> float:
         """Predict what a batch takes at most. Of a pass without any the pace of earlier runs counts, else that of the
         passes before it, either doubled; 0 where nothing is known."""
-        cost, computed = cells.layout.cost(index), cells.layout.computed(cells.batches[index])
+        cost, computed = job.layout.cost(index), job.layout.computed(job.batches[index])
         with self._lock:
-            own, others = self._batches.get(cells.model_pass), list(self._batches.values())
+            own, others = self._batches.get(job.model_pass), list(self._batches.values())
             if own:
                 return own.of(cost)
-            if pace := self.paces.get(cells.card.key, 0.0):
+            if pace := self.paces.get(job.card.key, 0.0):
                 return UNSURE * computed / pace
             return UNSURE * cost * max((each.seconds / each.cost for each in others if each.cost), default=0.0)
 
-    def learn(self, cells: Job, index: int, seconds: float) -> None:
+    def learn(self, job: Job, index: int, seconds: float) -> None:
         """Take in what a batch took."""
         with self._lock:
-            self._batches.setdefault(cells.model_pass, _Slowest()).take(seconds, cells.layout.cost(index))
+            self._batches.setdefault(job.model_pass, _Slowest()).take(seconds, job.layout.cost(index))
 
     def learn_lease(self, weights: int, seconds: float) -> None:
         """Take in what it took to lease and load models with so many bytes."""

@@ -71,7 +71,7 @@ class PassExecutor:
 
     def preview(self, schedule: Schedule) -> Placement | None:
         """Find what another schedule would lease next; None: nothing is left. For a front end's thread."""
-        committed = {queue.cells.model_pass: indices(queue.committed) for queue in self._queues}
+        committed = {queue.job.model_pass: indices(queue.committed) for queue in self._queues}
         return self._next(schedule, self._source.without(committed))
 
     def unaffected_by(self, schedule: Schedule) -> bool:
@@ -92,8 +92,8 @@ class PassExecutor:
     def unplaceable(self) -> dict[int, str]:
         """Tell which passes would fit nowhere, even with every device to themselves, and why."""
         fallback, refused = self._context.controls.cpu_fallback, {}
-        for number, cells in self._grid.items():
-            batches, need = self._source.left[number], self._planner.of(cells.layout)
+        for number, job in self._grid.items():
+            batches, need = self._source.left[number], self._planner.of(job.layout)
             alone = next_placement(Schedule.EXCLUSIVE, [batches], [need], self._rooms(), 0, None, cpu_fallback=fallback)
             if alone and alone.refused:
                 refused[number] = alone.refused[0]
@@ -101,7 +101,7 @@ class PassExecutor:
 
     def _next(self, schedule: Schedule, left: Sequence[Sequence[int]]) -> Placement | None:
         window, fallback = self._context.controls.window, self._context.controls.cpu_fallback
-        needs = {number: self._planner.of(cells.layout) for number, cells in self._grid.items()}
+        needs = {number: self._planner.of(job.layout) for number, job in self._grid.items()}
         wait = set().union(*(others for first, others in [*self._paused.items()] if left[first]))
         left = [[] if number in wait else batches for number, batches in enumerate(left)]
         return next_placement(schedule, left, needs, self._free, window, self._last, cpu_fallback=fallback)
@@ -167,8 +167,8 @@ class PassExecutor:
         began = context.deadline.clock()
         residents: list[ResidentModel] = []
         for assignment, limits in zip(now.assignments, self._limits(now), strict=True):
-            cells = self._grid[assignment.model_pass]
-            queue = self._source.queue(cells, assignment)
+            job = self._grid[assignment.model_pass]
+            queue = self._source.queue(job, assignment)
             resident = ResidentModel(
                 context, self._planner, self._canaries, queue, assignment, stack, limits, self.lose, self.make_room
             )
@@ -286,9 +286,9 @@ class PassExecutor:
 
     def _widen(self, model_pass: int, queue: Queue) -> None:
         """Have the rest of a pass computed in the next wider precision."""
-        cells, device = self._grid[model_pass], self._context.devices[0]
-        now = self._planner.card_on(cells.card, device)
-        then = in_wider(now, cells.card)
+        job, device = self._grid[model_pass], self._context.devices[0]
+        now = self._planner.card_on(job.card, device)
+        then = in_wider(now, job.card)
         assert then is not None, "a pass in float32 has no wider precision"
         self._planner.settle(then)
         self._planner.forget(model_pass)

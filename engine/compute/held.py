@@ -219,14 +219,14 @@ class HeldModel:
                 del instance
                 if self._beside:
                     self._move(self._why)
-                queue.cells.files.put(queue.cells.batches[index].rows, result.outputs)
+                queue.job.files.put(queue.job.batches[index].rows, result.outputs)
                 return dataclasses.replace(result, outputs=Outputs())
             if not self._falls_back(device):
                 raise NoDeviceError(f"model {self.card.key} cannot compute on {device.name}: {why}")
             del instance
             queue.refused = 0
-            self._mitigated(why, device, len(queue.cells.batches[index].rows))
-            self._beside = self._beside or self._attached_to(self._host, queue.cells)
+            self._mitigated(why, device, len(queue.job.batches[index].rows))
+            self._beside = self._beside or self._attached_to(self._host, queue.job)
             self._move(why)
 
     def _move(self, why: str) -> None:
@@ -330,7 +330,7 @@ class HeldModel:
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         if self._beside is None:
             assert self._runner, "it is what asks"
-            self._beside = self._attached_to(self._host, self._runner.queue.cells)
+            self._beside = self._attached_to(self._host, self._runner.queue.job)
         return self._beside.instance
 
     def host_possible(self) -> bool:

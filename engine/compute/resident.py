@@ -51,7 +51,7 @@ class ResidentModel:
     lease: Lease = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cells = self.queue.cells
+        self.job = self.queue.job
         self.instances: list[ModelInstance] = []
         self._host: ModelInstance | None = None
         self._wide: dict[str, ModelInstance | None] = {}
@@ -99,7 +99,7 @@ class ResidentModel:
         Raises NoDeviceError where no device computes it rightly.
         """
         devices = ", ".join(instance.device.name for instance in self.instances)
-        right = self.canaries.sift(self.cells, self.instances, self.lose_device, self._mitigated)
+        right = self.canaries.sift(self.job, self.instances, self.lose_device, self._mitigated)
         self.instances = right or []
         if right == [] and len(self.lease.lost) < len(self.lease.devices):
             self._load_on_host(f"computes wrongly on {devices}")
@@ -111,7 +111,7 @@ class ResidentModel:
     def unload(self) -> None:
         """Drop the instances, and keep what they have learnt of the memory law."""
         for instance in self.instances:
-            self.planner.learn(self.cells.model_pass, instance.device, instance.calibration)
+            self.planner.learn(self.job.model_pass, instance.device, instance.calibration)
         self.instances, self._host, self._wide = [], None, {}
 
     def report_lost(self, device: Device, reason: str) -> None:
@@ -133,12 +133,12 @@ class ResidentModel:
 
     def makes_room(self, instance: ModelInstance) -> bool:
         """Have companions on the instance's device pause, and tell whether there are any."""
-        return self.make_room(self.cells.model_pass, instance.device)
+        return self.make_room(self.job.model_pass, instance.device)
 
     def streams_rightly(self, instance: ModelInstance) -> bool:
         """Whether a canary lets the instance pass now that its layers are streamed."""
         device, card = instance.device, self._card_on(instance.device)
-        return self.canaries.outcome(self.cells, card, instance, f"not streaming on {device.name}") != "failed"
+        return self.canaries.outcome(self.job, card, instance, f"not streaming on {device.name}") != "failed"
 
     def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
         """Whether a row of this length has room in float32 on the same device, its layers streamed."""
@@ -150,7 +150,7 @@ class ResidentModel:
         law = self.planner.law_as(self._card_on(device).in_precision("float32"), device)
         tokens = computed_tokens([longest], padded=instance.encoder.padded)
         needed = law.slots + first_calibration(device).activations(law, tokens, longest)
-        on_host = self.planner.law(self.cells.card, self.context.host).weights
+        on_host = self.planner.law(self.job.card, self.context.host).weights
         return law.slots > 0 and needed <= budget(device) and on_host <= budget(self.context.host)
 
     def in_float32(self, instance: ModelInstance) -> ModelInstance | None:
@@ -169,7 +169,7 @@ class ResidentModel:
         if replica is None:
             return None
         wide = self._ready(card, device, replica, self.lease, time.monotonic() - began, warm)
-        outcome = self.canaries.outcome(self.cells, card, wide, f"not using float32 on {device.name}")
+        outcome = self.canaries.outcome(self.job, card, wide, f"not using float32 on {device.name}")
         for instance in self.instances:
             if instance.device is device:  # the canary has taken its workspaces too
                 instance.clear()
@@ -177,15 +177,15 @@ class ResidentModel:
 
     def host_possible(self) -> bool:
         """Whether the fallback is allowed, and host memory suffices."""
-        context, cells = self.context, self.cells
+        context, job = self.context, self.job
         if context.devices[0] is context.host or not context.controls.cpu_fallback:
             return False
-        return self._host is not None or self.planner.of(cells.layout).host <= context.lessor.budget(context.host)
+        return self._host is not None or self.planner.of(job.layout).host <= context.lessor.budget(context.host)
 
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         """Find the same model on the CPU in float32, for rows of these lengths; the first call attaches it."""
-        card, host = self.cells.card, self.context.host
-        law, known = self.planner.law(card, host), self.planner.calibration(self.cells.model_pass, host)
+        card, host = self.job.card, self.context.host
+        law, known = self.planner.law(card, host), self.planner.calibration(self.job.model_pass, host)
         tokens = computed_tokens(lengths, padded=not card.packed)
         return self._on_host(LeasedFor(len(lengths), law.weights + known.activations(law, tokens, max(lengths)), 1))
 
@@ -217,7 +217,7 @@ class ResidentModel:
             raise NoDeviceError(f"{cause}, and CPU fallback is off: drop --no-cpu-fallback, or drop it from --roster")
         instance = self._on_host(self._assigned(host))
         if instance is None:
-            needed = self.planner.of(self.cells.layout).host
+            needed = self.planner.of(self.job.layout).host
             needs, free = distinct_sizes(needed, max(0, context.lessor.budget(host)))
             flag = context.lessor.flag_on(host)
             raise NoDeviceError(
@@ -228,29 +228,29 @@ class ResidentModel:
         self.instances = [instance]
 
     def _card_on(self, device: Device) -> ModelCard:
-        return self.planner.card_on(self.cells.card, device)
+        return self.planner.card_on(self.job.card, device)
 
     def _assigned(self, device: Device) -> LeasedFor:
         """Everything in the assignment."""
-        cells, batches = self.cells, self.assignment.batches
-        rows = sum(len(cells.batches[index].rows) for index in batches)
-        return LeasedFor(rows, self.planner.widest(cells.layout, device), len(batches))
+        job, batches = self.job, self.assignment.batches
+        rows = sum(len(job.batches[index].rows) for index in batches)
+        return LeasedFor(rows, self.planner.widest(job.layout, device), len(batches))
 
     def _least(self, devices: Sequence[Device]) -> dict[str, int]:
-        layout = self.cells.layout
+        layout = self.job.layout
         return {device.name: self.planner.least(layout, self.assignment, device.name) for device in devices}
 
     def _leased(self, devices: Sequence[Device], work: LeasedFor, *, streamed: bool) -> Lease:
-        context, cells = self.context, self.cells
+        context, job = self.context, self.job
         needs = self._least(devices)
         shared = bool(self.limits) or (devices[0] is context.host and devices[0] is not context.devices[0])
         lease = self.stack.enter_context(
-            context.lessor.lease(cells.card.key, needs, self._released, shared=shared, limits=self.limits)
+            context.lessor.lease(job.card.key, needs, self._released, shared=shared, limits=self.limits)
         )
         tell_granted(
             context.emit,
             lease,
-            cells.model_pass,
+            job.model_pass,
             work,
             schedule=context.controls.schedule,
             streamed=streamed,
@@ -258,7 +258,7 @@ class ResidentModel:
         return lease
 
     def _released(self, lease: Lease) -> None:
-        tell_released(self.context.emit, lease, self.cells.model_pass)
+        tell_released(self.context.emit, lease, self.job.model_pass)
         for overrun in lease.overruns():
             self.context.emit(Warned(message=f"lease {lease.id}: {overrun}"))
 
@@ -273,7 +273,7 @@ class ResidentModel:
         began, message = time.monotonic(), ""
         for streamed in [self.assignment.streamed] * TRIES + [True]:
             # To attach a streamed model takes nothing and succeeds on a full device too: so the room is asked for.
-            needed = self.planner.of(self.cells.layout).streamed if streamed else 0
+            needed = self.planner.of(self.job.layout).streamed if streamed else 0
             if streamed and not 0 < needed <= self.context.lessor.budget(device):
                 message = message or f"no memory left on {device.name}"
                 break
@@ -304,7 +304,7 @@ class ResidentModel:
     def _ready(
         self, card: ModelCard, device: Device, attached: Attached, lease: Lease, seconds: float, warm: bool
     ) -> ModelInstance:
-        context, cells = self.context, self.cells
+        context, job = self.context, self.job
         streamed = isinstance(attached, Replica) and attached.streamed
         law = self.planner.law_as(card, device)
         context.emit(
@@ -319,7 +319,7 @@ class ResidentModel:
             )
         )
         encoder = context.backend.encoders(card, attached.network, device)
-        calibration = self.planner.calibration(cells.model_pass, device)
+        calibration = self.planner.calibration(job.model_pass, device)
         return ModelInstance(device, attached, encoder, card.dtype, law, calibration, lease, context.lessor)
 
     def _mitigated(
@@ -334,7 +334,7 @@ class ResidentModel:
         """Emit a step of the ladder that concerns all rows of the assignment, or so many of them."""
         self.context.emit(
             Mitigated(
-                model_pass=self.cells.model_pass,
+                model_pass=self.job.model_pass,
                 batch_index=None,
                 cause=cause,
                 action=action,

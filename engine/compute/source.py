@@ -19,8 +19,8 @@ class Queue:
     """The batches that an assignment has left, pulled by its workers; `failed` says why nobody should go on, `narrow`
     that the rest is for a wider precision."""
 
-    def __init__(self, cells: Job, batches: Iterable[int]) -> None:
-        self.cells = cells
+    def __init__(self, job: Job, batches: Iterable[int]) -> None:
+        self.job = job
         self.failed: Exception | None = None
         self.narrow = False
         self.refused = 0
@@ -62,18 +62,18 @@ class Queue:
 
     def commit(self, event: BatchCommitted, outputs: Outputs, emit: Emit) -> None:
         """Write what a batch gave, and tell of it as it ran, with the CRC-32 of what was written."""
-        event = replace(event, crc=self.cells.files.put(self.cells.batches[event.batch_index].rows, outputs))
+        event = replace(event, crc=self.job.files.put(self.job.batches[event.batch_index].rows, outputs))
         emit(event)
         self.committed.append(event)
 
     def sync(self) -> None:
         """Make what was written survive a power cut."""
-        self.cells.files.sync()
+        self.job.files.sync()
 
     def put_back(self, index: int, device: str) -> None:
         """Return a batch that `device` took and did not compute."""
         self._left.appendleft(index)
-        self.returned[device] += len(self.cells.batches[index].rows)
+        self.returned[device] += len(self.job.batches[index].rows)
 
 
 class BatchSource:
@@ -88,9 +88,9 @@ class BatchSource:
     ) -> None:
         """`done` are, for each pass of the grid, the batches that earlier sessions committed; `weights[k]` is that of
         pass k, which the grid lacks where its model is missing."""
-        self.grid = {cells.model_pass: cells for cells in grid}
+        self.grid = {job.model_pass: job for job in grid}
         self.left = [list(range(len(self.grid[k].batches))) if k in self.grid else [] for k in range(len(weights))]
-        self._done = {cells.model_pass: list(batches) for cells, batches in zip(grid, done, strict=True)}
+        self._done = {job.model_pass: list(batches) for job, batches in zip(grid, done, strict=True)}
         self.left = self.without({number: indices(batches) for number, batches in self._done.items()})
         self._weights = weights
         self._emit = emit
@@ -99,9 +99,9 @@ class BatchSource:
         """Whether anything is left to be placed."""
         return any(self.left)
 
-    def queue(self, cells: Job, assignment: Assignment) -> Queue:
+    def queue(self, job: Job, assignment: Assignment) -> Queue:
         """Make the queue of an assignment."""
-        return Queue(cells, assignment.batches)
+        return Queue(job, assignment.batches)
 
     def without(self, done: Mapping[int, Iterable[int]]) -> list[list[int]]:
         """The batches that each pass has left when these are `done` too."""
@@ -129,13 +129,13 @@ class BatchSource:
         return sum(len(batches[index].rows) for index in self.left[model_pass])
 
 
-def completed(cells: Job, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:
+def completed(job: Job, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:
     """Describe a pass that has ended by its batches of all sessions, as they ran."""
     return EnsemblePassCompleted(
-        model_pass=cells.model_pass,
-        model=cells.card.key,
+        model_pass=job.model_pass,
+        model=job.card.key,
         device=joined(batch.device for batch in batches),
-        dtype=joined(batch.dtype or cells.card.dtype for batch in batches),
+        dtype=joined(batch.dtype or job.card.dtype for batch in batches),
         weight=weight,
         rows=sum(batch.rows for batch in batches),
         seconds=round(sum(batch.seconds for batch in batches), 3),

@@ -99,7 +99,7 @@ class Worker:
                 self._settle()
                 if not any(runner.queue.more() for runner in self.runners):
                     return None
-        if not self.deadline.allows_batch(taken.runner.queue.cells, taken.index):
+        if not self.deadline.allows_batch(taken.runner.queue.job, taken.index):
             self._ahead = taken  # which is given back
             return None
         return taken
@@ -135,7 +135,7 @@ class Worker:
             runner.queue.failed = without_frames(error)
             return
         seconds, calibration = self.deadline.clock() - began, runner.instance.calibration
-        self.deadline.learn(runner.queue.cells, index, seconds)
+        self.deadline.learn(runner.queue.job, index, seconds)
         learnt = calibration if known < PROBES <= calibration.batches else None
         self._settle()
         self._committing = self._beside.submit(self._commit, runner, index, result, seconds, learnt)
@@ -156,16 +156,16 @@ class Worker:
         self, runner: BatchRunner, index: int, result: Result, seconds: float, learnt: Calibration | None
     ) -> None:
         """Write the vectors, then record the batch as it ran, and what it has taught."""
-        cells, batch = runner.queue.cells, runner.queue.cells.batches[index]
+        job, batch = runner.queue.job, runner.queue.job.batches[index]
         own = Computed(device=self.device.name, dtype=runner.instance.dtype, rows=len(batch.rows))
         parts = sorted(result.parts, key=lambda part: (part.device, part.dtype)) or [replace(own, rows=0)]
         terms = result.outputs.terms
         event = BatchCommitted(
-            model_pass=cells.model_pass,
+            model_pass=job.model_pass,
             batch_index=index,
             rows=len(batch.rows),
             tokens=batch.tokens,
-            padding=cells.layout.padding(batch),
+            padding=job.layout.padding(batch),
             seconds=round(seconds, 6),
             device=joined(part.device for part in parts),
             crc=0,
@@ -186,7 +186,7 @@ class Worker:
         if known.batches:
             self.emit(
                 MemoryCalibrated(
-                    model_pass=runner.queue.cells.model_pass,
+                    model_pass=runner.queue.job.model_pass,
                     device=self.device.name,
                     batches=known.batches,
                     scale=round(known.scale, 5),

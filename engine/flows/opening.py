@@ -111,10 +111,10 @@ def check_room(directory: Path, store: Path | None, grid: Sequence[Job], formats
     """Raise DiskError where the token vectors that the passes are still to give would fill the disk, with their files
     and their place in the `store`."""
     coming = exported = stored = 0
-    for cells in grid:
-        if form := cells.card.by_token.vectors:
-            whole = token_bytes(cells.card, cells.tokens.lengths(cells.card.max_tokens))
-            coming += max(0, whole - cells.files.token_bytes)
+    for job in grid:
+        if form := job.card.by_token.vectors:
+            whole = token_bytes(job.card, job.tokens.lengths(job.card.max_tokens))
+            coming += max(0, whole - job.files.token_bytes)
             exported += whole * with_arrays(formats)
             stored += whole // form.bytes * form.dim * STORED_BYTES
     wanted: dict[int, int] = {}  # by disk, as both may lie on one

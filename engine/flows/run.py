@@ -232,10 +232,10 @@ class Run:
 
     def _executor(self, grid: Sequence[Job], models: Models) -> computing.Executor:
         """Make what computes the batches that are left; the deadline learns from those that are not."""
-        done = [self._earlier.survived(cells) for cells in grid]
-        for cells, batches in zip(grid, done, strict=True):
+        done = [self._earlier.survived(job) for job in grid]
+        for job, batches in zip(grid, done, strict=True):
             for batch in batches:
-                self.deadline.learn(cells, batch.batch_index, batch.seconds)
+                self.deadline.learn(job, batch.batch_index, batch.seconds)
         granted = self.recorder.look(lambda state: len(state.leases))
         shared = self.settings, self._devices, self.controls, self._emit, granted
         context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)

@@ -75,7 +75,7 @@ class Continuation:
         return reuse.mask_of(kept, len(corpus.digests))
 
     def begin(self, planned: PlannedPass) -> Job:
-        """Make the cells of a pass that is laid out; tell what is planned, and what is truncated. Raises UsageError
+        """Make the job of a pass that is laid out; tell what is planned, and what is truncated. Raises UsageError
         where an earlier session planned it otherwise."""
         directory, emit, layout = self._directory, self._recorder.emit, planned.layout
         model_pass, card, files = planned.model_pass, layout.card, self._files[planned.model_pass]
@@ -95,24 +95,24 @@ class Continuation:
                 emit(ev.Warned(message=message, collection=name))
         return Job(model_pass, layout, planned.tokens, files)
 
-    def committed(self, cells: Job) -> list[ev.BatchCommitted]:
+    def committed(self, job: Job) -> list[ev.BatchCommitted]:
         """List the batches of a pass that the journal speaks of."""
-        return self._recorder.look(lambda state: list(state.committed.get(cells.model_pass, {}).values()))
+        return self._recorder.look(lambda state: list(state.committed.get(job.model_pass, {}).values()))
 
-    def survived(self, cells: Job) -> list[ev.BatchCommitted]:
+    def survived(self, job: Job) -> list[ev.BatchCommitted]:
         """List the committed batches whose vectors are still what was committed; tell of the others."""
-        committed = self.committed(cells)
-        if gone := _lost(cells, committed):
-            self._recorder.emit(ev.BatchesLost(model_pass=cells.model_pass, batches=gone))
+        committed = self.committed(job)
+        if gone := _lost(job, committed):
+            self._recorder.emit(ev.BatchesLost(model_pass=job.model_pass, batches=gone))
         missing = set(gone)
         return [batch for batch in committed if batch.batch_index not in missing]
 
-    def check(self, cells: Job) -> None:
+    def check(self, job: Job) -> None:
         """Raise InterlockError unless every vector of a pass still is the one that the journal speaks of."""
-        reused = self._recorder.look(lambda state: state.reused.get(cells.model_pass))
-        if _lost(cells, self.committed(cells)) or (reused and reuse.damaged(reused, cells.files)):
+        reused = self._recorder.look(lambda state: state.reused.get(job.model_pass))
+        if _lost(job, self.committed(job)) or (reused and reuse.damaged(reused, job.files)):
             raise InterlockError(
-                f"the vectors of {cells.card.key} in {cells.files.path} changed after they were computed: check "
+                f"the vectors of {job.card.key} in {job.files.path} changed after they were computed: check "
                 "for another writer, then --resume"
             )
 
@@ -149,10 +149,10 @@ def _truncation(share: ev.PassPlanned, card: ModelCard) -> str:
     )
 
 
-def _lost(cells: Job, committed: Sequence[ev.BatchCommitted]) -> list[int]:
+def _lost(job: Job, committed: Sequence[ev.BatchCommitted]) -> list[int]:
     """The batches whose vectors are not those that were committed."""
     crcs = {batch.batch_index: batch.crc for batch in committed}
-    return cells.files.damaged([batch.rows for batch in cells.batches], crcs)
+    return job.files.damaged([batch.rows for batch in job.batches], crcs)
 
 
 @dataclass
@@ -172,11 +172,11 @@ class SessionEnd:
     def close_passes(self, weights: Sequence[float]) -> None:
         """Check what was computed, and end the passes that no session has told the end of."""
         closed = self.recorder.look(lambda state: {*state.passes_completed, *state.failures})
-        for cells in self.grid:
-            self.earlier.check(cells)
-            if cells.model_pass not in closed:  # an earlier session committed its last batch, or all rows were reused
-                weight = weights[cells.model_pass]
-                self.recorder.emit(completed(cells, weight, self.earlier.committed(cells)))
+        for job in self.grid:
+            self.earlier.check(job)
+            if job.model_pass not in closed:  # an earlier session committed its last batch, or all rows were reused
+                weight = weights[job.model_pass]
+                self.recorder.emit(completed(job, weight, self.earlier.committed(job)))
 
     def seconds_of(self, rows: Rows) -> float:
         """Predict on the safe side what the delivery of a collection takes."""
@@ -191,8 +191,8 @@ class SessionEnd:
         """End a session before its run: deliver what is complete, if that was asked for; what is told of it."""
         exported, left_out = list[str](), dict[str, str]()
         if self.settings.partial:
-            for cells in self.grid:
-                self.earlier.check(cells)
+            for job in self.grid:
+                self.earlier.check(job)
             known = self.recorder.look(
                 lambda state: {
                     name: (health.unfinished(state, name), each.status) for name, each in state.collections.items()
@@ -240,7 +240,7 @@ class SessionEnd:
             self.recorder.emit(
                 ev.DeliveredWithout(collection=rows.collection.name, models=list(without), weights=weights)
             )
-        passes = [cells.files for cells in self.grid if cells.model_pass not in gone]
+        passes = [job.files for job in self.grid if job.model_pass not in gone]
         to = Destination(self.directory, settings.export, settings.qdrant, settings.prune)
         deliver(self.plan.builder.delivery(rows, self.plan.corpus, passes, spec), to, self.recorder.emit)
 

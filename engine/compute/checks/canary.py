@@ -101,7 +101,7 @@ class Canaries:
 
     def sift(
         self,
-        cells: Job,
+        job: Job,
         instances: Sequence[ModelInstance],
         lose: Callable[[Device, str], object],
         mitigate: Callable[[Rung, str, str, Device], object],
@@ -113,9 +113,9 @@ class Canaries:
         """
         right = []
         for instance in instances:
-            card = self._planner.card_on(cells.card, instance.device)
-            then, way = plainer(card, cells.card), instance.way
-            outcome = self.outcome(cells, card, instance, remedy(card, then, instance.device))
+            card = self._planner.card_on(job.card, instance.device)
+            then, way = plainer(card, job.card), instance.way
+            outcome = self.outcome(job, card, instance, remedy(card, then, instance.device))
             if instance.way != way:
                 self._act(card, instance.device, Rung.REPLAN, IN_TURN, mitigate)
             if outcome == "failed":
@@ -123,7 +123,7 @@ class Canaries:
                 self._act(card, instance.device, rung, remedy(card, then, instance.device), mitigate)
             if outcome == "failed" and then:
                 self._planner.settle(then)
-                self._planner.forget(cells.model_pass)
+                self._planner.forget(job.model_pass)
                 return None
             if outcome == "lost":
                 lose(instance.device, "lost when its canary was computed")
@@ -146,7 +146,7 @@ class Canaries:
             mitigate(rung, f"failed its canary in {card.dtype}, {attention_of(card)}", action, device)
 
     def outcome(
-        self, cells: Job, card: ModelCard, instance: ModelInstance, otherwise: str = ""
+        self, job: Job, card: ModelCard, instance: ModelInstance, otherwise: str = ""
     ) -> Literal["passed", "failed", "skipped", "lost"]:
         """Return what a canary shows of an instance that computes as `card` says; `otherwise` is what follows where it
         fails. What passed on one GPU holds for all of its make; each that fails has failed itself."""
@@ -157,24 +157,24 @@ class Canaries:
             if found is None and not findings.failed(card, instance):
                 found = self._found.get((*way, device.label))
             if found is None:
-                if (found := self._checked(cells, card, instance)) is None:
+                if (found := self._checked(job, card, instance)) is None:
                     return "lost"
                 self._found[*way, device.name] = found
                 if found.outcome != "failed":
                     self._found[*way, device.label] = found
-                self._tell(cells.model_pass, card, instance, found, otherwise)
+                self._tell(job.model_pass, card, instance, found, otherwise)
         if found.outcome == "failed" and instance.way == "streamed":
             instance.copy_in_turn()
-            return self.outcome(cells, card, instance, otherwise)
+            return self.outcome(job, card, instance, otherwise)
         return found.outcome
 
-    def _checked(self, cells: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
+    def _checked(self, job: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
         """What a canary shows now, or an earlier run saw pass; None where the device is gone."""
         device = instance.device
         if device.lasting and (known := findings.passed(card, instance)):
             return replace(known, remembered=True, seconds=0.0)
         began = time.monotonic()
-        found = self._compared(cells, card, instance)
+        found = self._compared(job, card, instance)
         instance.clear()  # small pieces that stay cached would stand in the way of a large batch
         if found:
             found = replace(found, seconds=round(time.monotonic() - began, 3))
@@ -182,13 +182,13 @@ class Canaries:
                 findings.keep(card, instance, found)
         return found
 
-    def _compared(self, cells: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
-        where, lacks = self._where(cells, card, instance.device)
+    def _compared(self, job: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
+        where, lacks = self._where(job, card, instance.device)
         found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="", detail=lacks)
         if where is None:
             return found
         try:
-            rows = sample(cells, card, OPERATIONS if where.kind == "cuda" else OPERATIONS_ON_HOST)
+            rows = sample(job, card, OPERATIONS if where.kind == "cuda" else OPERATIONS_ON_HOST)
             got = _tried(instance, rows)
         except InterlockError as error:  # no fault of the device: the pass's first batch says the same
             return replace(found, detail=str(error))
@@ -214,10 +214,10 @@ class Canaries:
         found = replace(found, rows=len(rows), tokens=sum(map(len, rows)), cosine=round(cosine, 7))
         return replace(found, outcome="passed" if passed else "failed")
 
-    def _where(self, cells: Job, card: ModelCard, device: Device) -> tuple[Device | None, str]:
+    def _where(self, job: Job, card: ModelCard, device: Device) -> tuple[Device | None, str]:
         """Where the plain path is computed: a GPU with room for it too, else the host; None, and what it lacks."""
         budget, host = self._context.lessor.budget, self._context.host
-        longest = min(MOST_TOKENS, max((batch.longest for batch in cells.batches), default=1))
+        longest = min(MOST_TOKENS, max((batch.longest for batch in job.batches), default=1))
         law = self._planner.law_as(card.on_host, host)
         scores = 3 * 4 * int(card.config.get("num_attention_heads") or 16) * longest**2  # where they are written out
         needed = law.weights + law.activations(longest + TILE, longest) + scores
@@ -254,15 +254,15 @@ class Canaries:
         )
 
 
-def sample(cells: Job, card: ModelCard, operations: float) -> list[Ids]:
+def sample(job: Job, card: ModelCard, operations: float) -> list[Ids]:
     """Choose rows of a pass of different lengths, the longest first: as many as cost no more `operations`, or one."""
-    every = np.concatenate([batch.rows for batch in cells.batches] or [np.empty(0, np.int64)])
-    every = every[cells.tokens.lengths(card.max_tokens)[every] <= MOST_TOKENS]
-    order = every[np.argsort(cells.tokens.lengths(card.max_tokens)[every], kind="stable")]
+    every = np.concatenate([batch.rows for batch in job.batches] or [np.empty(0, np.int64)])
+    every = every[job.tokens.lengths(card.max_tokens)[every] <= MOST_TOKENS]
+    order = every[np.argsort(job.tokens.lengths(card.max_tokens)[every], kind="stable")]
     cost, most = cost_of(card.config, card.network_kind), len(order)
     while most:
         places = np.unique(np.linspace(0, most - 1, ROWS).round().astype(int))
-        rows = cells.ids(order[places[::-1]])
+        rows = job.ids(order[places[::-1]])
         if most == 1 or cost is None or sum(cost.of(1, len(row)) for row in rows) <= operations:
             return rows
         most -= max(1, most // 4)

@@ -291,18 +291,18 @@ class ClusterExecutor:
             self._emit(event)
             return
         assert pool is not None and news.outputs is not None
-        number, cells = event.model_pass, self._source.grid[event.model_pass]
-        if cells.files.put(cells.batches[event.batch_index].rows, news.outputs) != event.crc:
-            raise NodeGone(f"batch {event.batch_index + 1} of {cells.card.key} arrived with other bytes than it sent")
+        number, job = event.model_pass, self._source.grid[event.model_pass]
+        if job.files.put(job.batches[event.batch_index].rows, news.outputs) != event.crc:
+            raise NodeGone(f"batch {event.batch_index + 1} of {job.card.key} arrived with other bytes than it sent")
         for other in pool.commit(event.batch_index, peer.member.name):
             self._peers[other].dropped[number].append(event.batch_index)
             self._peers[other].superseded = True
         for each in (*news.before, event):
             self._emit(each)
         self._committed[number].append(event)
-        self._deadline.learn(cells, event.batch_index, event.seconds)
+        self._deadline.learn(job, event.batch_index, event.seconds)
         peer.member.failures, peer.progress = 0, self._clock()
-        pace = event.seconds / max(cells.layout.cost(event.batch_index), 1e-12)
+        pace = event.seconds / max(job.layout.cost(event.batch_index), 1e-12)
         self._usual = _FADES * self._usual + (1 - _FADES) * pace if self._usual else pace
         if not pool:
             self._take_in(number)
@@ -313,9 +313,9 @@ class ClusterExecutor:
         handed, dry = [Handed.of(self._source.grid[k], texts) for k, texts in report.asks.items()], set[int]()
         for number, (wanted, last) in report.wants.items():
             if not stop and (batches := self._handed(peer, number, wanted, last)):
-                cells = self._source.grid[number]
-                rows = np.concatenate([cells.batches[index].rows for index in batches])
-                handed.append(Handed.of(cells, rows.tolist(), batches))
+                job = self._source.grid[number]
+                rows = np.concatenate([job.batches[index].rows for index in batches])
+                handed.append(Handed.of(job, rows.tolist(), batches))
             if self._pools[number].next(peer.member.name, last) is None:
                 dry.add(number)
         able = {k: pool for k, pool in self._pools.items() if report.idle and k not in peer.member.refused}
@@ -335,15 +335,15 @@ class ClusterExecutor:
 
     def _handed(self, peer: _Peer, number: int, wanted: int, last: int) -> list[int]:
         """Give a node batches of a pass: of the last ones no more than its share."""
-        pool, cells, batches = self._pools[number], self._source.grid[number], list[int]()
+        pool, job, batches = self._pools[number], self._source.grid[number], list[int]()
         if not pool.held(peer.member.name):
             peer.progress = self._clock()
         most = min(wanted, math.ceil(pool.unheld * len(peer.member.devices) / self._devices))
         while len(batches) < most and (batch := pool.next(peer.member.name, last)) is not None:
-            if not self._deadline.allows_batch(cells, batch):
+            if not self._deadline.allows_batch(job, batch):
                 break
             for other in pool.take(batch, peer.member.name):
-                rows, nodes = len(cells.batches[batch].rows), {"node": other, "other": peer.member.name}
+                rows, nodes = len(job.batches[batch].rows), {"node": other, "other": peer.member.name}
                 self._emit(ev.BatchesDoubled(model_pass=number, batches=[batch], rows=rows, **nodes))
             batches.append(batch)
         return batches

@@ -96,14 +96,14 @@ class GridPlan:
         """Make it of a grid; `specs` are those of the roster."""
         passes = [
             PassPlan(
-                cells.model_pass,
-                specs[cells.model_pass],
-                cells.layout,
-                cells.card.snapshot.fingerprint,
-                cells.tokens.full_lengths,
-                cells.tokens.specials,
+                job.model_pass,
+                specs[job.model_pass],
+                job.layout,
+                job.card.snapshot.fingerprint,
+                job.tokens.full_lengths,
+                job.tokens.specials,
             )
-            for cells in grid
+            for job in grid
         ]
         return cls(passes, len(specs), granted, controls.window, controls.in_force, policy.pickles)
 
@@ -138,11 +138,11 @@ class Handed:
     ids: Ids
 
     @classmethod
-    def of(cls, cells: Job, texts: Sequence[int], batches: Sequence[int] = ()) -> "Handed":
+    def of(cls, job: Job, texts: Sequence[int], batches: Sequence[int] = ()) -> "Handed":
         """Make it of a pass."""
-        stored = [cells.tokens.stored(text) for text in texts]
+        stored = [job.tokens.stored(text) for text in texts]
         ends = np.cumsum([len(each) for each in stored], dtype=np.int64)
-        return cls(cells.model_pass, batches, np.asarray(texts, np.int64), ends, np.concatenate(stored))
+        return cls(job.model_pass, batches, np.asarray(texts, np.int64), ends, np.concatenate(stored))
 
 
 @dataclass(frozen=True)

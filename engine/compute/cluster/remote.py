@@ -137,13 +137,13 @@ class RemoteSource(BatchSource):
             self._dry = set()
             return not self._over
 
-    def queue(self, cells: Job, assignment: Assignment) -> Queue:
-        return RemoteQueue(cells, assignment, self)
+    def queue(self, job: Job, assignment: Assignment) -> Queue:
+        return RemoteQueue(job, assignment, self)
 
     def attach(self, queue: "RemoteQueue") -> None:
         """Let what is handed of a pass from now on go into a queue."""
         with self._changed:
-            self._queues[queue.cells.model_pass] = queue
+            self._queues[queue.job.model_pass] = queue
             self.nudge()
 
     def open(self, model_pass: int) -> bool:
@@ -212,7 +212,7 @@ class RemoteSource(BatchSource):
 
     def _wants(self, queue: "RemoteQueue") -> tuple[int, int]:
         """As many batches as hide the way to the head and back, and one more for each device; and the last of them."""
-        if not queue.open or not self.open(queue.cells.model_pass):
+        if not queue.open or not self.open(queue.job.model_pass):
             return 0, 0
         hidden = math.ceil(self._round_trip / self._batch) if self._batch else 1
         return min(MOST_AHEAD, queue.devices * (1 + hidden)) + queue.devices - len(queue.left()), queue.last
@@ -241,8 +241,8 @@ class RemoteSource(BatchSource):
 class RemoteQueue(Queue):
     """A queue that fills while it is worked off; batches that it commits go to the head with their outputs."""
 
-    def __init__(self, cells: Job, assignment: Assignment, source: RemoteSource) -> None:
-        super().__init__(cells, ())
+    def __init__(self, job: Job, assignment: Assignment, source: RemoteSource) -> None:
+        super().__init__(job, ())
         self.devices, self.last = len(assignment.devices), assignment.batches[-1]
         self._source = source
 
@@ -250,7 +250,7 @@ class RemoteQueue(Queue):
         self._source.attach(self)
 
     def more(self) -> bool:
-        if self.open and not self._left and self._source.open(self.cells.model_pass):
+        if self.open and not self._left and self._source.open(self.job.model_pass):
             self._source.glance()
             return True
         return bool(self)
