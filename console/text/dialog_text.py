@@ -22,6 +22,8 @@ def foreseen(wanted: Schedule, then: Foreseen, snapshot: Snapshot) -> list[str]:
         return ["Batches are not planned yet; the change takes effect with the first lease."]
     if then.unknown:
         return [f"What would move is not known: {then.unknown}."]
+    if not then.leases and any(each.batches_done < each.batches for each in snapshot.passes):
+        return ["Nothing is leased now; the change takes effect with the next lease."]
     if not then.leases:
         return ["Nothing is left to compute, so nothing would move."]
     names = {each.model_pass: each.model for each in snapshot.passes}
