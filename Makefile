@@ -17,7 +17,7 @@ help:  ## list what can be made
 demo: install  ## embed the demo corpus with the demo models, then search it
 	$(BIN)/interlock demo --no-ui --sparse splade-tiny
 
-test: install  ## all checks and tests: a quarter of an hour on two cores
+test: install  ## all checks and tests: eleven minutes on two quiet cores
 	$(MAKE) --no-print-directory -j2 check together
 	$(BIN)/python -m pytest -m "alone and not nightly" --durations=5 $$(grep -l "mark.alone" tests/test_*.py)
 
@@ -27,7 +27,7 @@ together: install  ## the tests that do not watch the clock, with the longest an
 nightly: install  ## what takes a day's budget and not a minute's: every bench script, a few trials of every campaign
 	$(BIN)/python -m pytest -n 0 -m nightly --durations=10
 
-quick: install  ## the tests that start no process and load no model: about two minutes on two cores
+quick: install  ## the tests that start no process and load no model: a minute on two quiet cores
 	@began=$$(date +%s); $(BIN)/python -m pytest -n 2 -m "pure and not alone" $$($(BIN)/python -m tests.pure); code=$$?; \
 	echo "quick tests: $$(($$(date +%s) - began)) s"; exit $$code
 
