@@ -82,10 +82,11 @@ def test_what_a_model_sees_is_told_of_all_collections_together_and_not_of_older_
     assert coverage([]) is None
 
 
-def test_measured_tensors_stand_beside_what_was_predicted_for_them():
+@pytest.mark.parametrize(("kind", "measured"), [("cuda", "tensors and cuBLAS workspace"), ("sim", "tensors")])
+def test_measured_tensors_stand_beside_what_was_predicted_for_them(kind, measured):
     lease = one_lease(1, held=9.0, weights=2.0)
-    run = replace(sample(phase="completed"), leases=(lease,))
-    assert "6.0 GiB of tensors and cuBLAS workspace, 6.0 GiB of tensors predicted" in text_of(run)
+    run = replace(sample(phase="completed", kind=kind), leases=(lease,))
+    assert f"6.0 GiB of {measured}, 6.0 GiB of tensors predicted" in text_of(run)
 
 
 @pytest.mark.parametrize("phase", ["stopped", "failed", "incomplete"])

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlock.engine.record.facts import timed
+from interlock.engine.record.facts import DeviceFacts, timed
 from interlock.engine.record.health import attention, health, outputs_of
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.state import NodeState
@@ -131,19 +131,20 @@ def _memory(snapshot: Snapshot) -> list[str]:
         text = f"{device.facts.name} peak {human_bytes(device.peak)}, {share} of the ceiling"
         lost = f"; LOST: {device.lost}" if device.lost else ""
         lost += f", the fullest of {len(devices)} devices" * many
-        texts.append(text + _against(snapshot, device.facts.name) + lost)
+        texts.append(text + _against(snapshot, device.facts) + lost)
     return texts
 
 
-def _against(snapshot: Snapshot, device: str) -> str:
+def _against(snapshot: Snapshot, device: DeviceFacts) -> str:
     """The largest tensors of a lease on a GPU, and what was predicted for that lease."""
     found = [
         (receipt.peak.allocated, lease.predicted_bytes)
         for lease in snapshot.leases
         for receipt in lease.receipts
-        if receipt.device == device and receipt.peak.reserved and not receipt.lost
+        if receipt.device == device.name and receipt.peak.reserved and not receipt.lost
     ]
     if not found:
         return ""
     measured, predicted = max(found)
-    return f"; {human_bytes(measured)} of tensors and cuBLAS workspace, {human_bytes(predicted)} of tensors predicted"
+    workspace = "" if device.kind == "sim" else " and cuBLAS workspace"  # a simulated GPU counts tensors alone
+    return f"; {human_bytes(measured)} of tensors{workspace}, {human_bytes(predicted)} of tensors predicted"
