@@ -1,11 +1,16 @@
 """The head and its nodes, carried by threads of this process: who computes what, what is lost, and what counts."""
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -335,7 +340,7 @@ def test_a_pass_whose_only_able_node_is_lost_fails_and_does_not_wait_for_ever(sh
     assert [event.reason for event in stand.of(ev.PassFailed)] == ["cannot be read"]
 
 
-@pytest.mark.parametrize("what", ["version", "kind", "fingerprint", "trouble"])
+@pytest.mark.parametrize("what", ["torch", "numpy", "Python", "interlock's sources", "kind", "fingerprint", "trouble"])
 def test_a_node_that_does_not_fit_the_others_is_refused_and_the_others_compute(shop, what):
     stand = Stand(shop, 2)
 
@@ -346,8 +351,8 @@ def test_a_node_that_does_not_fit_the_others_is_refused_and_the_others_compute(s
 
         def welcomed(hello: Hello) -> Welcome:
             answer = welcome(hello)
-            if what == "version":
-                return replace(answer, versions={**answer.versions, "torch": "1.0"})
+            if what in answer.versions:
+                return replace(answer, versions={**answer.versions, what: "1.0"})
             if what == "kind":
                 (device, *_) = answer.devices
                 from msgspec.structs import replace as other
@@ -366,11 +371,27 @@ def test_a_node_that_does_not_fit_the_others_is_refused_and_the_others_compute(s
     stand.spoils = spoil
     stand.run()
     (refused,) = stand.of(ev.NodeRefused)
-    words = {"version": "torch 1.0, the head has", "kind": "has no GPU, others have simulated GPUs"}
+    words = {"kind": "has no GPU, others have simulated GPUs"}
     words |= {"fingerprint": "its copy of model flat", "trouble": "its disk is full"}
     assert refused.node == "node-2"
-    assert words[what] in refused.reason
+    expected = words.get(what, f"has {what} 1.0, the head has {versions().get(what)}: install the same versions")
+    assert expected in refused.reason
     assert stand.whole()
+
+
+def test_one_changed_line_makes_other_sources_whatever_the_version_says(tmp_path):
+    shutil.copytree(Path(remote.__file__).parents[3], tmp_path / "interlock")
+    changed = tmp_path / "interlock" / "engine" / "compute" / "encoder.py"
+    code = "from interlock.engine.compute.cluster.node import versions, Path; print(versions())"
+
+    def said() -> str:
+        env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": ""}
+        done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    assert said() == str(versions())
+    changed.write_text(changed.read_text().replace("return", "return  #", 1))
+    assert said() != str(versions())
 
 
 def test_pause_reaches_every_node_and_each_acknowledges_it(shop):

@@ -266,6 +266,12 @@ def test_a_speed_that_is_none_is_refused_and_nothing_is_made(tmp_path, speed):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_rehearsal_on_machines_is_refused_at_once_and_says_what_to_do(tmp_path):
+    with pytest.raises(UsageError, match=r"drop --cluster .*interlock demo --cluster local:2 --devices cpu"):
+        rehearsed(tmp_path, cluster="local:2")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_that_no_rehearsal_has_is_refused_by_name(tmp_path):
     with pytest.raises(UsageError, match="bge-m3"):
         rehearsed(tmp_path, roster="bge-m3").go()

@@ -100,18 +100,20 @@ def run(
     """Write the corpus, and make the run of it, `speed` times as fast as its simulated GPUs (`inf`: without waiting),
     on the nodes of one of `clusters` where the configuration asks for that.
 
-    Raises UsageError for a speed that is none, and whatever a run raises.
+    Raises UsageError for a speed that is none, and for machines, which have not its devices; and whatever a run raises.
     """
     if not speed > 0:
         raise UsageError("--speed: expected a number above 0")
-    from interlock.engine.flows.computing import connected
+    if configuration.settings.cluster and clusters is None:
+        raise UsageError(
+            "--scripted has simulated GPUs of its own process: drop --cluster (to try a cluster: interlock demo "
+            "--cluster local:2 --devices cpu)"
+        )
     from interlock.engine.flows.run import Run
 
     out = configuration.settings.out
     write(out)
-    return Run(
-        out / "rehearsal-chunks", configured(configuration), controls, backend(out, speed), clusters or connected
-    )
+    return Run(out / "rehearsal-chunks", configured(configuration), controls, backend(out, speed), clusters)
 
 
 def configured(configuration: Configuration) -> Configuration:

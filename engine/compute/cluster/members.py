@@ -320,7 +320,7 @@ class ClusterMembers:
             if welcome.versions.get(name) != version
         ]
         if different:
-            raise _Refused(f"has {', '.join(different)}: install the same versions on every node")
+            raise _Refused(f"has {', '.join(different)}: install the same versions on every node, of the same commit")
 
     def _compare_devices(self, member: ClusterMember) -> None:
         """Refuse a node of another kind than the run computes on, or with less than it is planned for."""

@@ -4,12 +4,15 @@ It reads no chunks, writes no journal and delivers nothing. Its executor pulls f
 happens is told to the head, which alone decides what counts.
 """
 
+import hashlib
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from tempfile import gettempdir, mkdtemp
@@ -45,16 +48,21 @@ from interlock.engine.models.sources import PATTERNS
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import DeviceFacts
 
-COMPARED = ("interlock", "torch")
-"""Packages that every node has in the head's version."""
-
-
+PACKAGES = ("interlock", "torch", "numpy", "tokenizers", "transformers", "safetensors")
+"""What decides numbers: every node has the head's version of it."""
 _ROOM = "interlock-model-"
 
 
+@cache
 def versions() -> dict[str, str]:
-    """Say which versions of what makes vectors are installed here."""
-    return {name: metadata.version(name) for name in COMPARED}
+    """Say which versions of what makes vectors are installed here, and which sources: one changed line is another
+    interlock, whatever its version says."""
+    found = {name: metadata.version(name) for name in PACKAGES}
+    root, digest = Path(__file__).parents[3], hashlib.sha256()
+    files = (Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
+    for file in sorted(each for each in files if each.suffix == ".py"):
+        digest.update(f"{file.relative_to(root)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+    return found | {"Python": "{}.{}".format(*sys.version_info), "interlock's sources": digest.hexdigest()[:12]}
 
 
 class ClusterNode:

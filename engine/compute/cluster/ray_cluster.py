@@ -26,7 +26,7 @@ from interlock.engine.compute.cluster.messages import (
     Report,
     Welcome,
 )
-from interlock.engine.compute.cluster.node import versions
+from interlock.engine.compute.cluster.node import PACKAGES, versions
 from interlock.engine.compute.cluster.ray_session import open_ray
 from interlock.engine.errors import UnavailableError, UsageError, reason
 
@@ -183,7 +183,8 @@ class RayLink:
             self._log, found = answer
             return Welcome(**found) if isinstance(found, dict) else found
 
-        return self._called("welcome", versions(), pickle.dumps(self._hello), read=read)
+        packages = {name: version for name, version in versions().items() if name in PACKAGES}
+        return self._called("welcome", packages, pickle.dumps(self._hello), read=read)
 
     def begin(self, plan: Any) -> "Future[Ready]":
         return self._called("begin", plan)
