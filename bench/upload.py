@@ -27,8 +27,9 @@ import evidence
 import machine
 import numpy as np
 
-from interlock.engine.targets.collection import CollectionLayout, ServerCollection
+from interlock.engine.targets.collection import ServerCollection
 from interlock.engine.targets.connection import Address, Patience
+from interlock.engine.targets.layout import CollectionLayout
 from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.target import MOST_POINTS, deliver
 from interlock.engine.vectors.points import Point, Terms

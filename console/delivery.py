@@ -69,7 +69,7 @@ def prune(options: argparse.Namespace) -> int:
 def upload(options: argparse.Namespace) -> int:
     """Upload a run, or say what that would send."""
     from interlock.engine.flows import upload as flow
-    from interlock.engine.targets.collection import parse_indexes, quantisation_of, vector_type_of
+    from interlock.engine.targets.layout import parse_indexes, quantisation_of, vector_type_of
 
     request = flow.UploadRequest(
         run=options.run,
@@ -144,7 +144,7 @@ def report_lines(report: "UploadReport") -> list[str]:
         f"{safe(report.collection)} on {safe(report.url)} (Qdrant {safe(report.server_version)}): "
         f"{several(report.rows, 'row')} there, {sent} in {duration(report.seconds)} ({human_bytes(report.bytes)}, "
         f"{several(report.requests, 'request')}, {report.retries:,} repeated)",
-        f"verified: every id counted, {several(report.compared, 'point')} compared whole{worst}",
+        f"verified: every id found, {several(report.compared, 'point')} compared whole{worst}",
     ]
     if report.foreign is not None:
         kept = f"; {several(report.foreign, 'point')} that no upload put there kept" if report.foreign else ""
@@ -154,6 +154,7 @@ def report_lines(report: "UploadReport") -> list[str]:
             f"{several(report.stale, 'other point')} there: --prune removes those of earlier uploads, --alias uploads "
             "beside them"
         )
+    lines += [f"not proved: {safe(each)}" for each in report.unproved]
     if report.alias:
         kept = f"; {safe(report.previous)} is kept" if report.previous else ""
         lines.append(f"alias {safe(report.alias)} means {safe(report.collection)}{kept}")

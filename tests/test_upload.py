@@ -21,8 +21,9 @@ import qdrant_edge as edge
 import interlock
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.record import journal
-from interlock.engine.targets.collection import MARK
 from interlock.engine.targets.connection import Address, read_key
+from interlock.engine.targets.indexing import SPACING
+from interlock.engine.targets.upload import MARK
 from interlock.engine.targets.upload_plan import UploadJournal
 from interlock.engine.vectors.bm25 import BM25
 from tests.builders import ROOT, corpus
@@ -573,8 +574,9 @@ def test_indexes_that_are_being_built_are_waited_for_up_to_a_deadline(upload):
         return
 
     upload.bridge.before = before
+    upload.clock.slept.clear()
     upload()
-    assert sum(upload.clock.slept) == 0.2 + 0.4
+    assert upload.clock.slept == [0.2, SPACING, SPACING]
     upload.bridge.before = lambda *_: None
     collection.status = "yellow"
     with pytest.raises(

@@ -21,9 +21,12 @@ from qdrant_client import grpc as api
 from qdrant_client.conversions.conversion import grpc_to_payload
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from interlock.engine.targets.collection import CollectionLayout, ServerCollection
+from interlock.engine.targets.collection import ServerCollection
 from interlock.engine.targets.connection import Address, ApiKey, Patience
-from interlock.engine.targets.server import GrpcPort, QdrantServer
+from interlock.engine.targets.grpc_port import GrpcPort
+from interlock.engine.targets.indexing import SPACING
+from interlock.engine.targets.layout import CollectionLayout
+from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.target import deliver
 from interlock.engine.vectors.points import Point, Terms, for_client, for_grpc
 from tests.builders import interlock as command
@@ -179,7 +182,7 @@ def test_what_may_pass_is_tried_again_with_longer_and_longer_pauses(upload, port
 def test_a_server_that_says_when_to_come_back_is_left_alone_until_then_and_never_given_up_for_rest(upload, port):
     upload.bridge.before = failing(5, Code.RESOURCE_EXHAUSTED, "too many requests", **{"retry-after": "11"})
     report = upload(grpc_port=port)
-    assert (report.transport, upload.clock.slept) == ("grpc", [11.0] * 5)
+    assert (report.transport, upload.clock.slept[:6]) == ("grpc", [11.0] * 5 + [SPACING])
     upload.bridge.before = failing(10**6, Code.RESOURCE_EXHAUSTED, "too many requests")
     with bridged(upload.directory / "bridge") as bridge, serving_grpc(bridge) as other:
         bridge.before = failing(10**6, Code.RESOURCE_EXHAUSTED, "too many requests")
@@ -204,7 +207,11 @@ def test_what_a_server_only_took_note_of_is_asked_for_again(upload, port, status
         (Code.FAILED_PRECONDITION, InterlockError, r"refuses an upsert \(gRPC FAILED_PRECONDITION: no\)"),
         (Code.OUT_OF_RANGE, InterlockError, r"refuses an upsert \(gRPC OUT_OF_RANGE: no\)"),
         (Code.UNAUTHENTICATED, UsageError, r"refuses this key \(gRPC UNAUTHENTICATED: no\): set QDRANT_API_KEY"),
-        (Code.PERMISSION_DENIED, UsageError, r"refuses this key \(gRPC PERMISSION_DENIED: no\): set QDRANT_API_KEY"),
+        (
+            Code.PERMISSION_DENIED,
+            UsageError,
+            r"PERMISSION_DENIED: no\) for an upsert, which takes write access",
+        ),
     ],
 )
 def test_what_would_be_refused_again_is_told_at_once(upload, port, code, kind, says):

@@ -13,7 +13,7 @@ import qdrant_edge as edge
 import interlock
 from interlock.engine.corpus.chunks import point_of
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from interlock.engine.targets.collection import MARK
+from interlock.engine.targets.upload import MARK
 from tests.builders import corpus
 from tests.builders import interlock as command
 from tests.edge_bridge import refusal, serving
@@ -133,7 +133,7 @@ def test_a_dry_run_says_how_many_would_be_removed_and_changes_nothing(upload, ca
         code, out, _ = call("upload", upload.run, "--qdrant", url, "--dry-run", "--prune")
     assert code == 0
     assert "would remove 50 points of earlier uploads, and keep 1 point that no upload put there" in out
-    reads = {("POST", "/collections/docs/points"), ("POST", "/collections/docs/points/scroll")}
+    reads = {("POST", f"/collections/docs/points{kind}") for kind in ("", "/count", "/scroll")}
     assert {each for each in upload.bridge.requests[before:] if each[0] != "GET"} == reads
     assert len(held(upload.bridge)) == ROWS + 1
     assert upload.bridge.collections["docs"].metadata[MARK]["run"] == "one"

@@ -1,4 +1,4 @@
-"""Where a Qdrant server is, the key that it asks for, and how long it is asked again.
+"""Where a Qdrant server is, the key that it asks for, how long one request may take, and how long it is asked again.
 
 A URL ends up in journals and reports, so it holds no secret; a key is read from the environment or from a file, and
 shows itself to nobody who prints it. Pauses are exponential with jitter, up to a deadline.
@@ -8,9 +8,12 @@ import ipaddress
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -30,6 +33,7 @@ FIRST, LONGEST = 0.5, 30.0
 """Seconds of the first pause, and of the longest but for one that the server asks for."""
 T = TypeVar("T")
 _LIKE_A_URL = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?")
+_PAUSE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _KEY = re.compile(r"[\x21-\x7e]{1,4096}")
 
 
@@ -143,6 +147,38 @@ class TransientError(Exception):
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.wait = wait
+
+
+def within(seconds: float, request: Callable[[], T]) -> T:
+    """Return what a request gives. Raises TransientError where that takes longer, however its answer trickles in: it
+    is left to a thread that nobody waits for."""
+    answer = Future[T]()
+
+    def ask() -> None:
+        try:
+            answer.set_result(request())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        if answer.done():
+            raise
+        raise TransientError(f"no whole answer within {seconds:g} s") from None
+
+
+def pause_of(told: object) -> float:
+    """Read how many seconds a server asks to be left alone: a number of at most nine digits, or a date; 0 for anything
+    else."""
+    text = str(told).strip()
+    if _PAUSE.fullmatch(text):
+        return float(text)
+    try:
+        return min(10.0**9, max(0.0, parsedate_to_datetime(text[:60]).timestamp() - time.time()))
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 @dataclass

@@ -10,19 +10,23 @@ means those of earlier uploads.
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from interlock.engine.errors import InterlockError, UnavailableError, UsageError
+from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.words import several
-from interlock.engine.targets.collection import INDEXED, MARK, UNINDEXED, ServerCollection
+from interlock.engine.targets.collection import ServerCollection
+from interlock.engine.targets.connection import TransientError
 from interlock.engine.targets.files.exported import ExportedCollection
-from interlock.engine.targets.server import QdrantServer
-from interlock.engine.targets.target import compare, deliver, lacking, prune
+from interlock.engine.targets.indexing import IndexWait
+from interlock.engine.targets.layout import INDEXED, UNINDEXED
+from interlock.engine.targets.server import MANAGE, WRITE, Forbidden, QdrantServer
+from interlock.engine.targets.target import batches, compare, deliver, gated, lacking, prune
 from interlock.engine.targets.upload_plan import (
     UploadBinding,
     UploadJournal,
@@ -38,10 +42,11 @@ from interlock.engine.vectors.points import Point
 if TYPE_CHECKING:
     from qdrant_client.models import CollectionInfo
 
+MARK = "interlock_upload"
+"""The key of a collection's metadata under which the latest upload is named: what was acknowledged to another may have
+been overwritten."""
 SAMPLE = 100
 """Points that are read back whole."""
-POLLS = (0.2, 5.0)
-"""Seconds between two looks at a collection that builds its indexes: the first pause, and the longest."""
 
 
 class CollectionUpload:
@@ -67,6 +72,10 @@ class CollectionUpload:
         self._target = ServerCollection(server, target_of(collection, options), self._layout)
         place = hashlib.sha256(server.address.url.encode()).hexdigest()[:8]
         self._stem, self._sent = directory / f"{self._target.name}-{place}", 0
+        self._found: object = None
+        """The mark that the collection had before."""
+        self._marked = self._may_change = True
+        """Whether it has the mark of this upload, and whether the key may change it."""
 
     def go(self) -> UploadReport:
         """Upload the collection and return what it came to, once that is verified.
@@ -132,55 +141,98 @@ class CollectionUpload:
             seconds=round(self._clock() - began, 3),
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
             configuration=self._layout.configuration,
+            unproved=self._unproved(),
         )
 
     def _prepare(self, journal: UploadJournal) -> None:
-        """Make the collection, or see that it is the one that it should be, and that it has what was acknowledged."""
-        target = self._target
-        there = self._server.describe(target.name)
+        """Make the collection, or see that it is the one that it should be, has what was acknowledged, and that the key
+        may do all that is to be done."""
+        target, there = self._target, self._server.describe(self._target.name)
         if there is None:
-            try:
-                self._server.create(target.name, self._layout.request)
-            except InterlockError:  # an attempt whose answer was lost may have made it
-                there = self._server.describe(target.name)
-                if there is None:
-                    raise
+            self._create()
         there = there or self._described()
         self._layout.check(there, target.where)
-        limits = target.obey(there)
-        if limits and (most := limits.max_points_count) and most < self._collection.rows:
-            raise UsageError(
-                f"{target.name} takes {several(most, 'point')} in strict mode, and {self._collection.rows:,} are to be "
-                "uploaded: raise its max_points_count"
-            )
+        target.obey(there, self._collection.rows)
         for key, kind in self._layout.indexes.items():
             if key not in (there.payload_schema or {}):
                 target.index(key, kind)
-        if _mark_of(there).get("upload") != journal.mark:
+        mark = self._found = _mark_of(there).get("upload")
+        if mark != journal.mark:
             if journal.rows:
-                self._say(f"another upload has written to {target.name} since: all rows are sent again")
+                who = f"another upload has written to {target.name} since"
+                self._say(f"{who if mark else f'{target.name} has no mark of this upload'}: all rows are sent again")
             self._begin(journal)
-        elif journal.rows and target.count() < journal.rows:
+        elif journal.rows and target.exact and target.count() < journal.rows:
             self._say(f"{target.name} has fewer points than it acknowledged: all are sent again")
             self._begin(journal)
+        elif _unindexed(there) or self._options.alias:
+            self._mark(journal)  # what comes last takes the same right
+        if self._marked and self._may_change:
+            return
+        if self._options.alias:
+            raise self._refused("may not switch an alias, nor change a collection")
+        if _unindexed(there):
+            raise self._refused(f"may not change {target.name}, which builds no index (m = 0)")
+
+    def _create(self) -> None:
+        try:
+            self._server.create(self._target.name, self._layout.request)
+        except Forbidden:
+            raise self._refused(f"may not make {self._target.name}, which is not there") from None
+        except InterlockError:  # an attempt whose answer was lost may have made it
+            if self._server.describe(self._target.name) is None:
+                raise
+
+    def _refused(self, what: str) -> UsageError:
+        return UsageError(
+            f"{self._server.address.url}: this key {what}: use one with {MANAGE}; once an upload without --alias was "
+            f"made with it, later ones need {WRITE} alone"
+        )
 
     def _begin(self, journal: UploadJournal) -> None:
         """Begin the journal anew, and mark the collection with it before any point goes there."""
         journal.restart()
+        self._mark(journal)
+
+    def _mark(self, journal: UploadJournal) -> None:
+        """Mark the collection, unless the key may not; what then is not sure is told."""
         told = {"run": self._collection.run_id, "fingerprint": self._collection.fingerprint, "upload": journal.mark}
-        self._server.change(self._target.name, metadata={MARK: told})
+        try:
+            self._server.change(self._target.name, metadata={MARK: told})
+        except Forbidden:
+            self._may_change, self._marked = False, self._found == journal.mark
+        if self._marked:
+            self._check_mark(journal)
 
     def _check_mark(self, journal: UploadJournal, *, written: bool = False) -> None:
         """Raise InterlockError where another upload has marked the collection. What was `written` since the last look
         may have gone over points of the other, so that one loses its mark too."""
-        mark = _mark_of(self._described())
+        if not self._marked:
+            return
+        where, mark = self._target.where, dict[str, Any]()
+
+        def look() -> None:
+            nonlocal mark
+            mark = _mark_of(self._described())
+            if mark.get("upload") == self._found != journal.mark:
+                raise TransientError(f"{self._target.name} does not show the mark of this upload yet")  # nor a peer
+
+        with suppress(TransientError):
+            self._server.patience.insist(look)
         if mark.get("upload") == journal.mark:
             return
+        if not mark or mark.get("upload") == self._found:
+            raise InterlockError(
+                f"{where} does not keep the mark of this upload in its metadata: check who else changes that, then "
+                "repeat the command"
+            )
         if written:
-            self._server.change(self._target.name, metadata={MARK: None})
+            with suppress(Forbidden):
+                ours = {"run": self._collection.run_id, "upload": ""}
+                self._server.change(self._target.name, metadata={MARK: ours})
         who = f" (of run {mark['run']})" if "run" in mark else ""
         raise InterlockError(
-            f"another upload{who} writes to {self._target.where}: wait for its end, then repeat the command, or pass "
+            f"another upload{who} writes to {where}: wait for its end, then repeat the command, or pass "
             "--alias NAME to upload beside it"
         )
 
@@ -214,12 +266,23 @@ class CollectionUpload:
         """How many points there are, of which all rows are some. Raises InterlockError where they are not."""
         target, rows = self._target, self._collection.rows
         missing, points = lacking(target, self._collection.ids(), target.most_ids), target.count()
+        if not target.exact:
+            points = max(points, rows)
         if missing := max(missing, rows - points):
             raise InterlockError(
                 f"{target.where} lacks {several(missing, 'point')} of {rows:,} that it acknowledged: check for another "
                 "writer, then repeat the command"
             )
         return points
+
+    def _unproved(self) -> list[str]:
+        """What the server did not let be seen."""
+        found = []
+        if not self._target.exact:
+            found.append("how many other points there are (strict mode lets nobody count exactly)")
+        if not self._marked:
+            found.append("that no other upload wrote at the same time (the key may not mark the collection)")
+        return found
 
     def _prune(self, journal: UploadJournal) -> tuple[int, int | None]:
         """Remove points of earlier uploads that are not of the run, if that is asked for: how many there were, and how
@@ -240,26 +303,22 @@ class CollectionUpload:
         """Have the indexes built that were put off, and wait until they are."""
         from qdrant_client.models import HnswConfigDiff
 
-        where, there = self._target.where, self._described()
-        if _unindexed(there):
+        if _unindexed(self._described()):
             self._server.change(self._target.name, hnsw_config=HnswConfigDiff(m=INDEXED))
-            there = self._described()
-        began, pause = self._clock(), POLLS[0]
-        while (status := there.status.value) != "green" or _unindexed(there):
-            if status == "red":
-                raise InterlockError(
-                    f"{where} failed to build its indexes ({there.optimizer_status}): fix that on the server, then "
-                    "repeat the command"
-                )
-            if self._clock() - began > self._options.settle:
-                state = "m = 0, as it was made" if _unindexed(there) else status
-                raise UnavailableError(
-                    f"{where} has all its points, and its indexes are not built after {self._options.settle:g} s "
-                    f"({state}): wait on with the same command, or raise --settle"
-                )
-            self._sleep(pause)
-            pause = min(POLLS[1], 2 * pause)
-            there = self._described()
+        wait = IndexWait(self._server, self._target, self._options.settle, self._wake, self._say)
+        wait.until_built(self._described, self._clock, self._sleep)
+
+    def _wake(self) -> None:
+        """Have a server take up again what it left when it was stopped: any update makes it. One of the configuration
+        reaches every shard; a key that may not make it sends the sampled points once more."""
+        from qdrant_client.models import OptimizersConfigDiff
+
+        try:
+            self._server.change(self._target.name, optimizers_config=OptimizersConfigDiff())
+        except Forbidden:
+            points = [gated(each, self._target) for each in self._collection.sampled(SAMPLE)]
+            for batch, size in batches(points, self._target.most_points, lambda: self._target.most_bytes):
+                self._target.upsert(batch, size)
 
     def _switch(self, before: str) -> str:
         """Let the alias mean the collection, and see that it does; what it meant until then. `before` is what it meant

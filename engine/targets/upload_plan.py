@@ -22,9 +22,10 @@ from msgspec import Struct
 
 from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic, journal
-from interlock.engine.targets.collection import REST_BYTES, CollectionLayout, ServerCollection, VectorType, check_named
+from interlock.engine.targets.collection import REST_BYTES, ServerCollection
 from interlock.engine.targets.files.exported import ExportedCollection
-from interlock.engine.targets.server import QdrantServer
+from interlock.engine.targets.layout import CollectionLayout, VectorType, check_named
+from interlock.engine.targets.server import Forbidden, QdrantServer
 from interlock.engine.targets.target import MOST_POINTS, OtherPoints, batches, halves, others, size_of
 from interlock.engine.vectors.points import for_client
 from interlock.engine.vectors.precision import Quantise
@@ -65,7 +66,7 @@ class UploadReport(Struct, frozen=True, kw_only=True):
     """What an upload came to: `rows` are those of the run, all of them found there by their ids; `points` all that the
     collection holds, of which `stale` are not of the run; `sent` are those that this process sent, and `transport`
     how: grpc, rest, grpc+rest, or none; `pruned` are those that it removed, and `foreign` those that no upload put
-    there, where it was asked to prune."""
+    there, where it was asked to prune. `unproved` says what the server did not let it see."""
 
     schema_version: str = "1"
     url: str
@@ -90,6 +91,7 @@ class UploadReport(Struct, frozen=True, kw_only=True):
     seconds: float
     finished_at: str
     configuration: dict[str, Any]
+    unproved: list[str] = []
 
 
 class UploadBinding(Struct, frozen=True, tag_field="entry", tag="begun"):
@@ -223,7 +225,7 @@ def plan_of(collection: ExportedCollection, options: UploadOptions, server: Qdra
         if there and not collection.unread:
             target = ServerCollection(server, name, layout)
             layout.check(there, target.where)
-            target.obey(there)
+            target.obey(there, 0)
             for page in unplanned(target, collection):
                 prunable, foreign = prunable + len(page.stale), foreign + page.foreign
     return UploadPlan(
@@ -247,7 +249,12 @@ def unplanned(target: ServerCollection, collection: ExportedCollection) -> Itera
 
 def alias_before(server: QdrantServer, target: str, alias: str) -> str:
     """Return what the alias means so far. Raises UsageError where a collection has its name, or it the target's."""
-    aliases = server.aliases()
+    try:
+        aliases = server.aliases()
+    except Forbidden:
+        if alias:
+            raise
+        aliases = {}  # a key for this collection alone may not see them
     if target in aliases:
         raise UsageError(
             f"{target} is an alias of {aliases[target]} on {server.address.url}: pass --alias {target} to upload "

@@ -1,0 +1,117 @@
+"""Waits until a collection of a server has built its indexes, and tells how far they are.
+
+One green answer proves nothing: a server takes up a new configuration in the background, and each peer of a cluster in
+its own time. Several answers are believed that are spaced, green and the same, while no optimisation runs or waits by
+the server's own list; where it has none, an index has to be there if vectors are too many to go without. What is grey
+was left when the server was stopped, and waits for an update: it is woken.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.record.words import duration
+from interlock.engine.targets.collection import ServerCollection
+from interlock.engine.targets.layout import UNINDEXED
+from interlock.engine.targets.server import QdrantServer
+
+if TYPE_CHECKING:
+    from qdrant_client.models import CollectionInfo
+
+GREENS, SPACING = 3, 1.5
+"""Answers in a row that have to be green and the same, and seconds between them."""
+POLLS = (0.2, 5.0)
+"""Seconds between two looks at a collection that is not: the first pause, and the longest."""
+TOLD, WAKES = 10.0, 60.0
+"""Seconds between two words on progress, and between two attempts to wake what is grey."""
+THRESHOLD = 20_000
+"""KiB of vectors that a segment has without an index unless its collection says otherwise: the most of any version."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one answer says; `busy` is why it is not done, empty: it is."""
+
+    status: str
+    indexed: int | None
+    segments: int
+    busy: str
+
+
+@dataclass(frozen=True)
+class IndexWait:
+    """One wait of at most `seconds`; `wake` has the server take up what is grey, `say` hears of progress."""
+
+    server: QdrantServer
+    target: ServerCollection
+    seconds: float
+    wake: Callable[[], object]
+    say: Callable[[str], object]
+
+    def until_built(
+        self, described: Callable[[], "CollectionInfo"], clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        """Return once indexes are built. Raises InterlockError where they fail, UnavailableError where it takes too
+        long."""
+        began = told = clock()
+        woken, pause, same, last = began - WAKES, POLLS[0], 0, None
+        while True:
+            look, now = self._look(described()), clock()
+            if look.status == "red":
+                raise InterlockError(
+                    f"{self.target.where} failed to build its indexes ({look.busy}): fix that on the server, then "
+                    "repeat the command"
+                )
+            same = 0 if look.busy else same + 1 if look == last else 1
+            if same >= GREENS:
+                return
+            if now - began > self.seconds + (0 if look.busy else 2 * GREENS * SPACING):
+                raise UnavailableError(
+                    f"{self.target.where} has all its points, and its indexes are not built after {self.seconds:g} s "
+                    f"({look.busy or 'its counts change'}): wait on with the same command, or raise --settle"
+                )
+            if look.status == "grey" and now - woken >= WAKES:
+                self.say(f"{self.target.name} is grey, its indexing was cut off: it is set going again")
+                self.wake()
+                woken = now
+            if now - told >= TOLD:
+                self.say(self._progress(look, now - began))
+                told = now
+            sleep(SPACING if same else pause)
+            pause, last = min(POLLS[1], 2 * pause), look
+
+    def _look(self, there: "CollectionInfo") -> _Look:
+        status, hnsw = str(there.status.value), there.config.hnsw_config
+        queue = getattr(there, "update_queue", None)
+        waiting, busy = None, ""
+        if hnsw and hnsw.m == UNINDEXED:
+            busy = "m = 0, as it was made"
+        elif status == "red":
+            busy = self.server.shown(getattr(there.optimizer_status, "error", there.optimizer_status))
+        elif status != "green":
+            busy = status
+        elif queue and queue.length:
+            busy = f"green, {queue.length:,} updates wait"
+        elif (waiting := self.server.waiting(self.target.name)) is None:
+            busy = "" if _enough(there) else "green, nothing is indexed"
+        elif waiting:
+            busy = f"green, {waiting:,} optimisations run or wait"
+        return _Look(status, there.indexed_vectors_count, there.segments_count, busy)
+
+    def _progress(self, look: _Look, elapsed: float) -> str:
+        indexed = "" if look.indexed is None else f"{look.indexed:,} vectors indexed, "
+        return (
+            f"{self.target.name}: all points there, its indexes are built ({look.busy or look.status}): {indexed}"
+            f"{duration(elapsed)} of at most {duration(self.seconds)}"
+        )
+
+
+def _enough(there: "CollectionInfo") -> bool:
+    """Whether there may be no more to index: some is, or no segment has so many vectors that it has to be."""
+    optimizer, vectors = there.config.optimizer_config, there.config.params.vectors
+    threshold = THRESHOLD if optimizer.indexing_threshold is None else optimizer.indexing_threshold
+    named = vectors.values() if isinstance(vectors, dict) else ()
+    widest = max((each.size for each in named if not each.multivector_config), default=0)
+    largest = 2 * widest * (there.points_count or 0)  # in halves, to be sure
+    return bool(there.indexed_vectors_count != 0 or not threshold or largest <= 2048 * threshold * there.segments_count)

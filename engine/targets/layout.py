@@ -1,0 +1,179 @@
+"""How a collection of a Qdrant server is made, and how one that is there differs from that.
+
+Dense vectors are compared by cosine and lie on disk; quantised copies of them are in memory. Token vectors are compared
+by MaxSim and have no index, which would be larger than they are. No index is built while points come: `UNINDEXED` makes
+it so, and `INDEXED` has all of them built once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+from interlock.engine.errors import UsageError
+from interlock.engine.models.registry import NAME_RULE, nameable
+from interlock.engine.record.words import differences, few
+from interlock.engine.vectors.bm25 import BM25
+from interlock.engine.vectors.precision import Quantise
+
+if TYPE_CHECKING:
+    from qdrant_client.models import CollectionInfo, CreateCollection
+
+VectorType = Literal["float32", "float16"]
+IndexType = Literal["keyword", "integer", "float", "bool", "datetime", "uuid", "text", "geo"]
+METADATA = "interlock"
+"""The key of a collection's metadata under which it is said what its vectors mean."""
+UNINDEXED, INDEXED = 0, 16
+"""Links of each vector in the index, `m`, while points come and afterwards."""
+C = TypeVar("C", bound=str)
+
+
+@dataclass(frozen=True)
+class CollectionLayout:
+    """A collection of a server: its dense and token vectors by name with their widths, its sparse ones by name, and
+    what they all mean (`manifest`); `indexes` are keys of the payload with their types."""
+
+    dense: Mapping[str, int]
+    sparse: Sequence[str]
+    tokens: Mapping[str, int]
+    manifest: Mapping[str, object]
+    vector_type: VectorType = "float32"
+    quantisation: Quantise = "none"
+    indexes: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def request(self) -> "CreateCollection":
+        """What a server is asked for to create it."""
+        from qdrant_client import models
+
+        vectors = {
+            name: models.VectorParams(
+                size=size,
+                distance=models.Distance.COSINE,
+                on_disk=True,
+                datatype=models.Datatype(self.vector_type),
+                quantization_config=self._quantised,
+            )
+            for name, size in self.dense.items()
+        }
+        for name, size in self.tokens.items():
+            vectors[name] = models.VectorParams(
+                size=size,
+                distance=models.Distance.DOT,
+                on_disk=True,
+                datatype=models.Datatype.FLOAT16,
+                multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
+                hnsw_config=models.HnswConfigDiff(m=UNINDEXED),
+            )
+        weighed = models.SparseVectorParams(modifier=models.Modifier.IDF)
+        return models.CreateCollection(
+            vectors=vectors,
+            sparse_vectors={name: weighed if name == BM25 else models.SparseVectorParams() for name in self.sparse},
+            hnsw_config=models.HnswConfigDiff(m=UNINDEXED),
+            metadata={METADATA: dict(self.manifest)},
+        )
+
+    @property
+    def _quantised(self) -> Any:
+        from qdrant_client import models
+
+        if self.quantisation == "int8":
+            scalar = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)
+            return models.ScalarQuantization(scalar=scalar)
+        if self.quantisation == "binary":
+            return models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
+        return None
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return dict(self.request.model_dump(mode="json", exclude_unset=True, exclude_none=True))
+
+    def check(self, there: "CollectionInfo", where: str) -> None:
+        """Raise UsageError where a collection is another one in what its points mean or how they are kept."""
+        told = (there.config.metadata or {}).get(METADATA)
+        if not isinstance(told, dict):
+            odd = ["it was not made by interlock (its metadata says nothing of models)"]
+        else:
+            asked, params = self.request, there.config.params
+            wanted = {**_kept(asked.vectors, asked.sparse_vectors), **_meaning(self.manifest)}
+            odd = list(differences({**_kept(params.vectors, params.sparse_vectors), **_meaning(told)}, wanted))
+            for key, kind in self.indexes.items():
+                found = (there.payload_schema or {}).get(key)
+                if found and _word(found.data_type) != kind:
+                    odd.append(f"the index of {key} was {_word(found.data_type)}, is now {kind}")
+        if odd:
+            raise UsageError(
+                f"{where} is another collection ({few(odd)}): pass --alias NAME to upload beside it, or delete it there"
+            )
+
+
+def _kept(vectors: Any, sparse: Any) -> dict[str, object]:
+    """Of vectors by name what may not change; an unnamed one is named by nothing."""
+    named = vectors if isinstance(vectors, Mapping) else {"": vectors} if vectors else {}
+    return {
+        "vectors": {
+            name: {
+                "size": each.size,
+                "distance": _word(each.distance),
+                "datatype": _word(each.datatype) or "float32",
+                "multivector": _word(each.multivector_config.comparator) if each.multivector_config else None,
+                "quantisation": _quantised_by(each.quantization_config),
+            }
+            for name, each in named.items()
+        },
+        "sparse_vectors": {name: {"modifier": _word(each.modifier) or "none"} for name, each in (sparse or {}).items()},
+    }
+
+
+def _quantised_by(config: Any) -> str:
+    """How a collection keeps quantised copies: `none`, `int8`, `binary`, or another kind by the client's word."""
+    kind = next(iter(type(config).model_fields)) if config else "none"
+    return {"scalar": "int8"}.get(kind, kind)
+
+
+def _word(value: Any) -> Any:
+    """The word of an enumeration of the client."""
+    return getattr(value, "value", value)
+
+
+def _meaning(manifest: Mapping[str, Any]) -> dict[str, object]:
+    """A manifest but for which run wrote last."""
+    return {key: value for key, value in manifest.items() if key != "run"}
+
+
+def vector_type_of(text: str) -> VectorType:
+    """Read the type of numbers. Raises UsageError for another: a server's uint8 takes whole numbers from 0 to 255, and
+    would make zeros of vectors of unit length."""
+    return _one_of(text, get_args(VectorType), "--vector-type", " or ")
+
+
+def quantisation_of(text: str) -> Quantise:
+    """Read the kind of quantised copies. Raises UsageError for another."""
+    return _one_of(text, get_args(Quantise), "--quantisation", ", ")
+
+
+def _one_of(text: str, choices: Sequence[C], flag: str, between: str) -> C:
+    if text not in choices:
+        raise UsageError(f"{flag}: {text!r} does not exist: choose {between.join(choices)}")
+    return choices[choices.index(text)]
+
+
+def parse_indexes(texts: Sequence[str]) -> dict[str, str]:
+    """Read indexes as they are asked for, `KEY:TYPE` each. Raises UsageError for a type that there is not."""
+    found = {}
+    for text in texts:
+        key, _, kind = text.rpartition(":")
+        if not key or kind not in get_args(IndexType):
+            raise UsageError(
+                f"--index: {text!r} is not KEY:TYPE: name a key and a type, such as metadata.lang:keyword, of "
+                f"{', '.join(get_args(IndexType))}"
+            )
+        found[key] = kind
+    return found
+
+
+def check_named(name: str) -> None:
+    """Raise UsageError unless a server would take this name for a collection or an alias."""
+    if not nameable(name):
+        raise UsageError(f"a collection cannot be called {name!r}: use {NAME_RULE}")
