@@ -162,12 +162,11 @@ def test_a_text_repeated_in_one_source_gets_numbered_identities(tmp_path):
     assert len({each.point_id for each in found}) == 4
 
 
-def test_a_chunk_id_repeated_in_one_source_refuses_the_later_record(tmp_path):
+def test_a_chunk_id_repeated_in_one_source_costs_no_record(tmp_path):
     root = corpus(tmp_path, {"D": {"a_chunks.json": [with_id("a", "1"), with_id("b", 1), with_id("c", "2")]}})
-    first, refusal, last = reader(root)
-    assert (first.text, last.text) == ("a", "c")
-    assert (refusal.file, refusal.record) == ("a_chunks.json", 2)
-    assert refusal.reason == "chunk_id 1 of a_chunks.json has been used before"
+    found = chunks(root)
+    assert [each.text for each in found] == ["a", "b", "c"]
+    assert len({each.point_id for each in found}) == 3
 
 
 def test_a_chunk_id_in_two_sources_makes_two_points(tmp_path):
@@ -178,12 +177,10 @@ def test_a_chunk_id_in_two_sources_makes_two_points(tmp_path):
 
 def test_a_chunk_id_repeated_across_files_of_a_source_names_the_later_file(tmp_path):
     files = {f"{name}_chunks.json": [with_id(name, "1", source_path="s")] for name in "ab"}
-    _, refusal = reader(corpus(tmp_path, {"D": files}))
-    assert (refusal.file, refusal.record, refusal.reason) == (
-        "b_chunks.json",
-        1,
-        "chunk_id 1 of s has been used before",
-    )
+    read = reader(corpus(tmp_path, {"D": files}))
+    first, later = read
+    assert (first.chunk_id, read.counts.renamed) == ("1", 1)
+    assert read.counts.first == f"b_chunks.json record 1: chunk_id 1 of s is now {later.chunk_id}"
 
 
 def test_the_same_chunk_elsewhere_has_the_same_point_id(tmp_path):

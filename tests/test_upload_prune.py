@@ -11,7 +11,7 @@ import pytest
 import qdrant_edge as edge
 
 import interlock
-from interlock.engine.corpus.chunks import point_of
+from interlock.engine.corpus.identity import point_of
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.targets.upload import MARK
 from tests.builders import corpus

@@ -10,7 +10,7 @@ from textual import work
 from interlock.console.form import Machine
 from interlock.console.screens.base import aside
 from interlock.console.text.form_text import no_plan
-from interlock.console.text.plan_text import PASSES, emptied, long_texts, sizes_of
+from interlock.console.text.plan_text import PASSES, emptied, long_texts, sizes_of, sums
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.words import duration, human_bytes, safe, several
 from interlock.widgets.pane import Pane
@@ -114,7 +114,7 @@ def _remarks(seen: "Forecast") -> Iterator[tuple[str, str]]:
     """What speaks against it, and what is worth knowing, with the style of each."""
     yield from ((each.refused, "error") for each in seen.passes if each.refused)
     yield from ((f"! {each}", "warn") for each in (*emptied(seen), *seen.overlooked))
-    yield from ((each, "dim") for each in long_texts(seen))
+    yield from ((each, "dim") for each in (*long_texts(seen), *sums(seen)))
     yield sizes_of(seen), "dim"
     if any(each.seconds is None for each in seen.passes):
         yield "time is known once each model has run on this kind of device", "dim"

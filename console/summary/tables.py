@@ -147,8 +147,8 @@ OVERVIEW = (
     "collections", "passes", "leases", "mitigations", "parked", "nodes", "devices", "exports", "verification",
     "refusals", "missing", "residues", "canaries", "calibrations", "controls", "warnings",
 )  # fmt: skip
-EARLIER = ("split_rows", "spans")
-"""What runs of earlier versions did alone: 0 says nothing."""
+EARLIER = ("split_rows", "spans", "records", "same", "renamed")
+"""What not every run does or tells: 0 says nothing."""
 COUNTED = ("model_pass", "batch_index")
 """Places that are counted from 1 for people."""
 MADE: Mapping[str, Callable[[Item], str]] = {
@@ -163,7 +163,7 @@ MADE: Mapping[str, Callable[[Item], str]] = {
 }
 """Columns that are no field of an item."""
 COLUMNS: Mapping[str, str] = {
-    "collections": "collection=name status files chunks dup=duplicates refused passes=passes.count "
+    "collections": "collection=name status files records chunks same dup=duplicates refused passes=passes.count "
     "mitig=mitigations.count verified=verification.ok reason",
     "passes": "pass=model_pass model status batches rows reused=rows_reused tokens seconds rows/s=rows_per_second "
     "kind truncated=truncated_rows coverage terms=terms_per_text token_vectors token_bytes device split=split_rows "

@@ -186,7 +186,16 @@ def _collection(event: ev.CollectionRead) -> str:
     left_out = f"{several(event.duplicates, 'duplicate')}, {event.refused:,} refused"
     reasons = sorted(event.reasons.items(), key=lambda each: -each[1]) if event.refused > REFUSALS_TOLD else []
     why = f" ({'; '.join(f'{count:,} x {reason}' for reason, count in reasons)})" if reasons else ""
+    sums = counted(event.records, event.chunks, event.same)
+    why += f" ({sums})" * bool(sums)
     return f"collection {event.collection}: {sizes}, {left_out}{why}; Qdrant collection {event.qdrant_collection}"
+
+
+def counted(records: int, kept: int, same: int) -> str:
+    """Tell what became of a collection's records; empty where all were kept, and of older runs, which do not say."""
+    if records <= kept:
+        return ""
+    return f"of {several(records, 'record')} {kept:,} kept + {same:,} the same + {records - kept - same:,} refused"
 
 
 def _devices(event: ev.DevicesFound) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from interlock.console.text.event_text import line_of
+from interlock.console.text.event_text import counted, line_of
 from interlock.engine.record.events import RecordRefused
 from interlock.engine.record.words import duration, human_bytes, safe, several
 from interlock.widgets.formats import render
@@ -61,7 +61,7 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     both = [card.key for card in cards if card.kind == "dense" and "sparse" in card.outputs]
     lines += [f"weights of terms: {key} gives them in the pass of its vectors" for key in both]
     lines += [f"padded: {card.key}, because {card.padded_because}" for card in cards if card.padded_because]
-    lines += [*long_texts(seen), *_refused(seen)]
+    lines += [*long_texts(seen), *sums(seen), *_refused(seen)]
     warnings = (*(each.warning for each in seen.passes), *emptied(seen), *seen.overlooked)
     lines += [f"warning: {each}" for each in warnings if each]
     return "\n".join(lines)
@@ -83,6 +83,12 @@ def long_texts(seen: "Forecast") -> list[str]:
         for card, long in ((each.layout.card, each.long) for each in seen.passes)
         if long.texts
     ]
+
+
+def sums(seen: "Forecast") -> list[str]:
+    """Tell what became of the records of each collection of which not all are kept."""
+    found = [(rows, counted(rows.counts.records, rows.chunks, rows.counts.same)) for rows in seen.collections]
+    return [f"{safe(rows.collection.name)}: {told}" for rows, told in found if told]
 
 
 def emptied(seen: "Forecast") -> list[str]:

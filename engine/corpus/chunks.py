@@ -1,9 +1,7 @@
 """Chunk files as a stream of chunks and refusals, each chunk with its payload and an identity that stays the same."""
 
-import hashlib
 import json
 import re
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,14 +13,16 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
+from interlock.engine.corpus.identity import IdentityMaker
 from interlock.engine.corpus.records import TOO_DEEP, depth_of, records
 from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
+from interlock.engine.record.words import safe
 
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 RECORD = "record"
 """The name in a payload under which a record's other fields are kept."""
-POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
-
+NAME = 60
+"""Signs of a name that are told."""
 NAMES_SHOWN, LONGEST_SHOWN = 5, 40
 """Fields of a record without a text that are named, and the most signs of each."""
 _KINDS = {str: "a string", list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
@@ -73,11 +73,6 @@ def parted(whole: bytes) -> tuple[bytes, bytes]:
     return msgspec.json.encode(fields), record
 
 
-def point_of(collection: str, source: str, chunk_id: str) -> uuid.UUID:
-    """Return the id of the point that a chunk of a collection, by its Qdrant name, is."""
-    return uuid.uuid5(POINT_NAMESPACE, f"{collection}\0{source}\0{chunk_id}")
-
-
 class _Record(Struct):
     text: str
     metadata: Raw | UnsetType = UNSET
@@ -90,23 +85,26 @@ class _Plain(_Record, forbid_unknown_fields=True):
     """A record without other fields, as most are."""
 
 
-class _Known(Struct):
-    """The metadata that carries identity; everything else is payload only."""
+@dataclass
+class Counts:
+    """How many records a collection has: `records` in all, `same` of them copies of an earlier one, which are left out,
+    and `renamed` those whose chunk id another had; `first` says which that was and how it is known."""
 
-    chunk_id: str | int | None = None
-    source_path: str | None = None
-    source_file: str | None = None
-    filename: str | None = None
+    records: int = 0
+    same: int = 0
+    renamed: int = 0
+    first: str = ""
 
 
 class ChunkReader:
-    """Reads one collection, always in the same order; `hashes` gets a file's SHA-256 once its end has been read."""
+    """Reads one collection, always in the same order; `hashes` gets a file's SHA-256 once its end has been read, and
+    `counts` what it found."""
 
     def __init__(self, collection: Collection, features: Features = no_features) -> None:
         self.collection, self._features = collection, features
         self.hashes: dict[str, str] = {}
-        self._taken: set[bytes] = set()
-        self._repeats: dict[tuple[str, str], int] = {}
+        self.counts = Counts()
+        self._identities = IdentityMaker(collection.qdrant_collection)
         self._bad: tuple[bytes | None, str] = (None, "")
 
     def __iter__(self) -> Iterator[Chunk | Refusal]:
@@ -114,19 +112,23 @@ class ChunkReader:
         for name in self.collection.files:
             path, within = self.collection.root / name, self.collection.within
             for number, data in records(path, within, partial(self.hashes.__setitem__, name)):
-                yield Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data)
+                self.counts.records += number is not None
+                found = Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data)
+                if found is not None:
+                    yield found
 
-    def _read(self, file: str, number: int | None, data: bytes) -> Chunk | Refusal:
-        """The chunk that a record is, or why it is none; bad records are often millions of the same."""
+    def _read(self, file: str, number: int | None, data: bytes) -> Chunk | Refusal | None:
+        """The chunk that a record is, or why it is none; bad records are often millions of the same. None: it was there
+        before."""
         if data == self._bad[0]:
             return Refusal(file, number, self._bad[1])
         try:
-            return self._chunk(file, data)
+            return self._chunk(file, number, data)
         except _Refused as refused:
             self._bad = data, str(refused)
             return Refusal(file, number, str(refused))
 
-    def _chunk(self, file: str, data: bytes) -> Chunk:
+    def _chunk(self, file: str, number: int | None, data: bytes) -> Chunk | None:
         """The chunk with its payload and identity; `others` are its fields beside text and metadata, as an object."""
         record: _Record
         try:
@@ -142,41 +144,24 @@ class ChunkReader:
         payload = b"{}" if payload == b"null" else payload
         if not payload.startswith(b"{"):
             raise _Refused("metadata is not an object")
-        known = _decode(payload, _Known, "$.metadata")
         for kept in filter(None, (payload, others)):  # refuse what not every reader of a delivered payload could take
             if kept.count(b"{") + kept.count(b"[") > MAX_DEPTH and depth_of(kept) > MAX_DEPTH:
                 raise _Refused(TOO_DEEP)
-            _decode(kept, dict)
+            _decode(kept, dict, "$.metadata" if kept is payload else "$")
         try:
             features = self._features(payload, others)
         except ValueError as error:
             raise _Refused(str(error)) from None
-        source = known.source_path or known.source_file or known.filename or file
-        chunk_id, point_id = self._identity(source, known.chunk_id, record.text)
-        return Chunk(record.text, payload, chunk_id, source, point_id, others, features)
-
-    def _identity(self, source: str, given: str | int | None, text: str) -> tuple[str, str]:
-        """The chunk's own id, else a hash of its text, numbered where one source repeats a text."""
-        if given not in (None, ""):
-            point = self._take(source, str(given))
-            if point is None:
-                raise _Refused(f"chunk_id {given} of {source} has been used before")
-            return str(given), point
-        content = chunk_id = hashlib.sha256(text.encode()).hexdigest()[:32]
-        repeat = self._repeats.get((source, content), 1)  # or the millionth of one text would try all before it
-        while (point := self._take(source, chunk_id)) is None:
-            repeat += 1
-            self._repeats[source, content] = repeat
-            chunk_id = f"{content}-{repeat}"
-        return chunk_id, point
-
-    def _take(self, source: str, chunk_id: str) -> str | None:
-        point = point_of(self.collection.qdrant_collection, source, chunk_id)
-        known = point.bytes[1:]  # of 15 bytes Python makes an object of 48, of 16 one of 64
-        if known in self._taken:
+        known = self._identities.of(file, record.text, payload, others)
+        if known is None:
+            self.counts.same += 1
             return None
-        self._taken.add(known)
-        return str(point)
+        if known.given:
+            given, source, now = (safe(each, NAME) for each in (known.given, known.source, known.chunk_id))
+            place = f"{safe(file, NAME)} record {number:,}"
+            self.counts.renamed += 1
+            self.counts.first = self.counts.first or f"{place}: chunk_id {given} of {source} is now {now}"
+        return Chunk(record.text, payload, known.chunk_id, known.source, known.point_id, others, features)
 
 
 class _Refused(Exception):
@@ -222,7 +207,7 @@ def _is_whole(data: bytes) -> bool:
 REASONS = 20
 """Kinds of reason that are counted apart."""
 _PLACES = re.compile(
-    r" \(byte \d+\)| in position [\d-]+|(?<=^chunk_id ).* of .*(?= has been used before$)"
+    r" \(byte \d+\)| in position [\d-]+"
     r'|(?<=^no field "text") \(found .*\)(?=: rename)',
     re.DOTALL,
 )
@@ -230,14 +215,16 @@ _PLACES = re.compile(
 
 @dataclass
 class Refusals:
-    """Counts every refusal and keeps the first REFUSALS_TOLD; as many as `len` says."""
+    """Counts every refusal and keeps the first REFUSALS_TOLD; as many as `len` says, of them `broken` files."""
 
     told: list[Refusal] = field(default_factory=list)
+    broken: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, refusal: Refusal) -> None:
         if len(self.told) < REFUSALS_TOLD:
             self.told.append(refusal)
+        self.broken += refusal.record is None
         kind = kind_of(refusal.reason)
         self.reasons[kind if kind in self.reasons or len(self.reasons) < REASONS else "other reasons"] += 1
 
@@ -248,4 +235,4 @@ class Refusals:
 @lru_cache(1024)
 def kind_of(reason: str) -> str:
     """Strip a reason of the names and places that make each its own."""
-    return _PLACES.sub("…" if reason.startswith("chunk_id") else "", reason)
+    return _PLACES.sub("", reason)

@@ -19,14 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import asdict
 
-from interlock.engine.corpus.chunks import Chunk, ChunkReader, Refusals
+from interlock.engine.corpus.chunks import Chunk, ChunkReader, Counts, Refusals
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import InterlockError, Stopped, UsageError
 from interlock.engine.record import atomic
-from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused
+from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, Warned
 from interlock.engine.record.facts import Refusal
+from interlock.engine.record.words import safe, several
 
 Digests = npt.NDArray[np.void]
 DIGEST = np.dtype("V16")
@@ -49,6 +50,7 @@ class Rows:
     points: Digests = field(default_factory=lambda: np.empty(0, DIGEST))
     own_texts: int = 0
     refusals: Refusals = field(default_factory=Refusals)
+    counts: Counts = field(default_factory=Counts)
     hashes: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -60,6 +62,14 @@ class Rows:
     def duplicates(self) -> int:
         """Rows whose text had been seen before, in this collection or an earlier one."""
         return self.chunks - self.own_texts
+
+    @property
+    def renamed(self) -> str:
+        """Tell of chunks whose ids others had; empty where there are none."""
+        if not self.counts.renamed:
+            return ""
+        kept = f"{safe(self.collection.name)}: kept {several(self.counts.renamed, 'chunk')} under further ids"
+        return f"{kept}, since others had theirs ({self.counts.first})"
 
 
 @dataclass
@@ -122,7 +132,11 @@ def _read(
             window = []
     take(window)
     rows.texts, rows.points = np.array(texts, np.int32), np.frombuffer(points, DIGEST)
-    rows.hashes, rows.seconds = reader.hashes, time.monotonic() - began
+    rows.hashes, rows.counts, rows.seconds = reader.hashes, reader.counts, time.monotonic() - began
+    kept, same, refused = rows.chunks, reader.counts.same, len(rows.refusals) - rows.refusals.broken
+    if reader.counts.records != kept + same + refused:
+        counts = f"{reader.counts.records:,} records, but {kept:,} kept + {same:,} the same + {refused:,} refused"
+        raise AssertionError(f"{rows.collection.name} does not add up: {counts}")
     return rows
 
 
@@ -262,9 +276,14 @@ def read_and_tokenise(
                 refused=len(rows.refusals),
                 borrows=corpus.owners(rows),
                 reasons=dict(rows.refusals.reasons),
+                records=rows.counts.records,
+                same=rows.counts.same,
+                renamed=rows.counts.renamed,
                 seconds=round(rows.seconds, 3),
             )
         )
+        if told := rows.renamed:
+            emit(Warned(message=told, collection=rows.collection.name))
     for key, store in stores.items():
         emit(
             CorpusTokenised(

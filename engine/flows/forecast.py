@@ -138,6 +138,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
         ),
         *request.unused(devices),
         *_too_few(plan),
+        *filter(None, (rows.renamed for rows in plan.corpus.rows)),
         *filter(None, (mirror.unplanned(settings.qdrant, rows) for rows in plan.corpus.rows if settings.qdrant)),
         *filter(None, (_refusing(settings.qdrant, rows, dense) for rows in plan.corpus.rows if settings.qdrant)),
     ]

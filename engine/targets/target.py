@@ -16,8 +16,8 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.corpus.chunks import point_of
 from interlock.engine.corpus.corpus import digest_of
+from interlock.engine.corpus.identity import point_of
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.words import several
 from interlock.engine.vectors.points import Point, Vector, storable

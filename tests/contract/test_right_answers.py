@@ -149,7 +149,6 @@ def test_a_refused_file_beside_good_ones_is_told_and_counts(chunks, tiny_a):
     assert said.returncode in (1, 3) and "b_chunks.json" in said.stderr
 
 
-@wrong("R25", "chunk ids that begin anew for each document, which only metadata.source tells, lose the rest")
 def test_chunks_of_several_documents_are_all_kept_whatever_names_their_source(tmp_path, tiny_a):
     records = [
         {"text": f"{name} {number} {text}", "metadata": {"source": f"{name}.pdf", "chunk_id": number}}
@@ -160,7 +159,6 @@ def test_chunks_of_several_documents_are_all_kept_whatever_names_their_source(tm
     assert len(vectors(run(chunks, "--roster", tiny_a))) == len(records)
 
 
-@wrong("R21", "a point's id joins source and chunk id by NUL, so that two of them may meet")
 def test_ids_of_chunks_with_a_nul_do_not_meet(tmp_path, tiny_a):
     ids = [("a\0b", "c"), ("a", "b\0c")]
     records = [

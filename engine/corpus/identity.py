@@ -1,0 +1,133 @@
+"""What a record is known by: a source and a chunk id, from which the id of its point follows. This is where it is made.
+
+Its own `chunk_id` comes first, else a hash of its text. Where another record had that id, what a record says of itself
+beside it (a source, file, page, number: whatever it is called) tells it apart, then all that it holds, an ordinal at
+last: no text is lost for an id, and a record that is added later leaves the others theirs.
+"""
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
+DIGITS = 12
+_SAYS = re.compile(
+    "(?:source|file|path|ur[il]|href|link|page|doc(?:ument)?|chunk|node|element|index|idx|split|row|line|start|offset"
+    "|part|section|sheet|slide|key|name)*(?:ids?|uu?id|guid|num(?:ber)?|no|nr)?",
+    re.IGNORECASE,
+)
+"""Words in the names of fields that tell which record it is."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+
+
+class ChunkIdentity(NamedTuple):
+    """How a chunk is known; `given` where another had the id that it gives itself."""
+
+    source: str
+    chunk_id: str
+    point_id: str
+    given: str = ""
+
+
+def point_of(collection: str, source: str, chunk_id: str) -> uuid.UUID:
+    """Return the id of the point that a chunk of a collection, by its Qdrant name, is."""
+    parted = source if "\0" not in source else f"\0{len(source)}\0{source}"  # no source is empty
+    return uuid.uuid5(POINT_NAMESPACE, f"{collection}\0{parted}\0{chunk_id}")
+
+
+class _Known(Struct):
+    """The metadata that an identity begins with."""
+
+    chunk_id: object = None
+    source_path: object = None
+    source_file: object = None
+    filename: object = None
+
+
+class IdentityMaker:
+    """The identities of one collection's records, by its Qdrant name; each is given once."""
+
+    def __init__(self, collection: str) -> None:
+        self._collection = collection
+        self._taken: dict[bytes, int] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    def of(self, file: str, text: str, payload: bytes, others: bytes) -> ChunkIdentity | None:
+        """Identify the next record of `file` by its text, its metadata and its other fields, JSON objects; None for one
+        that was there before with all of these. Raises ValueError for metadata that is no JSON."""
+        known = msgspec.json.decode(payload, type=_Known)
+        source = _named(known.source_path) or _named(known.source_file) or _named(known.filename) or file
+        if not (given := _named(known.chunk_id)):
+            content = hashlib.sha256(text.encode()).hexdigest()[:32]
+            names, whole = self._numbered(source, content), 0
+        else:
+            names, whole = self._further(source, given, (text, payload, others)), _hash(text, payload, others)
+        for chunk_id in names:
+            point = point_of(self._collection, source, chunk_id)
+            key = point.bytes[1:]  # of 15 bytes Python makes an object of 48, of 16 one of 64
+            if (holder := self._taken.get(key)) is None:
+                self._taken[key] = whole
+                return ChunkIdentity(source, chunk_id, str(point), given if given != chunk_id else "")
+            if whole and holder == whole:
+                return None
+        raise AssertionError("there is always a next number")
+
+    def _further(self, source: str, given: str, record: tuple[str, bytes, bytes]) -> Iterator[str]:
+        """The ids of a record that gives itself one, each for where the one before is another's."""
+        yield given
+        text, *objects = record
+        fields = [msgspec.json.decode(each) for each in objects if each]
+        if said := sorted(_said(fields)):
+            yield f"{given}-{_digest(*said)}"
+        yield from self._numbered(source, f"{given}-{_digest(text, *map(_sorted, objects))}")
+
+    def _numbered(self, source: str, name: str) -> Iterator[str]:
+        """A name, then with an ordinal; the millionth of one name does not try all before it."""
+        number = self._numbers.get((source, name), 1)
+        if number == 1:
+            yield name
+        for ordinal in count(number + 1):
+            self._numbers[source, name] = ordinal
+            yield f"{name}-{ordinal}"
+
+
+def _named(value: object) -> str:
+    """A name as a record gives it: a text, or a number in its decimals; nothing for anything else."""
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+
+
+def _said(value: object, place: str = "") -> Iterator[str]:
+    """What the fields of a record say of which it is, with their places."""
+    if isinstance(value, list):
+        for each in value if not place else ():
+            yield from _said(each)
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            where = f"{place}.{name}"
+            if isinstance(each, Mapping):
+                yield from _said(each, where)
+            elif where != ".chunk_id" and any(map(_SAYS.fullmatch, _WORD.findall(name))) and _named(each):
+                yield f"{where}={_named(each)}"
+
+
+def _hash(text: str, payload: bytes, others: bytes) -> int:
+    """A number that a record shares with its copies alone, whatever the order of their fields; never 0."""
+    return hash((text, _sorted(payload), _sorted(others))) or 1
+
+
+def _sorted(data: bytes) -> bytes:
+    return msgspec.json.encode(msgspec.json.decode(data), order="sorted") if data else data
+
+
+def _digest(*parts: str | bytes) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        found.update(b"%d:%b" % (len(data), data))
+    return found.hexdigest()[:DIGITS]
