@@ -132,7 +132,7 @@ def efficiency(place: Path, batches: int) -> list[dict[str, Any]]:
 
 def by_ray(place: Path, texts: int) -> dict[str, Any]:
     """The ceiling with Ray between: two echoes in processes of their own. CPU is that of the head's whole process."""
-    from interlock.engine.compute.cluster.ray_cluster import connect
+    from interlock.engine.compute.cluster.ray_head import connect
 
     stage = Stage(place / "ray", weightless(DIM), texts, LENGTH)
     spent = conduct(stage, connect("local:2", "sim:1xT4", "bench.clusters:RemoteEcho"))

@@ -17,6 +17,7 @@ WORKING = (
     "interlock.engine.flows.run.Run",
     "interlock.engine.compute.checks",
     "interlock.engine.compute.cluster.ray_cluster",
+    "interlock.engine.compute.cluster.ray_head",
     "multiprocessing",
     "runpy",
     "sentence_transformers",

@@ -20,7 +20,7 @@ from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, cr
 from bench.scenarios.plan import ids_of
 from bench.scenarios.workshop import Workshop, workshop
 from interlock.engine.compute.cluster import remote
-from interlock.engine.compute.cluster.head import ClusterExecutor, _Peer
+from interlock.engine.compute.cluster.head import ClusterExecutor
 from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers, ClusterTimeouts
 from interlock.engine.compute.cluster.messages import (
     GridPlan,
@@ -33,6 +33,7 @@ from interlock.engine.compute.cluster.messages import (
     Welcome,
 )
 from interlock.engine.compute.cluster.node import ClusterNode, versions
+from interlock.engine.compute.cluster.peers import Peer
 from interlock.engine.compute.cluster.pool import BatchPool
 from interlock.engine.compute.cluster.remote import RemoteSource
 from interlock.engine.compute.context import CLOSING_SECONDS, Backend, Deadline
@@ -732,7 +733,7 @@ def test_an_idle_node_is_told_what_waits_and_handed_nothing_before_it_asks(shop)
     stand = Stand(shop, 1)
     source = BatchSource(stand.grid, [[]], [1.0], stand.heard)
     head = ClusterExecutor(source, stand.crew, stand.controls, stand.heard, lambda: None, Deadline())
-    peer = _Peer(ClusterMember("node-1", NodeMachine("m0", ""), devices=[None, None]), 0.0)  # type: ignore[list-item]
+    peer = Peer(ClusterMember("node-1", NodeMachine("m0", ""), devices=[None, None]), 0.0)  # type: ignore[list-item]
     head._join = lambda _: None  # type: ignore[method-assign]
     head._devices = 2
     peer.report = Report(idle=True)
@@ -750,7 +751,7 @@ def test_nothing_is_doubled_while_something_waits_for_the_idle_node(shop, held, 
     source = BatchSource(stand.grid, [[]], [1.0], stand.heard)
     head = ClusterExecutor(source, stand.crew, stand.controls, stand.heard, lambda: None, Deadline())
     for name in ("node-1", "node-2"):
-        peer = _Peer(ClusterMember(name, NodeMachine(name, ""), devices=[None]), 0.0)  # type: ignore[list-item]
+        peer = Peer(ClusterMember(name, NodeMachine(name, ""), devices=[None]), 0.0)  # type: ignore[list-item]
         head._peers[name], peer.report = peer, Report(idle=name == "node-2")
     head._usual, pool = 1.0, head._pools[0]
     for _ in range(held):

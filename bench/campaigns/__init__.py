@@ -1,6 +1,6 @@
 """What can be done to a run, one module a kind; `CAMPAIGNS` are all of them."""
 
-from bench.campaigns import fulldisk, inputs, journals, kills, limits, models, ownfiles, pairs, signals
+from bench.campaigns import fulldisk, heads, inputs, journals, kills, limits, models, ownfiles, pairs, signals
 
 CAMPAIGNS = [
     kills.CAMPAIGN,
@@ -13,4 +13,5 @@ CAMPAIGNS = [
     models.CAMPAIGN,
     signals.CAMPAIGN,
     pairs.CAMPAIGN,
+    heads.CAMPAIGN,
 ]

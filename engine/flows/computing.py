@@ -30,7 +30,7 @@ Clusters = Callable[[str, str], Cluster]
 def connected(address: str, devices: str) -> Cluster:
     """Connect to the Ray cluster of `--cluster`, whose nodes are to compute on `devices`. Raises UsageError for an
     address that cannot be used, UnavailableError where Ray is not installed or not there."""
-    from interlock.engine.compute.cluster.ray_cluster import connect  # Ray is loaded for those who ask for it
+    from interlock.engine.compute.cluster.ray_head import connect  # Ray is loaded for those who ask for it
 
     return connect(address, devices)
 

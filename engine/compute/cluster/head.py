@@ -9,12 +9,13 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers, NodeGone
-from interlock.engine.compute.cluster.messages import Handed, NodeEvent, Orders, Report
+from interlock.engine.compute.cluster.messages import ClusterEnded, Handed, NodeEvent, Orders, Report
+from interlock.engine.compute.cluster.peers import Peer
 from interlock.engine.compute.cluster.pool import BatchPool
 from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.controls import Controls
@@ -29,19 +30,6 @@ SYNC_SECONDS = 1.0
 ENDING, RECEIPTS = 600.0, 10.0
 """Seconds for nodes to give their leases back at the end; for those that may still compute what another one gave."""
 _FADES = 0.9
-
-
-@dataclass(eq=False)
-class _Peer:
-    """A node at work: what it reported last, and what it is to hear of."""
-
-    member: ClusterMember
-    progress: float
-    """When it gave a batch last, or was handed the first."""
-    report: Report = field(default_factory=Report)
-    dropped: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    superseded: bool = False
-    """Whether another node was first with a batch that this one may be computing still."""
 
 
 class ClusterExecutor:
@@ -66,7 +54,7 @@ class ClusterExecutor:
         self._changed = threading.Condition(threading.RLock())
         """Guards all below; the thread of the run waits for it."""
         self._pools = {number: BatchPool(source.left[number]) for number in source.grid}
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._devices = 0  # of all peers
         self._error: Exception | None = None
         """What ends the run, of a thread that talks with a node."""
@@ -142,7 +130,11 @@ class ClusterExecutor:
                 peer.progress = now  # a node that was paused is not slow
         if now - self._synced > SYNC_SECONDS:
             self._sync()
-        self._members.look(self._emit)
+        try:
+            self._members.look(self._emit)
+        except ClusterEnded:
+            self._take_in()
+            raise
         if not self._over:
             self._double(now)
             self._check_members(now)
@@ -204,7 +196,7 @@ class ClusterExecutor:
 
     def _serve(self, member: ClusterMember) -> None:
         """Talk with a node until it has ended. Raises NodeGone where it is lost."""
-        peer = _Peer(member, self._clock())
+        peer = Peer(member, self._clock())
         try:
             with self._changed:
                 self._join(peer)
@@ -220,7 +212,7 @@ class ClusterExecutor:
                 self._changed.notify_all()
             raise
 
-    def _exchange(self, peer: _Peer) -> None:
+    def _exchange(self, peer: Peer) -> None:
         """Tell a node what is new, and take in what it reports; what that holds lives no longer than this."""
         assert peer.member.link
         with self._changed:
@@ -229,24 +221,16 @@ class ClusterExecutor:
         with self._changed:
             self._hear(peer, report)
 
-    def _join(self, peer: _Peer) -> None:
+    def _join(self, peer: Peer) -> None:
         member = peer.member
         self._peers[member.name] = peer
         self._devices += len(member.devices)
-        self._emit(
-            ev.NodeJoined(
-                node=member.name,
-                label=member.machine.label,
-                devices=[each.facts for each in member.devices],
-                sent_bytes=member.sent_bytes,
-                seconds=round(member.seconds, 3),
-            )
-        )
+        self._emit(peer.joined())
         for number, why in member.refused.items():
             if number in self._source.grid:
                 self._tell_refused(peer, number, why)
 
-    def _lose(self, peer: _Peer, why: str) -> None:
+    def _lose(self, peer: Peer, why: str) -> None:
         del self._peers[peer.member.name]
         self._devices -= len(peer.member.devices)
         back = {number: pool.give_back(peer.member.name) for number, pool in self._pools.items()}
@@ -254,7 +238,7 @@ class ClusterExecutor:
         self._emit(ev.NodeLost(node=peer.member.name, reason=why, batches=sum(map(len, back.values())), rows=rows))
         self._nudge()
 
-    def _hear(self, peer: _Peer, report: Report) -> None:
+    def _hear(self, peer: Peer, report: Report) -> None:
         peer.report = replace(report, news=())
         for news in report.news:
             self._take(peer, news)
@@ -274,12 +258,10 @@ class ClusterExecutor:
         if report.trouble:
             raise NodeGone(report.trouble)
 
-    def _tell_refused(self, peer: _Peer, number: int, why: str) -> None:
-        model = self._source.grid[number].card.key
-        left = f"{peer.member.name} does not compute {model}, which is left to other nodes"
-        self._emit(ev.Warned(message=f"{left}: {why.removeprefix(f'{model} ')}"))
+    def _tell_refused(self, peer: Peer, number: int, why: str) -> None:
+        self._emit(peer.without(self._source.grid[number].card.key, why))
 
-    def _take(self, peer: _Peer, news: NodeEvent) -> None:
+    def _take(self, peer: Peer, news: NodeEvent) -> None:
         """Take in an event; of a batch that counts no more only what is not about it."""
         event = news.event
         batch, pool = getattr(event, "batch_index", None), self._pools.get(getattr(event, "model_pass", -1))
@@ -308,7 +290,7 @@ class ClusterExecutor:
             self._take_in(number)
             self._changed.notify_all()
 
-    def _orders(self, peer: _Peer) -> Orders:
+    def _orders(self, peer: Peer) -> Orders:
         report, stop = peer.report, self._controls.stop_requested
         handed, dry = [Handed.of(self._source.grid[k], texts) for k, texts in report.asks.items()], set[int]()
         for number, (wanted, last) in report.wants.items():
@@ -333,7 +315,7 @@ class ClusterExecutor:
             self._members.timeouts.poll,
         )
 
-    def _handed(self, peer: _Peer, number: int, wanted: int, last: int) -> list[int]:
+    def _handed(self, peer: Peer, number: int, wanted: int, last: int) -> list[int]:
         """Give a node batches of a pass: of the last ones no more than its share."""
         pool, job, batches = self._pools[number], self._source.grid[number], list[int]()
         if not pool.held(peer.member.name):

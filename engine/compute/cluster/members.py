@@ -243,8 +243,9 @@ class ClusterMembers:
         return there
 
     def _check(self, those: Sequence[ClusterMember]) -> None:
-        """Raise UnavailableError where there are none, with what each says."""
+        """Raise UnavailableError where there are none, with what each says; ClusterEnded where that is why."""
         if not those:
+            self._cluster.machines()
             troubles = [f"{each.name}: {why}" for each in self.members.values() if (why := each.out or each.trouble)]
             raise UnavailableError(f"no node of the cluster can compute: {'; '.join(troubles) or 'it has no machine'}")
 

@@ -16,6 +16,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.job import Job, Layout
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.corpus.tokens import Ids, Lengths, Specials
+from interlock.engine.errors import Stopped
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.events import AnyEvent
@@ -196,6 +197,10 @@ class Report:
     trouble: str = ""
 
 
+class ClusterEnded(Stopped):
+    """The way to all nodes is gone; what says so adds what to do."""
+
+
 @dataclass(frozen=True)
 class NodeMachine:
     """A machine that could be a node; `id` stays its own for as long as it is there."""
@@ -230,7 +235,7 @@ class Cluster(Protocol):
     """The machines that a run may use, while it lasts."""
 
     def machines(self) -> Sequence[NodeMachine]:
-        """List those that are there now."""
+        """List those that are there now. Raises ClusterEnded where nothing can be reached any more."""
 
     def start(self, machine: NodeMachine, hello: Hello) -> NodeLink:
         """Start a node's process on a machine; its `welcome` says when it is there."""

@@ -1,244 +1,153 @@
-"""Ray carries the messages of a run: an actor on each machine is its node, and the object store holds what is large.
+"""The driver: the process that has connected to Ray, and asks of it what the head says by a socket (`ray_head`).
 
-Of Ray only actors, futures and the object store are used. Nothing is run again by it: an actor that died stays dead,
-and each call that was under way fails. Nothing of it is loaded without `--cluster`.
+An actor on each machine is its node, and the object store holds what is large; of Ray only these and futures are used.
+Nothing is run again by it: an actor that died stays dead, and each call that was under way fails. What the head and its
+nodes tell each other passes through as bytes, so that nothing heavy is loaded here.
 """
 
-import pickle
+import os
+import socket
+import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from interlock.engine.compute.cluster.messages import (
-    GridPlan,
-    Hello,
-    ModelFiles,
-    NodeLink,
-    NodeMachine,
-    Orders,
-    Ready,
-    Report,
-    Welcome,
-)
-from interlock.engine.compute.cluster.node import PACKAGES, versions
 from interlock.engine.compute.cluster.ray_session import open_ray
-from interlock.engine.errors import UnavailableError, UsageError, reason
+from interlock.engine.compute.cluster.wire import Packed, Wire
+from interlock.engine.errors import UnavailableError, reason
 
-PART = 64 << 20
-"""Bytes of a model's file that are one object."""
 ENDING = 5.0
 """Seconds for a node to let go of its devices before its process is killed."""
 LOOKING = 0.5
 """Seconds between two looks at the machines."""
-AWAY = 40.0
-"""Seconds after which Ray's own server (GCS) is given up; a call to it would wait for ever."""
-NODE = "interlock.engine.compute.cluster.node:ClusterNode"
 
 
-def connect(address: str, devices: str = "auto", node: str = NODE) -> "RayCluster":
-    """Connect to the Ray cluster at an address as `--cluster` takes it; `devices` is what nodes are to compute on,
-    `node` the class that their processes run.
+class RayDriver:
+    """What the head may ask; each answer carries the number of its question. `node` says which actor."""
 
-    Raises UsageError for an address that cannot be used, UnavailableError where there is no Ray.
-    """
-    if address.startswith("local:") and devices.startswith("cuda"):
-        raise UsageError(
-            "--cluster local:N is for trials, without GPUs: use --devices cpu or sim:2xT4 (to compute on this "
-            "machine's GPUs, drop --cluster)"
-        )
-    return RayCluster(*open_ray(address), devices, node)
+    def __init__(self, ray: Any, end: Callable[[bool], None], wire: Wire) -> None:
+        self._ray, self._end, self._wire = ray, end, wire
+        self._here = ray.get_runtime_context().get_node_id()
+        self._kind = ray.remote(_actor())
+        self._actors: dict[str, Any] = {}
+        self._kept: list[Any] = []
+        self._over = threading.Event()
 
-
-class RayCluster:
-    """The machines of a Ray cluster, as the process that has connected to it sees them."""
-
-    def __init__(self, ray: Any, end: Callable[[bool], None], devices: str, node: str) -> None:
-        self._ray = ray
-        self._actor = ray.remote(_actor())
-        self._node = node
-        self._plain = devices == "cpu" or devices.startswith("sim:")
-        self._end = end
-        self._gpus: dict[str, float] = {}
-        self._links: list[RayLink] = []
-        self._seen = time.monotonic(), ray.nodes()
-        self._closed = threading.Event()
+    def serve(self) -> None:
+        """Do what the head says until it has closed, or is no more."""
+        self._wire.send(("", self._ray.get_runtime_context().gcs_address, self._here, self._ray.nodes()))
         threading.Thread(target=self._look, name="machines", daemon=True).start()
+        with suppress(EOFError, OSError):
+            while not self._over.is_set():
+                number, what, given = self._wire.receive()
+                try:
+                    getattr(self, what)(number, *given)
+                except Exception as error:  # Ray raises its own, and Python's
+                    self._wire.send((number, True, _what_of(error)))
+        if not self._over.is_set():
+            self._close(keep=False)
 
-    def machines(self) -> Sequence[NodeMachine]:
-        """List the machines that are there, by Ray's id of each; of those with GPUs where there are any, else of those
-        that Ray gives CPUs. The usual head on Kubernetes, with neither, is none where others have some. The head's own
-        comes first.
-
-        Raises UnavailableError where Ray does not answer any more.
-        """
-        when, table = self._seen
-        if time.monotonic() - when > AWAY:
-            raise UnavailableError(
-                f"Ray has not answered for {AWAY:.0f} s: start it again on its first machine (ray start --head), "
-                "then --resume"
-            )
-        there = [node for node in table if node["Alive"]]
-        for resource in ([] if self._plain else ["GPU"]) + ["CPU"]:
-            if having := [node for node in there if node["Resources"].get(resource)]:
-                there = having
-                break
-        self._gpus = {node["NodeID"]: node["Resources"].get("GPU", 0.0) for node in there}
-        here = self._ray.get_runtime_context().get_node_id()
-        there.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"], node["NodeID"]))
-        return [NodeMachine(node["NodeID"], _label(node)) for node in there]
-
-    def start(self, machine: NodeMachine, hello: Hello) -> NodeLink:
-        """Start a node's process on a machine, with all GPUs that Ray knows there."""
+    def welcome(
+        self, number: int, node: str, machine: str, gpus: float, made_of: str, packages: Mapping[str, str], hello: bytes
+    ) -> None:
+        """Start a node's process on a machine, and have it look at its devices."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        gpus = 0.0 if self._plain else self._gpus.get(machine.id, 0.0)
-        actor = self._actor.options(
+        options = self._kind.options(
             num_cpus=0,
             num_gpus=gpus,
             max_concurrency=4,  # an exchange that waits, a nudge beside it, the end of both
             max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(machine.id, soft=False),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(machine, soft=False),
         )
-        link = RayLink(self._ray, actor.remote(self._node), machine, hello)
-        self._links.append(link)
-        return link
+        self._actors[node] = options.remote(made_of)
+        self._ask(number, node, "welcome", packages, hello)
 
-    def shared(self, value: GridPlan | ModelFiles) -> Any:
-        """Put a value into the object store; nodes on one machine read one copy. A model is put in parts, so that no
-        node needs room for the whole of it there.
+    def begin(self, number: int, node: str, plan: int) -> None:
+        """Give it the plan that was put before."""
+        self._ask(number, node, "begin", self._kept[plan])
 
-        Raises UnavailableError where neither memory nor disk has room.
-        """
+    def take(self, number: int, node: str, key: str, parts: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """Give it a model whose parts were put before."""
+        self._ask(number, node, "take", key, {name: [self._kept[each] for each in of] for name, of in parts})
+
+    def exchange(self, number: int, node: str, orders: Packed) -> None:
+        """Tell it what is new."""
+        self._ask(number, node, "exchange", orders)
+
+    def nudge(self, number: int, node: str) -> None:
+        """Have an exchange that waits answer now."""
+        self._ask(number, node, "nudge")
+
+    def put(self, number: int, value: Any) -> None:
+        """Put a value into the object store; its number is the answer."""
         from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
         try:
-            if isinstance(value, GridPlan):
-                return self._ray.put(value)
-            parts = (
-                (name, [data[start : start + PART] for data in files for start in range(0, len(data), PART)])
-                for name, files in value.files.items()
-            )
-            return SentFiles(
-                value.key, [(name, [self._ray.put(np.asarray(part)) for part in of]) for name, of in parts]
-            )
+            self._kept.append(self._ray.put(value))
         except (ObjectStoreFullError, OutOfDiskError) as error:
-            raise UnavailableError(
-                f"Ray's object store is full ({reason(error):.200}): give `ray start` more (--object-store-memory), or "
-                "a disk with room (--object-spilling-directory)"
-            ) from error
+            full = f"Ray's object store is full ({reason(error):.200}): give `ray start` more (--object-store-memory), "
+            self._wire.send((number, True, f"{full}or a disk with room (--object-spilling-directory)"))
+            return
+        self._wire.send((number, False, len(self._kept) - 1))
 
-    def close(self) -> None:
-        """End all nodes, and Ray itself where it was started or connected to for this run."""
-        self._closed.set()
-        ended = [link.end() for link in self._links]
-        if ended:
-            self._ray.wait(ended, num_returns=len(ended), timeout=ENDING)
-        for link in self._links:
-            link.kill()
-        self._end(any(link.lost for link in self._links))
-        self._links.clear()
+    def end(self, number: int, node: str) -> None:
+        """Let a node's process end, and do not wait for it."""
+        if (actor := self._actors.pop(node, None)) is not None:
+            actor.end.remote()
+            late = threading.Timer(ENDING, self._kill, [actor])
+            late.daemon = True
+            late.start()
+        self._wire.send((number, False, None))
 
-    def _look(self) -> None:
-        """Keep the table of machines: Ray's answer takes a millisecond, or for ever."""
-        while not self._closed.wait(LOOKING) and self._ray.is_initialized():  # else Ray would start one of its own
-            with suppress(Exception):
-                self._seen = time.monotonic(), self._ray.nodes()
+    def close(self, number: int, keep: bool) -> None:
+        """End all nodes, and Ray where it was started for this run; its logs are kept where that is to be."""
+        self._over.set()
+        self._close(keep=keep)
+        self._wire.send((number, False, None))
 
+    def _close(self, *, keep: bool) -> None:
+        self._over.set()
+        actors = [*self._actors.values()]
+        with suppress(Exception):  # there may be no Ray left
+            if ended := [actor.end.remote() for actor in actors]:
+                self._ray.wait(ended, num_returns=len(ended), timeout=ENDING)
+        for actor in actors:
+            self._kill(actor)
+        self._end(keep)
 
-@dataclass(frozen=True)
-class SentFiles:
-    """The files of a model in the object store, by their path in its snapshot: a reference of each part, which a node
-    fetches when it writes it."""
+    def _kill(self, actor: Any) -> None:
+        with suppress(Exception):  # it has ended
+            self._ray.kill(actor)
 
-    key: str
-    parts: Sequence[tuple[str, Sequence[Any]]]
-
-
-class RayLink:
-    """A node's process that Ray started; what fails says where its last words are."""
-
-    def __init__(self, ray: Any, actor: Any, machine: NodeMachine, hello: Hello) -> None:
-        self._ray = ray
-        self._actor = actor
-        self._machine = machine
-        self._hello = hello
-        self.lost = False
-        """Whether a call failed that was to be answered."""
-        self._ended: Any = None
-        self._late = threading.Timer(ENDING, self.kill)
-        self._late.daemon = True
-        self._log = ""
-
-    def welcome(self) -> "Future[Welcome]":
-        """Have the process look at its devices and hold them. One with other versions says only these: it could not
-        read more."""
-
-        def read(answer: tuple[str, Any]) -> Welcome:
-            self._log, found = answer
-            return Welcome(**found) if isinstance(found, dict) else found
-
-        packages = {name: version for name, version in versions().items() if name in PACKAGES}
-        return self._called("welcome", packages, pickle.dumps(self._hello), read=read)
-
-    def begin(self, plan: Any) -> "Future[Ready]":
-        return self._called("begin", plan)
-
-    def take(self, files: Any) -> "Future[Ready]":
-        return self._called("take", files)
-
-    def exchange(self, orders: Orders) -> "Future[Report]":
-        return self._called("exchange", orders)
-
-    def nudge(self) -> None:
-        self._called("nudge")
-
-    def close(self) -> None:
-        """Let the process end, and do not wait for it; one that does not in `ENDING` seconds is killed."""
-        if self._ended is None:
-            self.end()
-            self._late.start()
-
-    def end(self) -> Any:
-        """Ask the process to end; returns the reference of the answer that never comes."""
-        self._ended = self._ended or self._actor.end.remote()
-        return self._ended
-
-    def kill(self) -> None:
-        """End the process now."""
-        self._late.cancel()
-        if self._ray.is_initialized():  # as above
-            with suppress(Exception):  # there is none any more
-                self._ray.kill(self._actor)
-
-    def _called(self, method: str, *given: Any, read: Callable[[Any], Any] = lambda answer: answer) -> "Future[Any]":
-        """What a call will answer. Who is told of it is told by Ray's own thread, and must not call Ray there."""
-        answer: Future[Any] = Future()
+    def _ask(self, number: int, node: str, method: str, *given: Any) -> None:
+        """Have an actor called; what it answers is sent by Ray's own thread, which must not call Ray."""
 
         def done(found: "Future[Any]") -> None:
-            if error := found.exception():
-                answer.set_exception(UnavailableError(self._what_of(error)))
-            else:
-                answer.set_result(read(found.result()))
+            error = found.exception()
+            with suppress(OSError):  # the head is no more
+                self._wire.send((number, True, _what_of(error)) if error else (number, False, found.result()))
 
-        try:
-            getattr(self._actor, method).remote(*given).future().add_done_callback(done)
-        except Exception as error:  # Ray raises its own, and Python's
-            answer.set_exception(UnavailableError(self._what_of(error)))
-        return answer
+        getattr(self._actors[node], method).remote(*given).future().add_done_callback(done)
 
-    def _what_of(self, error: BaseException) -> str:
-        """Note that the process is lost; what became of it, in one line, and where what it wrote is."""
-        self.lost = self.lost or self._ended is None
-        error = getattr(error, "cause", None) or error  # what the node itself raised
-        said = reason(error).partition("The actor is dead because ")[2] or reason(error).partition(" class_name: ")[0]
-        log = f"; what it wrote last is in {self._log} on {self._machine.label}" if self._log else ""
-        return f"{type(error).__name__}: {said[:200].rstrip(' .')}{log}"
+    def _look(self) -> None:
+        """Tell which machines there are: Ray's answer takes a millisecond, or for ever. Where this one is not among
+        them any more, its raylet has died: nothing can be put or fetched, and Ray may never say so."""
+        while not self._over.wait(LOOKING):
+            with suppress(Exception):
+                table = self._ray.nodes()
+                if not any(each["Alive"] for each in table if each["NodeID"] == self._here):
+                    os._exit(1)
+                self._wire.send((None, False, table))
+
+
+def _what_of(error: BaseException) -> str:
+    """What became of a call, in one line."""
+    error = getattr(error, "cause", None) or error  # what the node itself raised
+    said = reason(error).partition("The actor is dead because ")[2] or reason(error).partition(" class_name: ")[0]
+    return f"{type(error).__name__}: {said[:200].rstrip(' .')}"
 
 
 def _actor() -> type:
@@ -251,6 +160,7 @@ def _actor() -> type:
 
             self.made_of = node
             self.node: Any = None
+            self.wire: Any = None
             threading.Thread(target=self._end_with_raylet, daemon=True).start()
 
         def _end_with_raylet(self) -> None:
@@ -264,38 +174,38 @@ def _actor() -> type:
             os._exit(1)
 
         def welcome(self, versions: dict[str, str], hello: bytes) -> tuple[str, Any]:
-            import importlib
+            import contextlib
+            import importlib.metadata
             import os
             import pickle
-            from importlib import metadata
 
             log, found = os.readlink("/proc/self/fd/2"), dict[str, str]()  # noqa: PTH115
             for name in versions:
-                try:
-                    found[name] = metadata.version(name)
-                except metadata.PackageNotFoundError:
-                    pass
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    found[name] = importlib.metadata.version(name)
             if found != versions:
                 return log, {"versions": found}
             try:
                 module, _, name = self.made_of.partition(":")
                 self.node = getattr(importlib.import_module(module), name)()
-                return log, self.node.welcome(pickle.loads(hello))  # noqa: S301  # from the head
+                self.wire = importlib.import_module("interlock.engine.compute.cluster.wire")
+                return log, self.wire.packed(self.node.welcome(pickle.loads(hello)))  # noqa: S301  # from the head
             except Exception as error:  # whatever it is, the head has to know
                 return log, {"versions": found, "trouble": f"{type(error).__name__}: {error}"}
 
         def begin(self, plan: Any) -> Any:
-            return self.node.begin(plan)
+            return self.wire.packed(self.node.begin(self.wire.unpacked(plan)))
 
-        def take(self, files: Any) -> Any:
+        def take(self, key: str, parts: Any) -> Any:
             import ray
 
             from interlock.engine.compute.cluster.messages import ModelFiles
 
-            return self.node.take(ModelFiles(files.key, {name: map(ray.get, parts) for name, parts in files.parts}))
+            files = ModelFiles(key, {name: map(ray.get, of) for name, of in parts.items()})
+            return self.wire.packed(self.node.take(files))
 
         def exchange(self, orders: Any) -> Any:
-            return self.node.exchange(orders)
+            return self.wire.packed(self.node.exchange(self.wire.unpacked(orders)))
 
         def nudge(self) -> None:
             if self.node:
@@ -304,15 +214,25 @@ def _actor() -> type:
         def end(self) -> None:
             import os
 
-            try:
-                if self.node:
-                    self.node.close()
-            finally:
-                os._exit(0)
+            if self.node:
+                self.node.close()
+            os._exit(0)
 
     return InterlockNode
 
 
-def _label(node: Mapping[str, Any]) -> str:
-    address = str(node["NodeManagerAddress"])
-    return "this machine" if address.startswith("127.") else f"{node['NodeManagerHostname']} ({address})"
+def main() -> None:
+    """Serve the head at the other end of a socket; given are the number of its file, and the cluster's address."""
+    wire = Wire(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        ray, end = open_ray(sys.argv[2])
+    except UnavailableError as error:
+        wire.send((str(error), "", "", []))
+        return
+    RayDriver(ray, end, wire).serve()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

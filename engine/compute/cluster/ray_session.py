@@ -1,24 +1,18 @@
-"""How this process comes to a Ray: one that it already uses, a cluster that it joins, or nodes that are started here.
+"""How the driver comes to a Ray: a cluster that it joins, or nodes that are started here."""
 
-A run's terminal, its stdout and its signals stay its own: what Ray would print, or set, is kept off.
-"""
-
-import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 from typing import IO, Any
 
-from interlock.engine.errors import UnavailableError, UsageError, reason
+from interlock.engine.errors import UnavailableError, reason
 
 STARTING = 120.0
 """Seconds for the nodes of `local:N` to be there: one takes two on two cores."""
@@ -29,26 +23,20 @@ STORE = 192 << 20
 More is spilled to the disk. Memory is taken as it is used."""
 MOST = 16
 HEARTBEATS = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5, "health_check_timeout_ms": 2000}
-_NO_RAY = "--cluster needs Ray: pip install 'interlock[cluster]'"
 
 
 def open_ray(address: str) -> tuple[Any, Callable[[bool], None]]:
     """Connect to the cluster that this machine is in (`auto`), to the one at `HOST:PORT`, or to one of N nodes that is
-    started here (`local:N`); returns Ray's module, and what lets go of it, told whether what
-    nodes wrote is to be kept. A Ray that this process already uses is
-    taken as it is, and left alone afterwards.
+    started here (`local:N`); returns Ray's module, and what lets go of it, told whether what nodes wrote is to be kept.
 
-    Raises UsageError for an address that cannot be used, UnavailableError where there is no Ray.
+    Raises UnavailableError where there is no Ray.
     """
-    if address.startswith("ray://") or (address == "auto" and os.environ.get("RAY_ADDRESS", "").startswith("ray://")):
-        raise UsageError(
-            "--cluster takes no ray:// address, where every vector would go through a proxy: run interlock on a "
-            "machine of the cluster, with --cluster auto"
-        )
-    ray = _ray()
-    if ray.is_initialized():
-        _check_in_use(ray, address)
-        return ray, lambda _: None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    sys.argv[0] = sys.executable  # Ray has its processes import from beside the script of who connects
+    try:
+        import ray
+    except ImportError as error:
+        raise UnavailableError(f"--cluster needs Ray: pip install 'interlock[cluster]' ({error})") from error
     if not address.startswith("local:"):
         _join(ray, address)
         return ray, lambda _: ray.shutdown()
@@ -74,26 +62,17 @@ class LocalRay:
             start_new_session=True,
         )
         self._ray: Any = None
-        self._before = True
 
     def connect(self, ray: Any) -> None:
         """Connect once every node is there. Raises UnavailableError where they do not start, with what they said."""
-        from ray._private import ray_constants
-
-        address = self._answer()
-        # Ray takes the loopback for the address of a machine's own network, unless clusters are off, as they are there.
-        self._before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
-        self._ray = ray
-        _initialise(ray, address, _node_ip_address="127.0.0.1")
+        address, self._ray = self._answer(), ray
+        _join(ray, address)
         self._answer()
 
     def close(self, *, keep: bool) -> None:
         """Disconnect, and have the nodes ended; `keep` leaves their logs, which would go with them."""
-        from ray._private import ray_constants
-
         if self._ray:
             self._ray.shutdown()
-            ray_constants.ENABLE_RAY_CLUSTER = self._before
         with suppress(BrokenPipeError):  # it has ended by itself
             _pipe(self._keeper.stdin).write(b"keep" if keep else b"")
             _pipe(self._keeper.stdin).close()
@@ -122,80 +101,24 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-def _ray() -> Any:
-    """Ray's module, its own lines kept off our terminal. Raises UnavailableError where it is not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    try:
-        import ray
-    except ImportError as error:
-        raise UnavailableError(_NO_RAY if error.name == "ray" else f"{_NO_RAY} ({error})") from error
-    return ray
-
-
 def _join(ray: Any, address: str) -> None:
     """Connect to a cluster that answers: Ray itself would ask one that does not for a quarter of an hour."""
-    from ray._private import services
+    from ray._private import ray_constants, services
 
+    own = {}
+    if address.startswith("127."):  # which Ray would take for this machine's address on its network
+        ray_constants.ENABLE_RAY_CLUSTER, own = False, {"_node_ip_address": "127.0.0.1"}
     try:
         found = services.canonicalize_bootstrap_address(address)
         host, _, port = (found or ":0").rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), ANSWERING).close()
-        _initialise(ray, address)
+        ray.init(address, log_to_driver=False, **own)
     except Exception as error:  # Ray raises its own, and Python's
         where = "on this machine" if address == "auto" else f"at {address}, with this machine in it"
         raise UnavailableError(
             f"no Ray cluster {where}: start one (ray start --head), join one (ray start --address HOST:PORT), or try "
             f"--cluster local:2 ({reason(error):.300})"
         ) from error
-
-
-def _initialise(ray: Any, address: str, **more: Any) -> None:
-    """Connect, and keep what Ray would print out of our stdout and stderr: a lost node is an event of the run."""
-    from ray._private import worker
-
-    worker.print_to_stdstream = lambda *args, **kwargs: None  # `log_to_driver` is for workers alone
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its part in C++ writes errors to stderr
-    # Else it ends our process, without a word, when its server has been away for a minute.
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
-    with (
-        _signals_left_alone(),
-        _stderr_put_aside(),
-        warnings.catch_warnings(),
-    ):  # where it says that it heeds the variable
-        warnings.simplefilter("ignore")  # what Ray plans to change
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **more)
-
-
-def _check_in_use(ray: Any, address: str) -> None:
-    """Raise UsageError where this process already uses another Ray: there is one a process."""
-    here = ray.get_runtime_context().gcs_address
-    if address not in ("auto", here):
-        raise UsageError(f"this process already uses Ray at {here}: give --cluster auto, or call ray.shutdown() first")
-
-
-@contextmanager
-def _signals_left_alone() -> Iterator[None]:
-    """Keep what SIGTERM does: Ray sets its own where it is initialised in the main thread."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _stderr_put_aside() -> Iterator[None]:
-    """Keep off the terminal what code that is not Python's writes to stderr."""
-    kept = os.dup(2)
-    try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 # The process that keeps a Ray of its own on this machine: this file run as a script, the number of nodes its argument.
@@ -230,8 +153,7 @@ if __name__ == "__main__":
     home = Path(mkdtemp(prefix="il-", dir="/tmp"))  # the names of sockets must be short
     os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=str(home))
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes of one machine do not share its GPUs
-    for name in ("RAY_ADDRESS", "RAY_BACKEND_LOG_LEVEL", "RAY_gcs_rpc_server_reconnect_timeout_s"):
-        os.environ.pop(name, None)
+    os.environ.pop("RAY_ADDRESS", None)
     wanted = False
     try:
         wanted = _keep(int(sys.argv[1]))

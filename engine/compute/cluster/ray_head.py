@@ -1,0 +1,279 @@
+"""The head's way to a Ray cluster: a process of its own, the driver (`ray_cluster`), speaks with Ray for it.
+
+Ray ends the process that has connected to it, without a word, when its own on that machine (its raylet, or an agent of
+that) has ended. So a run is never that process: it finds the driver gone, and says what happened. Nothing of Ray is
+loaded here.
+"""
+
+import importlib.util
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+
+from interlock.engine.compute.cluster.messages import (
+    ClusterEnded,
+    GridPlan,
+    Hello,
+    ModelFiles,
+    NodeLink,
+    NodeMachine,
+    Orders,
+    Ready,
+    Report,
+    Welcome,
+)
+from interlock.engine.compute.cluster.node import PACKAGES, versions
+from interlock.engine.compute.cluster.wire import Wire, packed, unpacked
+from interlock.engine.errors import UnavailableError, UsageError
+
+PART = 64 << 20
+"""Bytes of a model's file that are one object."""
+AWAY = 40.0
+"""Seconds after which Ray's own server (GCS) is given up; a call to it would wait for ever."""
+CLOSING = 60.0
+"""Seconds for the driver to end nodes, and the Ray of `local:N`, in order."""
+NODE = "interlock.engine.compute.cluster.node:ClusterNode"
+DRIVER = "interlock.engine.compute.cluster.ray_cluster"
+_NO_RAY = "--cluster needs Ray: pip install 'interlock[cluster]'"
+
+
+def connect(address: str, devices: str = "auto", node: str = NODE) -> "RayCluster":
+    """Connect to the Ray cluster at an address as `--cluster` takes it; `devices` is what nodes are to compute on,
+    `node` the class that their processes run. Of `auto`, it is the one that this process uses, where it does.
+
+    Raises UsageError for an address that cannot be used, UnavailableError where there is no Ray.
+    """
+    if address.startswith("local:") and devices.startswith("cuda"):
+        raise UsageError(
+            "--cluster local:N is for trials, without GPUs: use --devices cpu or sim:2xT4 (to compute on this "
+            "machine's GPUs, drop --cluster)"
+        )
+    if address.startswith("ray://") or (address == "auto" and os.environ.get("RAY_ADDRESS", "").startswith("ray://")):
+        raise UsageError(
+            "--cluster takes no ray:// address, where every vector would go through a proxy: run interlock on a "
+            "machine of the cluster, with --cluster auto"
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise UnavailableError(_NO_RAY)
+    used: Any = sys.modules.get("ray")
+    if address == "auto" and used and used.is_initialized():
+        address = used.get_runtime_context().gcs_address
+    return RayCluster(address, devices, node)
+
+
+class RayCluster:
+    """The machines of a Ray cluster, as the driver sees them."""
+
+    def __init__(self, address: str, devices: str, node: str) -> None:
+        self.node = node
+        self._plain = devices == "cpu" or devices.startswith("sim:")
+        self._local = address.startswith("local:")
+        self._gpus: dict[str, float] = {}
+        self._links: list[RayLink] = []
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._asked: dict[int, tuple[Future[Any], Callable[[Any], Any]]] = {}
+        self._ended = False
+        ours, theirs = socket.socketpair()
+        with theirs, TemporaryFile() as said:
+            self._driver = subprocess.Popen(  # noqa: S603  # a session of its own: Ctrl-C is for the run
+                [sys.executable, "-P", "-m", DRIVER, str(theirs.fileno()), address],
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+            theirs.close()
+            self._wire = Wire(ours)
+            try:
+                trouble, self.address, self._here, table = self._wire.receive()
+            except (EOFError, OSError):
+                said.seek(0)
+                told = said.read()[-400:].decode(errors="replace").strip()
+                trouble = f"Ray's driver does not start ({told}): install interlock[cluster] anew"
+            if trouble:
+                self._end()
+                raise UnavailableError(trouble)
+        self._seen = time.monotonic(), table
+        threading.Thread(target=self._listen, name="driver", daemon=True).start()
+
+    def machines(self) -> Sequence[NodeMachine]:
+        """List the machines that are there; the head's own comes first. Raises ClusterEnded where Ray is no more, or
+        does not answer."""
+        when, table = self._seen
+        then = "--resume continues (repeat the command where nothing was computed yet)"
+        if self._ended:
+            again = "" if self._local else "start it again there (ray start), then "
+            raise ClusterEnded(f"Ray has ended on this machine (its raylet, or an agent of that): {again}{then}")
+        if time.monotonic() - when > AWAY:
+            again = "" if self._local else "start it again on its first machine (ray start --head), then "
+            raise ClusterEnded(f"Ray has not answered for {AWAY:.0f} s: {again}{then}")
+        there = usable(table, self._here, plain=self._plain)
+        self._gpus = {each["NodeID"]: each["Resources"].get("GPU", 0.0) for each in there}
+        return [NodeMachine(each["NodeID"], _label(each)) for each in there]
+
+    def start(self, machine: NodeMachine, hello: Hello) -> NodeLink:
+        """Start a node's process on a machine, with all GPUs that Ray knows there."""
+        gpus = 0.0 if self._plain else self._gpus.get(machine.id, 0.0)
+        link = RayLink(self, machine, hello, gpus)
+        self._links.append(link)
+        return link
+
+    def shared(self, value: GridPlan | ModelFiles) -> Any:
+        """Put a value into the object store; nodes on one machine read one copy. A model is put in parts, so that no
+        node needs room for the whole of it there.
+
+        Raises UnavailableError where neither memory nor disk has room, ClusterEnded where Ray is no more.
+        """
+        if isinstance(value, GridPlan):
+            return self._put(packed(value))
+        parts = (
+            (name, [data[start : start + PART] for data in files for start in range(0, len(data), PART)])
+            for name, files in value.files.items()
+        )
+        return SentFiles(value.key, [(name, [self._put(np.asarray(part)) for part in of]) for name, of in parts])
+
+    def close(self) -> None:
+        """End all nodes, and Ray itself where it was started for this run."""
+        with suppress(UnavailableError, TimeoutError):
+            self.ask("close", any(link.lost for link in self._links)).result(CLOSING)
+        self._links.clear()
+        self._end()
+
+    def ask(self, what: str, *given: Any, read: Callable[[Any], Any] = lambda answer: answer) -> "Future[Any]":
+        """Ask the driver; the answer is what `read` makes of its. It fails with UnavailableError where Ray's did."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            if not self._ended:
+                number = next(self._numbers)
+                self._asked[number] = answer, read
+        if self._ended:
+            answer.set_exception(UnavailableError("Ray has ended on this machine: --resume continues"))
+            return answer
+        with suppress(OSError):  # who listens finds out too
+            self._wire.send((number, what, given))
+        return answer
+
+    def _put(self, value: Any) -> int:
+        try:
+            return int(self.ask("put", value).result())
+        except UnavailableError:
+            self.machines()
+            raise
+
+    def _listen(self) -> None:
+        """Take what the driver says until it has ended."""
+        with suppress(EOFError, OSError):
+            while True:
+                number, failed, value = self._wire.receive()
+                if number is None:
+                    self._seen = time.monotonic(), value
+                    continue
+                answer, read = self._asked.pop(number)
+                try:
+                    answer.set_exception(UnavailableError(value)) if failed else answer.set_result(read(value))
+                except Exception as error:  # what came cannot be read: whoever asked has to know
+                    answer.set_exception(error)
+        with self._lock:
+            self._ended = True
+        for answer, _ in self._asked.values():
+            answer.set_exception(UnavailableError("Ray has ended on this machine: --resume continues"))
+        self._asked.clear()
+
+    def _end(self) -> None:
+        self._wire.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._driver.wait(CLOSING)
+        self._driver.kill()
+        self._driver.wait()
+
+
+@dataclass(frozen=True)
+class SentFiles:
+    """The files of a model in the object store, by their path in its snapshot: the number of each part, which a node
+    fetches when it writes it."""
+
+    key: str
+    parts: Sequence[tuple[str, Sequence[int]]]
+
+
+class RayLink:
+    """A node's process that Ray started; what fails says where its last words are."""
+
+    def __init__(self, cluster: RayCluster, machine: NodeMachine, hello: Hello, gpus: float) -> None:
+        self.lost = False
+        """Whether a call failed that was to be answered."""
+        self._cluster, self._machine, self._hello, self._gpus = cluster, machine, hello, gpus
+        self._log = ""
+        self._closed = False
+        self._actor = f"{hello.node} {id(self)}"
+
+    def welcome(self) -> "Future[Welcome]":
+        """Have the process look at its devices and hold them. One with other versions says only these: it could not
+        read more."""
+
+        def read(answer: tuple[str, Any]) -> Welcome:
+            self._log, found = answer
+            return Welcome(**found) if isinstance(found, dict) else unpacked(found)
+
+        packages = {name: version for name, version in versions().items() if name in PACKAGES}
+        about = self._machine.id, self._gpus, self._cluster.node, packages, packed(self._hello)[0]
+        return self._called("welcome", *about, read=read)
+
+    def begin(self, plan: Any) -> "Future[Ready]":
+        return self._called("begin", plan)
+
+    def take(self, files: Any) -> "Future[Ready]":
+        return self._called("take", files.key, files.parts)
+
+    def exchange(self, orders: Orders) -> "Future[Report]":
+        return self._called("exchange", packed(orders))
+
+    def nudge(self) -> None:
+        self._called("nudge", read=lambda answer: answer)
+
+    def close(self) -> None:
+        """Let the process end, and do not wait for it; one that does not in time is killed."""
+        if not self._closed:
+            self._closed = True
+            self._called("end", read=lambda answer: answer)
+
+    def _called(self, method: str, *given: Any, read: Callable[[Any], Any] = unpacked) -> "Future[Any]":
+        """What a call will answer; where it fails, with where what the process wrote is."""
+        asked, answer = self._cluster.ask(method, self._actor, *given, read=read), Future[Any]()
+
+        def done(found: "Future[Any]") -> None:
+            if error := found.exception():
+                self.lost = self.lost or not self._closed
+                log = f"; what it wrote last is in {self._log} on {self._machine.label}" if self._log else ""
+                answer.set_exception(UnavailableError(f"{error}{log}"))
+            else:
+                answer.set_result(found.result())
+
+        asked.add_done_callback(done)
+        return answer
+
+
+def usable(table: Sequence[Mapping[str, Any]], here: str, *, plain: bool) -> list[Mapping[str, Any]]:
+    """List the machines of Ray's table that are there: of those with GPUs where there are any and nodes are not
+    `plain`, else of those that Ray gives CPUs. The usual head on Kubernetes, with neither, is none where others have
+    some. The one that is `here` comes first."""
+    there = [each for each in table if each["Alive"]]
+    for resource in ([] if plain else ["GPU"]) + ["CPU"]:
+        if having := [each for each in there if each["Resources"].get(resource)]:
+            there = having
+            break
+    return sorted(there, key=lambda each: (each["NodeID"] != here, each["NodeManagerAddress"], each["NodeID"]))
+
+
+def _label(node: Mapping[str, Any]) -> str:
+    address = str(node["NodeManagerAddress"])
+    return "this machine" if address.startswith("127.") else f"{node['NodeManagerHostname']} ({address})"
