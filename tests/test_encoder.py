@@ -303,12 +303,16 @@ def test_truncated_weights_are_named_and_the_model_counts_as_missing(tmp_path):
     assert cached(*find({}, [str(file.parent)])) is None
 
 
-@pytest.mark.parametrize("kind", [QWEN, {"kind": "bert"}, {"kind": "roberta"}], ids=["qwen3", "bert", "roberta"])
+@pytest.mark.parametrize("kind", [{"kind": "bert"}, {"kind": "roberta"}], ids=["bert", "roberta"])
 def test_a_limit_above_the_models_positions_tells_both_numbers(tmp_path, kind):
     model = tiny_model(tmp_path / "m", **kind)
     assert card_of(model, max_tokens=128).max_tokens == 128
     with pytest.raises(UsageError, match=r"max_tokens is 129.*128 tokens"):
         card_of(model, max_tokens=129)
+
+
+def test_the_length_of_a_models_training_is_no_limit_where_its_network_has_none(tmp_path):
+    assert card_of(tiny_model(tmp_path / "m", **QWEN), max_tokens=1024).max_tokens == 1024
 
 
 def test_a_model_that_lowercases_equals_sentence_transformers(tmp_path):

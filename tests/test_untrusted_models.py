@@ -14,13 +14,12 @@ import pytest
 
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import encoder_for
-from interlock.engine.corpus import tokens
+from interlock.engine.corpus import tokenizer, tokens
 from interlock.engine.corpus.tokens import encoded, load_tokenizer
 from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.models import sentence as tokenizer
 from interlock.engine.models import weights
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import find
@@ -101,12 +100,12 @@ def test_a_hostile_tokenizer_ends_the_command_with_5_and_one_line(tmp_path, mode
 def test_a_tokenizer_that_passed_is_not_tried_again_until_it_changes(model, monkeypatch):
     cards(model)
     tried = []
-    monkeypatch.setattr(tokenizer, "_tried", lambda file: tried.append(file) or "")
+    monkeypatch.setattr(tokenizer, "_tried", lambda folder, lower: tried.append(lower) or tokenizer.Found())
     cards(model)
     assert tried == []
     edit(model / "tokenizer.json", version="1.0", padding=None, added_tokens=[])
     cards(model)
-    assert tried == [model / "tokenizer.json"]
+    assert tried == [False]
 
 
 def test_a_text_that_the_tokenizer_cannot_take_ends_the_run_with_model_file_and_reason(tmp_path, model):
@@ -136,7 +135,7 @@ def test_texts_that_a_tokenizer_comes_to_no_end_of_are_given_up(monkeypatch):
 
 STOPPED_WHILE_TOKENISING = """
 import sys, time
-from interlock.engine.corpus import tokens
+from interlock.engine.corpus import tokenizer, tokens
 tokens.PATIENCE, tokens.SLICE = 3.0, 0.25
 class Slow:
     def encode_batch_fast(self, texts, add_special_tokens):
@@ -159,14 +158,19 @@ def test_being_stopped_for_longer_than_tokenising_may_take_refuses_no_tokenizer(
         assert process.communicate(timeout=60)[0] == "done\n"
 
 
+def script(directory, code):
+    (directory / "trial.py").write_text(code)
+    return directory / "trial.py"
+
+
 def test_a_trial_that_waits_without_computing_is_given_up(monkeypatch, tmp_path):
-    monkeypatch.setattr(tokenizer, "TRIAL", "import time\ntime.sleep(60)")
+    monkeypatch.setattr(tokenizer, "TRIAL", script(tmp_path, "import time\ntime.sleep(60)"))
     monkeypatch.setattr(tokenizer, "PATIENCE", 1)
-    assert tokenizer._tried(tmp_path) == "timed out after 1 s"
+    assert tokenizer._tried(tmp_path, lower=False).fault == "timed out after 1 s"
 
 
 def test_being_stopped_for_longer_than_a_trial_may_take_refuses_no_tokenizer(monkeypatch, tmp_path):
-    monkeypatch.setattr(tokenizer, "TRIAL", "import json, time\ntime.sleep(0.5)\nprint(json.dumps(''))")
+    monkeypatch.setattr(tokenizer, "TRIAL", script(tmp_path, "import time\ntime.sleep(0.5)\nprint('{}')"))
     begun, patient = [], subprocess.Popen.communicate
 
     def jumping(process, *args, timeout):
@@ -177,12 +181,12 @@ def test_being_stopped_for_longer_than_a_trial_may_take_refuses_no_tokenizer(mon
         return patient(process, *args, timeout=timeout)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", jumping)
-    assert tokenizer._tried(tmp_path) == ""
+    assert tokenizer._tried(tmp_path, lower=False) == tokenizer.Found()
 
 
 def test_a_killed_trial_is_told_as_killed_and_not_as_slow(monkeypatch, tmp_path):
-    monkeypatch.setattr(tokenizer, "TRIAL", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
-    assert "ended with -9" in tokenizer._tried(tmp_path)
+    monkeypatch.setattr(tokenizer, "TRIAL", script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"))
+    assert "ended with -9" in tokenizer._tried(tmp_path, lower=False).fault
 
 
 def test_memory_that_runs_out_when_tokenising_or_loading_is_told_as_that(model, monkeypatch):

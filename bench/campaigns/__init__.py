@@ -1,6 +1,18 @@
 """What can be done to a run, one module a kind; `CAMPAIGNS` are all of them."""
 
-from bench.campaigns import fulldisk, heads, inputs, journals, kills, limits, models, ownfiles, pairs, signals
+from bench.campaigns import (
+    fulldisk,
+    heads,
+    inputs,
+    journals,
+    kills,
+    limits,
+    models,
+    ownfiles,
+    pairs,
+    signals,
+    tokenizers,
+)
 
 CAMPAIGNS = [
     kills.CAMPAIGN,
@@ -14,4 +26,5 @@ CAMPAIGNS = [
     signals.CAMPAIGN,
     pairs.CAMPAIGN,
     heads.CAMPAIGN,
+    tokenizers.CAMPAIGN,
 ]

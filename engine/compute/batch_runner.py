@@ -27,6 +27,7 @@ from interlock.engine.record.words import distinct_sizes, several
 
 MOST_REFUSED = 16
 """Rows in a row that may be refused, alone too, before it is the precision that is taken to be at fault."""
+NO_TOKENS = "no tokens: the model's tokenizer makes none of it"
 
 
 class DeviceGone(Exception):
@@ -174,11 +175,13 @@ class BatchRunner:
         if reason := instance.lease.lost.get(instance.device.name):
             raise DeviceGone(reason)
         rows = self.prepare(index) if rows is None else rows
-        whole = _Piece(np.arange(len(rows)), Effort(), instance)
+        whole = _Piece(np.flatnonzero([len(row) for row in rows]), Effort(), instance)
+        todo = [whole] if len(whole.indices) else []
         try:
-            now = self._through(_State(job, index, rows, deque([whole])), planned=True)
+            now = self._through(_State(job, index, rows, deque(todo)), planned=True)
         except DeviceGone as gone:
-            now = self._through(self._on_host_only(gone, _State(job, index, rows, deque([whole]))))
+            now = self._through(self._on_host_only(gone, _State(job, index, rows, deque(todo))))
+        now.park(replace(whole, indices=np.setdiff1d(np.arange(len(rows)), whole.indices)), NO_TOKENS)
         for parked in now.parked:  # only now: what is not committed is done again
             self._emit(parked)
         if left := self.queue.left():  # with this batch, for the one that was taken ahead is hardly ever longer
@@ -218,6 +221,8 @@ class BatchRunner:
 
     def _plan(self, now: _State) -> None:
         """Cut a batch that does not fit as one forward so that each piece does."""
+        if not now.pieces:
+            return
         (whole,), instance = now.pieces, self.instance
         lengths = now.lengths(whole)
         if not instance.bounded or instance.predicted(lengths) <= instance.granted:

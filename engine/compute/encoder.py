@@ -6,6 +6,8 @@ rows of one length carry no mask.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from inspect import signature
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import NO_TERMS, SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows, pool_tokens
 from interlock.engine.corpus.ragged import Ints, owners_of, places_of, starts_of
+from interlock.engine.corpus.tokenizer import Types
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.heads import KeepVectors, unit_states
@@ -45,21 +48,29 @@ class Encoder(Protocol):
 def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
     """Return the encoder for a network that is attached to `device`."""
     if isinstance(network, PackedTermEncoder):
-        return TermRows(network, card.terms, device.torch, card.kernel_on(device.kind))
+        return TermRows(network, card.terms, device.torch, card.kernel_on(device.kind), card.types)
     if card.packed:
         how = (card.pooling or "mean") if "dense" in card.outputs else None, device.torch, card.kernel_on(device.kind)
         if isinstance(network, PackedEncoder):
             terms, tokens = lexical_terms(card, network.heads), late_vectors(card, network.heads)
-            return PackedRows(network, *how, terms=terms, tokens=tokens)
-        modules = list(network.children())
-        return PackedRows(Hidden(modules[0]), *how, modules[2:], tokens=late_vectors(card, nn.ModuleDict()))
-    return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch, card.positions)
+            return PackedRows(network, *how, terms=terms, tokens=tokens, types=card.types)
+        modules, tokens = list(network.children()), late_vectors(card, nn.ModuleDict())
+        return PackedRows(Hidden(modules[0]), *how, modules[2:], tokens=tokens, types=card.types)
+    return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch, card.positions, card.types)
 
 
 def one_by_one(encoder: Encoder, rows: Sequence[Ids]) -> Outputs:
     """Compute each row alone."""
     each = [encoder.encode([row]) for row in rows]
     return each[0].joined(len(each), [(np.array([place]), outputs) for place, outputs in enumerate(each)])
+
+
+def typed(batch: PackedBatch, types: Types | None) -> PackedBatch:
+    """Return a batch with the token types of its rows, if they have any."""
+    if types is None:
+        return batch
+    each = np.concatenate([types.of(batch.lengths), np.zeros(filling(batch.tokens), np.int64)])
+    return replace(batch, types=torch.from_numpy(each).to(batch.ids.device))
 
 
 def computed_tokens(lengths: Sequence[int], *, padded: bool) -> int:
@@ -153,9 +164,10 @@ class PackedRows:
         after: Sequence[nn.Module] = (),
         terms: LexicalTerms | None = None,
         tokens: LateVectors | None = None,
+        types: Types | None = None,
     ) -> None:
         """`after` are the modules of sentence-transformers that follow the pooling, `terms` and `tokens` what is made
-        of single tokens; without a `pooling` there is no vector of a row."""
+        of single tokens; without a `pooling` there is no vector of a row. `types` are those of its tokens."""
         self._network = network
         self._pooling = pooling
         self._device = device
@@ -163,10 +175,11 @@ class PackedRows:
         self._after = after
         self._terms = terms
         self._tokens = tokens
+        self._types = types
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Outputs:
-        batch = pack(rows, self._device, self._kernel)
+        batch = typed(pack(rows, self._device, self._kernel), self._types)
         hidden = self._network(batch)
         return Outputs(
             self._dense(hidden, batch, self._pooling) if self._pooling else None,
@@ -196,16 +209,19 @@ class TermRows:
         pooling: TermPooling,
         device: torch.device,
         kernel: Kernel = Kernel.HOST,
+        types: Types | None = None,
     ) -> None:
         self._network = network
         self._pooling = pooling
         self._device = device
         self._kernel = kernel
+        self._types = types
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Outputs:
         found = _Terms(self._pooling)
-        self._network.terms(pack(rows, self._device, self._kernel), self._pooling, found.add)
+        batch = typed(pack(rows, self._device, self._kernel), self._types)
+        self._network.terms(batch, self._pooling, found.add)
         return Outputs(terms=found.rows())
 
 
@@ -248,11 +264,15 @@ class Hidden:
     def __init__(self, transformer: nn.Module) -> None:
         """`transformer` is the first module of a sentence-transformers model."""
         self._network: nn.Module = transformer.get_submodule("model" if hasattr(transformer, "model") else "auto_model")
+        self._typed = "token_type_ids" in signature(self._network.forward).parameters
 
     def __call__(self, batch: PackedBatch) -> torch.Tensor:
         """[T, width], in the network's precision."""
+        given = {"input_ids": batch.ids[None], "position_ids": batch.positions[None]}
+        if self._typed and batch.types is not None:
+            given["token_type_ids"] = batch.types[None]
         with attending(batch):
-            hidden: torch.Tensor = self._network(input_ids=batch.ids[None], position_ids=batch.positions[None])[0]
+            hidden: torch.Tensor = self._network(**given)[0]
         return hidden[0, : batch.tokens]
 
 
@@ -261,12 +281,20 @@ class PaddedRows:
 
     padded = True
 
-    def __init__(self, network: nn.Module, pad: int, device: torch.device, limit: int = POSITIONS) -> None:
-        """`limit` is the longest row that the network takes."""
+    def __init__(
+        self,
+        network: nn.Module,
+        pad: int,
+        device: torch.device,
+        limit: int = POSITIONS,
+        types: Types | None = None,
+    ) -> None:
+        """`limit` is the longest row that the network takes, `types` are those of its tokens."""
         self._network = network
         self._pad = pad
         self._device = device
         self._limit = limit
+        self._types = types
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Outputs:
@@ -278,6 +306,10 @@ class PaddedRows:
         filled[0][there] = np.concatenate(rows)
         ids, mask = torch.from_numpy(filled).to(self._device).unbind()
         features = {"input_ids": ids} if even else {"input_ids": ids, "attention_mask": mask}
+        if self._types is not None:
+            types = np.zeros(there.shape, np.int64)
+            types[there] = self._types.of(lengths.tolist())
+            features["token_type_ids"] = torch.from_numpy(types).to(self._device)
         return Outputs(_unit(self._network(features)["sentence_embedding"].float()))
 
 

@@ -159,7 +159,7 @@ class Job:
         """
         card = self.card
         rows = [self.tokens.row(int(text), card.max_tokens) for text in texts]
-        highest, words = int(np.concatenate(rows).max()), card.config.get("vocab_size")
+        highest, words = int(np.concatenate(rows).max(initial=0)), card.config.get("vocab_size")
         if isinstance(words, int) and highest >= words:
             raise UnavailableError(
                 f"model {card.key}: {card.tokenizer_file} gives id {highest:,}, but the model has only {words:,} "

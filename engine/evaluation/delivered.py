@@ -23,7 +23,7 @@ from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.inputs import language_of, store_of
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.summary import CollectionSummary
-from interlock.engine.search.store_models import the_same
+from interlock.engine.search.store_models import check_tokens, the_same
 from interlock.engine.targets.files.exported import ExportedRun
 from interlock.engine.targets.files.formats import TABLE
 from interlock.engine.targets.files.tables import matrix_of, terms_of
@@ -135,7 +135,9 @@ def card_of(entry: RosterEntry, registry: Mapping[str, ModelSpec], policy: Polic
         outputs=tuple(output for output in entry.outputs if output != "tokens"),
     )
     snapshot = the_same(spec, None, entry.fingerprint, policy, was="run was computed", again="run")
-    return spec, read_card(spec, snapshot, "cpu")
+    card = read_card(spec, snapshot, "cpu")
+    check_tokens(card, entry.tokenizer, "run was computed", "run")
+    return spec, card
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,17 @@ def _slices(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
 
 def _file(card: ModelCard, texts: Sequence[str], prompt: str, gpus: GpuJobs | None) -> Path:
     heads = {str(head): digest for head, digest in card.snapshot.head_digests.items()}
-    about = [FORM, card.snapshot.fingerprint, card.dtype, card.max_tokens, card.outputs, heads, prompt]
+    about = [
+        *filter(None, [card.tokens_digest]),
+        FORM,
+        card.snapshot.fingerprint,
+        card.dtype,
+        card.max_tokens,
+        card.outputs,
+        heads,
+        prompt,
+    ]
+    about += [card.tokens_digest] if card.tokens_digest else []
     about = [gpus.devices[0].label, *about] if gpus else about
     said = hashlib.sha256(json.dumps([*about, str(card.by_token), str(card.terms)]).encode())
     for text in texts:

@@ -4,22 +4,24 @@ Reads JSON and the header of the weights, never the weights, and has the tokeniz
 last word.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.corpus.tokenizer import Built, Types, build
+from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.heads import TokenOutputs, check_kind, is_lexical, pooling_of, token_outputs
 from interlock.engine.models.layout import POSITIONS, Module, document_modules, home_of, read_object
+from interlock.engine.models.limits import UNBOUNDED, max_tokens_of, positions_of, whole
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
 from interlock.engine.models.networks.pooling import POOLINGS, TermPooling
 from interlock.engine.models.registry import Kind, ModelSpec, Output
-from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_tokenizer, check_whole, limits_of
+from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_whole
+from interlock.engine.models.sources import model_cache
 
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -29,7 +31,8 @@ POOLING_MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-PADDED_FIRST = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
+NOT_AS_NONE = ("ctrl", "gpt2", "openai-gpt", "xlnet")
+"""Architectures that add something for a token type of 0 too."""
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
 Config = Mapping[str, Any]
 
@@ -68,6 +71,10 @@ class ModelCard:
     """Why its rows are padded, where they are not packed."""
     capability: Capability = OLDEST
     """The lowest of the GPUs that compute it."""
+    tokenizer: Built | None = None
+    """Its tokenizer, as transformers builds it of all its files."""
+    unused_prompts: tuple[str, ...] = ()
+    """Names of its prompts that stand before neither documents nor queries, where it names none for one of these."""
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -108,7 +115,21 @@ class ModelCard:
 
     @property
     def tokenizer_file(self) -> Path:
-        return self.snapshot.path / self.home / "tokenizer.json"
+        return self.tokenizer.file if self.tokenizer else self.snapshot.path / self.home / "tokenizer.json"
+
+    @property
+    def types(self) -> Types | None:
+        """The token types that its network is given; None where it need not be given any."""
+        types = self.tokenizer.types if self.tokenizer else None
+        return None if types is None or (self.packed and not any(types.every)) else types
+
+    @property
+    def tokens_digest(self) -> str:
+        """What makes its rows other than `tokenizer.json` alone would; empty where nothing does."""
+        types, told = self.types, self.tokenizer.digest if self.tokenizer else ""
+        if types and (any(types.every) or self.config.get("model_type") in NOT_AS_NONE):
+            return f"{told} {types.before} {types.own} {types.after}".strip()
+        return told
 
 
 def read_card(
@@ -143,18 +164,20 @@ def read_card(
     padded_because = "" if ours else _why_padded(config, attention, kinds, pooling)
     decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
     dtype = spec.dtype.get(device_kind, decided)
-    document, query = _prompts(spec, root, _pooling_file(root, modules))
+    document, query, unused = _prompts(spec, root, _pooling_file(root, modules))
     dim = _dim(spec, path, config, modules, len(poolings))
     check_whole(spec.key, root, dim)
-    width = _whole(path / "config.json", config, *WIDTHS) or dim
-    tokens = token_outputs(spec, snapshot, path, width, padded_because, lexical=lexical, ours=ours)
+    width = whole(path / "config.json", config, *WIDTHS) or dim
+    tokenizer = tokenizer_of(spec, path, config)
+    tokens = token_outputs(spec, snapshot, path, tokenizer.file, width, padded_because, lexical=lexical, ours=ours)
+    hard = positions_of(snapshot, path, config)
     card = ModelCard(
         key=spec.key,
         snapshot=snapshot,
         config=config,
         dim=dim,
-        max_tokens=max_tokens_of(spec, path, config),
-        positions=positions_of(path, config) or max_tokens_of(spec, path, config),
+        max_tokens=max_tokens_of(spec, path, config, tokenizer, hard),
+        positions=hard or UNBOUNDED,
         pooling=pooling,
         packed=not padded_because,
         kind=spec.kind,
@@ -172,8 +195,10 @@ def read_card(
         else Kernel.RUNS,
         padded_because=padded_because,
         capability=capability,
+        tokenizer=tokenizer,
+        unused_prompts=unused,
     )
-    check_tokenizer(card.key, card.tokenizer_file)
+    check_types(card)
     return card
 
 
@@ -224,27 +249,28 @@ def _poolings(spec: ModelSpec, path: Path, modules: Sequence[Module]) -> tuple[s
     return tuple(modes) or ("mean",)
 
 
-def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str]:
-    """What is put before documents and before queries, and pooled with them."""
+def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str, tuple[str, ...]]:
+    """What is put before documents and before queries, and pooled with them; and the names of the others, where one of
+    these two is not said. They are called as by sentence-transformers, which takes none of another name."""
     file = path / "config_sentence_transformers.json"
     prompts = read_object(file).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise UnavailableError(f"{file}: prompts: expected an object of strings")
-    document, query = spec.document_prompt, spec.query_prompt
-    document = prompts.get("document") or prompts.get("passage") or "" if document is None else document
-    query = prompts.get("query") or "" if query is None else query
+    given = {"document": spec.document_prompt, "query": spec.query_prompt}
+    document, query = (prompts.get(name) or "" if text is None else text for name, text in given.items())
+    unsaid = any(text is None and prompts.get(name) is None for name, text in given.items())
     if (document or query) and read_object(pooling).get("include_prompt") is False:
         raise UnavailableError(
             f"model {spec.key} excludes its prompt from pooling ({pooling}: include_prompt), which is not "
             f'supported: set document_prompt = "" and query_prompt = "" in [models.{spec.key}] to use it '
             "without prompts"
         )
-    return document, query
+    return document, query, tuple(name for name, text in prompts.items() if text and name not in given and unsaid)
 
 
 def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module], poolings: int) -> int:
     names = ("vocab_size",) if spec.kind == "sparse" else WIDTHS
-    read = _whole(path / "config.json", config, *names) or spec.dim
+    read = whole(path / "config.json", config, *names) or spec.dim
     if read is None:
         raise UnavailableError(f"{path / 'config.json'} lacks the vector width (hidden_size)")
     for module in modules:
@@ -252,7 +278,7 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
             read *= poolings
         if module.kind == "Dense":
             file = path / module.path / "config.json"
-            if (out := _whole(file, read_object(file), "out_features")) is None:
+            if (out := whole(file, read_object(file), "out_features")) is None:
                 raise UnavailableError(f"{file} lacks the vector width (out_features)")
             read = out
     if spec.dim is not None and spec.dim != read:
@@ -260,37 +286,23 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
     return read
 
 
-def positions_of(path: Path, config: Config) -> int | None:
-    """Find the longest row that the network itself takes, as its configuration says."""
-    positions = _whole(path / "config.json", config, "max_position_embeddings", "n_positions")
-    kind = config.get("model_type")
-    if positions is not None and kind in PADDED_FIRST:  # the positions up to padding's id belong to padding
-        pad = 1 if kind == "mpnet" else config.get("pad_token_id")
-        positions -= (pad if isinstance(pad, int) else 1) + 1
-    return positions
-
-
-def max_tokens_of(spec: ModelSpec, path: Path, config: Config) -> int:
-    """Find the longest row that the model takes, special tokens included, by its row of the registry or its files."""
-    file, positions = path / "config.json", positions_of(path, config)
-    if spec.max_tokens and positions and spec.max_tokens > positions:
-        raise UsageError(
-            f"[models.{spec.key}] max_tokens is {spec.max_tokens}, but the model takes at most {positions} "
-            f"tokens ({file})"
+def tokenizer_of(spec: ModelSpec, path: Path, config: Config) -> Built:
+    """Build the tokenizer of the network in `path`. Raises UnavailableError where texts would not be given to it as
+    they are here."""
+    built = build(spec.key, path, config, model_cache() / "tokenizers")
+    if built.side != "right":
+        raise UnavailableError(
+            f"model {spec.key}: {path / 'tokenizer_config.json'}: truncation_side: expected 'right', got "
+            f"{built.side!r} (texts are truncated at the end only)"
         )
-    limits = []
-    for place, key, value in limits_of(path):  # no limit is written by some tokenizers as a number beyond all bounds
-        if not isinstance(value, float) or math.isfinite(value):
-            limits.append(_whole(place, {key: int(value) if isinstance(value, float) else value}, key))
-    return spec.max_tokens or min([positions or POSITIONS, *list(filter(None, limits))[:1]])
+    return built
 
 
-def _whole(file: Path, config: Config, *names: str) -> int | None:
-    """The first of these settings that is given: a whole number; 0 and -1 stand for none."""
-    for name in names:
-        value = config.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise UnavailableError(f"{file}: {name}: expected a whole number, got {value!r}")
-        if value is not None and value > 0:
-            return value
-    return None
+def check_types(card: ModelCard) -> None:
+    """Raise UnavailableError for token types that its network does not know."""
+    known, types = card.config.get("type_vocab_size"), card.types
+    if types and isinstance(known, int) and max(types.every) >= max(known, 1):
+        raise UnavailableError(
+            f"model {card.key}: {card.tokenizer_file} gives token type {max(types.every)}, but the model has only "
+            f"{known}: use the tokenizer that belongs to its weights"
+        )

@@ -187,9 +187,19 @@ def is_lexical(spec: ModelSpec, snapshot: ModelSnapshot, modules: Sequence[str])
 
 
 def token_outputs(
-    spec: ModelSpec, snapshot: ModelSnapshot, path: Path, width: int, padded: str, *, lexical: bool, ours: bool
+    spec: ModelSpec,
+    snapshot: ModelSnapshot,
+    path: Path,
+    tokens: Path,
+    width: int,
+    padded: str,
+    *,
+    lexical: bool,
+    ours: bool,
 ) -> TokenOutputs:
     """Read what the tokens of a model give whose network lies in `path` and has states of `width` numbers.
+
+    `tokens` is the file of its tokenizer.
 
     `padded` is why its rows are padded, where they are. Raises UnavailableError for what is not computed here.
     """
@@ -206,7 +216,7 @@ def token_outputs(
             "--token-vectors"
         )
     check_heads(spec.key, snapshot.heads, width)
-    tokenizer = load_tokenizer(path / "tokenizer.json")
+    tokenizer = load_tokenizer(tokens)
     specials = specials_of(tokenizer)
     unweighed = {*_special_ids(path, tokenizer), *specials.before, *specials.after}
     mapped = snapshot.heads.get("colbert_linear")

@@ -56,7 +56,7 @@ class ModelSpec:
     max_tokens: Limit | None = None
     """Longest input in tokens; None reads it from the model."""
     document_prompt: str | None = None
-    """Put before every chunk; None takes the model's own `document` or `passage` prompt, if it has one."""
+    """Put before every chunk; None takes the model's own `document` prompt, if it has one."""
     query_prompt: str | None = None
     """Put before every query; None takes the model's own `query` prompt, if it has one."""
     dtype: Mapping[str, Precision] = field(default_factory=dict)

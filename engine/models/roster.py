@@ -22,8 +22,9 @@ from interlock.engine.models.networks.kernels import OLDEST, Capability
 from interlock.engine.models.registry import ModelSpec, label
 from interlock.engine.models.sources import Missing, config_in
 from interlock.engine.record import atomic
-from interlock.engine.record.events import Emit
+from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import RosterEntry, TermForm
+from interlock.engine.record.words import few
 
 """As a limit: every token of a text is kept."""
 
@@ -31,7 +32,15 @@ from interlock.engine.record.facts import RosterEntry, TermForm
 def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Device], emit: Emit) -> list[ModelCard]:
     """Resolve every model and read its card for these devices. Raises UnavailableError for the first that cannot be
     had."""
-    return [card_for(spec, resolve(spec, policy, emit), devices) for spec in specs]
+    cards = [card_for(spec, resolve(spec, policy, emit), devices) for spec in specs]
+    for card in cards:
+        if names := card.unused_prompts:
+            message = (
+                f"{card.key}: its prompts {few(names)} stand before neither chunks nor queries: set document_prompt "
+                f"and query_prompt in [models.{card.key}] to use them"
+            )
+            emit(Warned(message=message))
+    return cards
 
 
 def card_for(spec: ModelSpec, snapshot: ModelSnapshot, devices: Sequence[Device]) -> ModelCard:
@@ -70,6 +79,7 @@ def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:
         outputs=card.asked,
         words=card.words if card.kind == "dense" and "sparse" in card.outputs else 0,
         heads={str(head): digest for head, digest in card.snapshot.head_digests.items()},
+        tokenizer=card.tokens_digest,
     )
 
 

@@ -10,13 +10,14 @@ from typing import Literal
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.card import ModelCard, attention_of, max_tokens_of, positions_of
+from interlock.engine.models.card import ModelCard, attention_of, tokenizer_of
 from interlock.engine.models.layout import Module, modules_of, read_object
+from interlock.engine.models.limits import UNBOUNDED, max_tokens_of, positions_of
 from interlock.engine.models.networks.checkpoint import NAMES, check_settings, packable, usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
 from interlock.engine.models.pickles import TensorFiles
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.models.sentence import PLAIN, check_sentence, check_tokenizer
+from interlock.engine.models.sentence import PLAIN, check_sentence
 
 Activation = Literal["sigmoid", "identity"]
 Config = Mapping[str, object]
@@ -56,14 +57,15 @@ def read_scorer(
     if packed:  # of any other sentence-transformers reads its settings itself
         check_sentence(spec.key, path, config, SCORING)
     decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
-    dtype, limit = spec.dtype.get(device_kind, decided), max_tokens_of(spec, path, config)
-    card = ModelCard(
+    dtype, hard = spec.dtype.get(device_kind, decided), positions_of(snapshot, path, config)
+    tokenizer = tokenizer_of(spec, path, config)
+    return ModelCard(
         key=spec.key,
         snapshot=snapshot,
         config=config,
         dim=1,
-        max_tokens=limit,
-        positions=positions_of(path, config) or limit,
+        max_tokens=max_tokens_of(spec, path, config, tokenizer, hard),
+        positions=hard or UNBOUNDED,
         pooling=None,
         packed=packed,
         kind="scores",
@@ -75,9 +77,8 @@ def read_scorer(
         kernel=kernel_for(config, dtype, capability, packed=packed) if device_kind == "cuda" else Kernel.RUNS,
         padded_because="" if packed else f"its network is a {_architecture(config) or 'foreign one'}",
         capability=capability,
+        tokenizer=tokenizer,
     )
-    check_tokenizer(card.key, card.tokenizer_file)
-    return card
 
 
 def activation_of(spec: ModelSpec, path: Path, config: Config) -> Activation:

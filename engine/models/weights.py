@@ -21,6 +21,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.heads import load_heads
 from interlock.engine.models.networks.attention import register, spread_heads
+from interlock.engine.models.networks.checkpoint import Shape, Weights
 from interlock.engine.models.networks.fused import fuse, pack_for_cpu
 from interlock.engine.models.networks.network import PackedEncoder, PackedPairEncoder, PackedTermEncoder
 from interlock.engine.models.networks.streaming import (
@@ -224,6 +225,9 @@ def _like(tensor: Tensor) -> Tensor:
 def _packed(card: ModelCard) -> PackedEncoder:
     network = {"dense": PackedEncoder, "sparse": PackedTermEncoder, "scores": PackedPairEncoder}[card.network_kind]
     built = network.from_state(card.config, TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
+    if card.types:
+        tensors = Weights(TensorFiles(card.snapshot.weights), DTYPES[card.dtype])
+        built.embeddings.types = tensors.types(Shape(card.config))
     built.heads = load_heads(card.snapshot.heads, built.width, DTYPES[card.dtype])
     return built
 

@@ -85,6 +85,7 @@ class RosterEntry(Struct, frozen=True, kw_only=True):
         says("how much of a span the one before has too, where longer texts are split; null if they are cut off"),
     ] = None
     missing: Annotated[str, says("why it cannot be had, where nothing but its name and weight is known")] = ""
+    tokenizer: Annotated[str, says("digest of its tokenizer, where other files than tokenizer.json decide it")] = ""
 
     @property
     def gives(self) -> tuple[str, ...]:

@@ -107,6 +107,7 @@ class StoreModels:
         if "tokens" in beside:
             _check_head(member, "colbert_linear", colbert, snapshot)
         card = card_for(spec, snapshot, self._devices)
+        check_tokens(card, member.tokenizer, "store was written", "deliver")
         self._found[key] = StoreModel(card, member, weighs_only=kind == "sparse")
         return self._found[key]
 
@@ -151,6 +152,15 @@ def the_same(
         f"the {was} with another {spec.key} (fingerprint {fingerprint[:12]}, this machine has {there}): install that "
         f"one, or {again} again"
     )
+
+
+def check_tokens(card: ModelCard, tokenizer: str, was: str, again: str) -> None:
+    """Raise UsageError where other tokens would come of a text than when the vectors were made."""
+    if card.tokens_digest != tokenizer:
+        raise UsageError(
+            f"the {was} with another tokenizer of {card.key} ({tokenizer[:12] or 'tokenizer.json'}, now "
+            f"{card.tokens_digest[:12] or 'tokenizer.json'}): restore its files, or {again} again"
+        )
 
 
 def _check_head(member: KnownModel, head: Head, stored: str, snapshot: ModelSnapshot) -> None:

@@ -37,6 +37,7 @@ class KnownModel(Struct, frozen=True, kw_only=True, omit_defaults=True):
     query_prompt: str
     document_prompt: str
     overlap: float | None = None
+    tokenizer: str = ""
 
 
 class SparseMember(KnownModel, frozen=True, kw_only=True):

@@ -257,7 +257,8 @@ class Canaries:
 def sample(job: Job, card: ModelCard, operations: float) -> list[Ids]:
     """Choose rows of a pass of different lengths, the longest first: as many as cost no more `operations`, or one."""
     every = np.concatenate([batch.rows for batch in job.batches] or [np.empty(0, np.int64)])
-    every = every[job.tokens.lengths(card.max_tokens)[every] <= MOST_TOKENS]
+    long = job.tokens.lengths(card.max_tokens)[every]
+    every = every[(long > 0) & (long <= MOST_TOKENS)]
     order = every[np.argsort(job.tokens.lengths(card.max_tokens)[every], kind="stable")]
     cost, most = cost_of(card.config, card.network_kind), len(order)
     while most:

@@ -22,15 +22,13 @@ from interlock.engine.corpus.tokens import Ids as StoredIds
 from interlock.engine.corpus.tokens import Lengths, Specials, Tokenised, encoded, load_tokenizer, naming, translated
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.layout import modules_of, read_object
+from interlock.engine.models.layout import modules_of
 from interlock.engine.models.memory import HeadLaw, Law, law_for
 from interlock.engine.models.networks.kernels import Kernel, filling, pack, padded_tokens
 from interlock.engine.models.networks.network import PackedPairEncoder
 from interlock.engine.models.scoring import ANSWER, Activation
 
 Pair = tuple[str, str]
-TYPED = ("BertTokenizer", "BertTokenizerFast")
-"""Tokenizers of transformers that give token types without being told to, of those that packed networks come with."""
 
 
 class PairRows(Tokenised):
@@ -96,13 +94,8 @@ def rows_of_network(network: Any, card: ModelCard, pairs: Sequence[Pair]) -> Pai
 
 
 def _typed(card: ModelCard) -> bool:
-    """Whether a network is given token types, as the settings of its tokenizer say."""
-    settings = read_object(card.tokenizer_file.parent / "tokenizer_config.json")
-    inputs = settings.get("model_input_names")
-    if isinstance(inputs, list):
-        return "token_type_ids" in inputs
-    usual = "BertTokenizer" if card.config["model_type"] == "bert" else ""
-    return settings.get("tokenizer_class", usual) in TYPED
+    """Whether a network is given token types, as its tokenizer says."""
+    return card.tokenizer is not None and card.tokenizer.types is not None
 
 
 def scorer_for(activation: Activation, card: ModelCard, network: nn.Module, device: Device) -> Encoder:

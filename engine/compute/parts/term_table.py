@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.corpus.tokenizer import build
 from interlock.engine.corpus.tokens import encoded, load_tokenizer, naming
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import ROUTER, document_modules, read_object, routes_of
 from interlock.engine.models.pickles import TensorFiles
-from interlock.engine.models.sentence import check_tokenizer
+from interlock.engine.models.sources import model_cache
 
 KNOWN = ("frozen", "path")
 """What the settings of a table may say; whether it was trained changes no weights."""
@@ -64,11 +65,11 @@ def table_of(card: ModelCard) -> TermTable | None:
             "use a model with a table or with the same network for both, such as splade-v3"
         )
     folder = root / query[0].path
-    check_tokenizer(card.key, folder / "tokenizer.json")
-    return TermTable(card.key, _weights(card, folder), folder / "tokenizer.json", _longest(card, folder))
+    built = build(card.key, folder, {}, model_cache() / "tokenizers")
+    return TermTable(card.key, _weights(card, folder, built.file), built.file, _longest(card, folder))
 
 
-def _weights(card: ModelCard, folder: Path) -> npt.NDArray[np.float32]:
+def _weights(card: ModelCard, folder: Path, tokenizer: Path) -> npt.NDArray[np.float32]:
     settings = read_object(folder / "config.json")
     if unknown := sorted(set(settings) - set(KNOWN)):
         raise UnavailableError(f"model {card.key}: {folder / 'config.json'}: {unknown[0]} is not known: {_ADVICE}")
@@ -76,7 +77,7 @@ def _weights(card: ModelCard, folder: Path) -> npt.NDArray[np.float32]:
         file, weights = folder / "model.safetensors", _of_tensor(card, folder / "model.safetensors")
     else:
         file = card.snapshot.path / str(path)
-        weights = _of_json(card, file, folder / "tokenizer.json")
+        weights = _of_json(card, file, tokenizer)
     if weights.shape != (card.dim,) or not np.isfinite(weights).all() or weights.min(initial=0) < 0:
         raise UnavailableError(
             f"model {card.key}: {file}: expected a weight of at least 0 for each of {card.dim:,} tokens: {_ADVICE}"
