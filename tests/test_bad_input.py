@@ -36,11 +36,11 @@ def embed(chunks, out, **flags):
 
 BAD_RECORDS = {
     "not-json": (b"{'text': 1}", "JSON is malformed"),
-    "not-utf8": (b'{"text": "caf\xe9 au lait"}', "can't decode byte 0xe9"),
-    "not-utf8-in-metadata": (b'{"text": "a", "metadata": {"note": "caf\xe9"}}', ""),
-    "nan": (b'{"text": NaN}', "JSON is malformed"),
-    "nan-in-metadata": (b'{"text": "a", "metadata": {"x": NaN}}', "JSON is malformed"),
-    "infinity-in-metadata": (b'{"text": "a", "metadata": {"x": -Infinity}}', "JSON is malformed"),
+    "not-utf8": (b'{"text": "caf\xe9 au lait"}', "not UTF-8 (byte "),
+    "not-utf8-in-metadata": (b'{"text": "a", "metadata": {"note": "caf\xe9"}}', "save the file as UTF-8"),
+    "nan": (b'{"text": NaN}', "NaN and Infinity are no JSON, write null"),
+    "nan-in-metadata": (b'{"text": "a", "metadata": {"x": NaN}}', "NaN and Infinity are no JSON, write null"),
+    "infinity-in-metadata": (b'{"text": "a", "metadata": {"x": -Infinity}}', "NaN and Infinity are no JSON"),
     "1e400": (b'{"text": 1e400}', "out of range"),
     "1e400-in-metadata": (b'{"text": "a", "metadata": {"x": [1e400]}}', ""),
     "5000-digits-in-metadata": (b'{"text": "a", "metadata": {"x": ' + b"9" * 5000 + b"}}", ""),
@@ -86,6 +86,58 @@ def test_a_bad_line_is_named_and_its_neighbours_are_kept(tmp_path, bad, reason):
     assert reason in said
 
 
+RECORDS = [{"text": f"größe {number}", "metadata": {"n": [number], "nested": [{"a": 1}]}} for number in range(4)]
+LINES = [json.dumps(each, ensure_ascii=False) for each in RECORDS]
+PRETTY = [json.dumps(each, ensure_ascii=False, indent=2) for each in RECORDS]
+FORMS = {
+    "utf-16": ("\n".join(LINES).encode("utf-16"), "a.jsonl"),
+    "utf-16 big-endian": (b"\xfe\xff" + "\r\n".join(LINES).encode("utf-16-be"), "a.jsonl"),
+    "utf-16 without a mark": ("\n".join(LINES).encode("utf-16-le"), "a.jsonl"),
+    "utf-32": ("\n".join(LINES).encode("utf-32"), "a.jsonl"),
+    "utf-16, a list": (json.dumps(RECORDS).encode("utf-16"), "a_chunks.json"),
+    "files with marks joined": (b"".join(f"{each}\n".encode("utf-8-sig") for each in LINES), "a.jsonl"),
+    "lines that end in CR": ("\r".join(LINES).encode(), "a.jsonl"),
+    "lines that end in CR, one at the end": (("\r".join(LINES) + "\r").encode("utf-8-sig"), "a.jsonl"),
+    "records over several lines": ("\n".join(PRETTY).encode(), "a.jsonl"),
+    "records over several lines, CRLF": ("\r\n\r\n".join(PRETTY).replace("\n", "\r\n").encode(), "a.jsonl"),
+    "some records over several lines": ("\n".join([*LINES[:1], *PRETTY[1:3], *LINES[3:]]).encode(), "a.jsonl"),
+    "a list in one line": (("[" + ", ".join(LINES) + "]\n").encode(), "a.jsonl"),
+    "a list over several lines": (json.dumps(RECORDS, indent=1).encode(), "a.jsonl"),
+    "a list a line": ("\n".join(f"[{each}]" for each in LINES).encode(), "a.jsonl"),
+    "a list and lines": (("[" + ",".join(LINES[:2]) + "]\n" + "\n".join(LINES[2:])).encode(), "a.jsonl"),
+    "lines with commas": (",\n".join(LINES).encode(), "a.jsonl"),
+    "a comma behind the last": (("[" + ",\n".join(LINES) + ",\n]").encode(), "a_chunks.json"),
+    "a comma, in an object": (("{\"chunks\": [" + ",".join(LINES) + ",], \"n\": 4}").encode(), "a_chunks.json"),
+    "two commas": (("[" + ", ,".join(LINES) + "]").encode(), "a_chunks.json"),
+    "lists joined": (b"".join(f"[{each}]\r\n".encode("utf-8-sig") for each in LINES), "a_chunks.json"),
+    "lines where a list belongs": ("\n".join(LINES).encode(), "a_chunks.json"),
+    "records over several lines where a list belongs": ("\n".join(PRETTY).encode(), "a_chunks.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "name"), FORMS.values(), ids=FORMS)
+def test_a_record_is_read_however_its_file_is_written(tmp_path, data, name):
+    assert read(tmp_path, data, name) == ([each["text"] for each in RECORDS], [])
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"text": "cut', b'{"text": "cut", "metadata": {', b'{"text": "cut",', b'{"text": ', b"{", b"["]
+)
+@pytest.mark.parametrize("indent", [b"", b"  "])
+def test_a_torn_line_costs_no_neighbour(tmp_path, torn, indent):
+    data = b"\n".join(indent + each for each in (GOOD, torn, GOOD, torn, GOOD, GOOD))
+    texts, refusals = read(tmp_path, data, "a.jsonl")
+    assert (len(texts), [record for record, _ in refusals]) == (4, [2, 4])
+
+
+def test_a_record_over_several_lines_that_is_wrong_is_one_refusal(tmp_path):
+    wrong = PRETTY[0].replace('"n": [', '"n": [nothing')
+    data = "\n".join([PRETTY[1], wrong, PRETTY[2]]).encode()
+    texts, ((record, said),) = read(tmp_path, data, "a.jsonl")
+    assert (len(texts), record) == (2, 1 + len(PRETTY[1].splitlines()))
+    assert said.startswith("JSON is malformed")
+
+
 def test_what_stands_under_a_known_key_and_is_no_list_of_chunks_refuses_nothing(tmp_path):
     assert read(tmp_path, b'{"chunks": [' + GOOD + b'], "data": {"pages": [1]}, "items": null}') == (["good"], [])
 
@@ -104,7 +156,7 @@ def test_half_a_surrogate_pair_is_refused_with_that_reason(tmp_path, text, recor
 
 
 def test_a_record_cut_after_half_a_surrogate_pair_is_refused_as_cut(tmp_path):
-    assert read(tmp_path, b'{"text": "\\ud83d', "a.jsonl") == ([], [(1, "Input data was truncated")])
+    assert read(tmp_path, b'{"text": "\\ud83d', "a.jsonl") == ([], [(None, "file ends within record 1")])
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"chunks": [', b'\xef\xbb\xbf {"data":[', b'{"version": 1, "chunks": ['])
@@ -112,19 +164,19 @@ def test_a_record_cut_after_half_a_surrogate_pair_is_refused_as_cut(tmp_path):
 def test_a_file_cut_within_a_record_keeps_the_whole_ones(tmp_path, opening, end):
     texts, refusals = read(tmp_path, opening + GOOD + b"," + GOOD + b"," + end)
     assert texts == ["good", "good"]
-    assert refusals == [(3, "file ends within this record")]
+    assert refusals == [(None, "file ends within record 3")]
 
 
 def test_a_file_cut_after_a_record_keeps_it_and_reports_the_cut(tmp_path):
     texts, refusals = read(tmp_path, b"[" + GOOD + b"," + GOOD)
-    assert texts[0] == "good"
-    assert [record for record, _ in refusals] == [2]
+    assert texts == ["good", "good"]
+    assert refusals == [(None, "file ends before the end of its list")]
 
 
 def test_a_jsonl_file_cut_within_the_last_line_keeps_the_others(tmp_path):
     texts, refusals = read(tmp_path, GOOD + b"\n" + GOOD + b'\n{"text": "cu', "a.jsonl")
     assert texts == ["good", "good"]
-    assert refusals == [(3, "Input data was truncated")]
+    assert refusals == [(None, "file ends within record 3")]
 
 
 @pytest.mark.parametrize("rest", [b"[" + GOOD + b"]", b" and more", b"\n" + GOOD])
@@ -153,7 +205,10 @@ BAD_FILES = {
     "empty": (b"", "empty file"),
     "blank": (b" \n", "truncated"),
     "only-a-byte-order-mark": (b"\xef\xbb\xbf", "truncated"),
-    "utf-16": ('[{"text": "a"}]'.encode("utf-16"), "malformed"),
+    "utf-16-cut": (
+        '[{"text": "a"}]'.encode("utf-16")[:-1],
+        "ends within a character of UTF-16-LE: save the file as UTF-8",
+    ),
     "not-json": (b"text: yaml", "malformed"),
     "a-number": (b"4", "neither a list of chunks nor an object"),
     "one-record": (b'{"text": "a"}', "with none of chunks, data, records, items"),

@@ -46,12 +46,12 @@ def test_repeated_texts_are_numbered_around_the_ids_that_were_given(tmp_path):
     assert found == [f"{name}-2", name, f"{name}-3", f"{name}-4", f"{name}-5", f"{name}-6"]
 
 
-@pytest.mark.parametrize("unit", [b"{},", b","])
-def test_a_list_of_millions_of_empty_records_takes_little_memory(tmp_path, unit):
+@pytest.mark.parametrize(("unit", "records"), [(b"{},", 1_000_001), (b",", 1)])
+def test_a_list_of_millions_of_empty_records_takes_little_memory(tmp_path, unit, records):
     data = b"[" + unit * 1_000_000 + b"{}]"
     said = reading(written(tmp_path, data, "a_chunks.json"), GROWTH)
     count, growth = map(int, said.split())
-    assert count == 1_000_001
+    assert count == records
     assert growth < 100 << 10
 
 
@@ -70,7 +70,7 @@ def test_quotes_without_an_end_are_looked_at_once(tmp_path):
     began = time.process_time()
     (refusal,) = ChunkReader(discover(root)[0])
     assert time.process_time() - began < 10
-    assert refusal.reason == "file ends within this record"
+    assert refusal.reason == "file ends within record 1"
 
 
 def test_the_first_hundred_refusals_are_told_by_name_and_all_are_counted_by_reason(tmp_path, tiny_a):

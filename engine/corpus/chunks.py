@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.identity import IdentityMaker
-from interlock.engine.corpus.records import TOO_DEEP, depth_of, records
+from interlock.engine.corpus.records import TOO_DEEP, cause, depth_of, records
 from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
 from interlock.engine.record.words import safe
 
@@ -134,9 +134,9 @@ class ChunkReader:
         try:
             record, others = msgspec.json.decode(data, type=_Plain), b""
         except (ValueError, RecursionError):
-            fields = _fields(data)
+            raw = _fields(data)
             record = _decode(data, _Record)
-            rest = {key: value for key, value in fields.items() if key not in _OWN}
+            rest = {key: value for key, value in raw.items() if key not in _OWN}
             others = msgspec.json.encode(rest) if rest else b""
         if not record.text.strip():
             raise _Refused("the text is empty")
@@ -144,15 +144,16 @@ class ChunkReader:
         payload = b"{}" if payload == b"null" else payload
         if not payload.startswith(b"{"):
             raise _Refused("metadata is not an object")
+        fields = list[dict[str, object]]()
         for kept in filter(None, (payload, others)):  # refuse what not every reader of a delivered payload could take
             if kept.count(b"{") + kept.count(b"[") > MAX_DEPTH and depth_of(kept) > MAX_DEPTH:
                 raise _Refused(TOO_DEEP)
-            _decode(kept, dict, "$.metadata" if kept is payload else "$")
+            fields.append(_decode(kept, dict, "$.metadata" if kept is payload else "$"))
         try:
             features = self._features(payload, others)
         except ValueError as error:
             raise _Refused(str(error)) from None
-        known = self._identities.of(file, record.text, payload, others)
+        known = self._identities.of(file, record.text, *fields)
         if known is None:
             self.counts.same += 1
             return None
@@ -187,12 +188,10 @@ def _decode(data: bytes, kind: type[T], place: str = "$") -> T:
     """Raises _Refused, in words, for whatever JSON and the kind do not allow; `place` is where it stands."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except RecursionError:
-        raise _Refused(TOO_DEEP) from None
-    except ValueError as error:  # msgspec's own errors, and what Python says of bytes and of endless numbers
+    except (ValueError, RecursionError) as error:  # also what Python says of bytes and of endless numbers
         if _AT_A_STRING.search(str(error)) and _is_whole(data):
             raise _Refused("a \\u escape is half of a surrogate pair without its other half") from None
-        raise _Refused(str(error).split(";")[0].replace("`$", f"`{place}")) from None
+        raise _Refused(cause(error, data).split(";")[0].replace("`$", f"`{place}")) from None
 
 
 def _is_whole(data: bytes) -> bool:

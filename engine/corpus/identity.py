@@ -8,12 +8,11 @@ last: no text is lost for an id, and a record that is added later leaves the oth
 import hashlib
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
 DIGITS = 12
@@ -41,13 +40,9 @@ def point_of(collection: str, source: str, chunk_id: str) -> uuid.UUID:
     return uuid.uuid5(POINT_NAMESPACE, f"{collection}\0{parted}\0{chunk_id}")
 
 
-class _Known(Struct):
-    """The metadata that an identity begins with."""
-
-    chunk_id: object = None
-    source_path: object = None
-    source_file: object = None
-    filename: object = None
+SOURCES = ("source_path", "source_file", "filename")
+"""Fields of the metadata that name a source, the first that does."""
+Fields = Mapping[str, object]
 
 
 class IdentityMaker:
@@ -58,16 +53,17 @@ class IdentityMaker:
         self._taken: dict[bytes, int] = {}
         self._numbers: dict[tuple[str, str], int] = {}
 
-    def of(self, file: str, text: str, payload: bytes, others: bytes) -> ChunkIdentity | None:
-        """Identify the next record of `file` by its text, its metadata and its other fields, JSON objects; None for one
-        that was there before with all of these. Raises ValueError for metadata that is no JSON."""
-        known = msgspec.json.decode(payload, type=_Known)
-        source = _named(known.source_path) or _named(known.source_file) or _named(known.filename) or file
-        if not (given := _named(known.chunk_id)):
+    def of(self, file: str, text: str, *fields: Fields) -> ChunkIdentity | None:
+        """Identify the next record of `file` by its text, its metadata and its other fields; None for one that was
+        there before with all of these."""
+        metadata = fields[0]
+        source = next(filter(None, map(_named, map(metadata.get, SOURCES))), file)
+        if not (given := _named(metadata.get("chunk_id"))):
             content = hashlib.sha256(text.encode()).hexdigest()[:32]
             names, whole = self._numbered(source, content), 0
         else:
-            names, whole = self._further(source, given, (text, payload, others)), _hash(text, payload, others)
+            held = msgspec.json.encode((text, fields), order="sorted")  # whatever the order of its fields
+            names, whole = self._further(source, given, held, fields), hash(held) or 1
         for chunk_id in names:
             point = point_of(self._collection, source, chunk_id)
             key = point.bytes[1:]  # of 15 bytes Python makes an object of 48, of 16 one of 64
@@ -78,14 +74,12 @@ class IdentityMaker:
                 return None
         raise AssertionError("there is always a next number")
 
-    def _further(self, source: str, given: str, record: tuple[str, bytes, bytes]) -> Iterator[str]:
+    def _further(self, source: str, given: str, held: bytes, fields: Sequence[Fields]) -> Iterator[str]:
         """The ids of a record that gives itself one, each for where the one before is another's."""
         yield given
-        text, *objects = record
-        fields = [msgspec.json.decode(each) for each in objects if each]
-        if said := sorted(_said(fields)):
-            yield f"{given}-{_digest(*said)}"
-        yield from self._numbered(source, f"{given}-{_digest(text, *map(_sorted, objects))}")
+        if said := sorted(each for one in fields for each in _said(one)):
+            yield f"{given}-{_digest(msgspec.json.encode(said))}"
+        yield from self._numbered(source, f"{given}-{_digest(held)}")
 
     def _numbered(self, source: str, name: str) -> Iterator[str]:
         """A name, then with an ordinal; the millionth of one name does not try all before it."""
@@ -102,32 +96,15 @@ def _named(value: object) -> str:
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
-def _said(value: object, place: str = "") -> Iterator[str]:
+def _said(fields: Fields, place: str = "") -> Iterator[str]:
     """What the fields of a record say of which it is, with their places."""
-    if isinstance(value, list):
-        for each in value if not place else ():
-            yield from _said(each)
-    elif isinstance(value, Mapping):
-        for name, each in value.items():
-            where = f"{place}.{name}"
-            if isinstance(each, Mapping):
-                yield from _said(each, where)
-            elif where != ".chunk_id" and any(map(_SAYS.fullmatch, _WORD.findall(name))) and _named(each):
-                yield f"{where}={_named(each)}"
+    for name, each in fields.items():
+        where = f"{place}.{name}"
+        if isinstance(each, Mapping):
+            yield from _said(each, where)
+        elif where != ".chunk_id" and any(map(_SAYS.fullmatch, _WORD.findall(name))) and _named(each):
+            yield f"{where}={_named(each)}"
 
 
-def _hash(text: str, payload: bytes, others: bytes) -> int:
-    """A number that a record shares with its copies alone, whatever the order of their fields; never 0."""
-    return hash((text, _sorted(payload), _sorted(others))) or 1
-
-
-def _sorted(data: bytes) -> bytes:
-    return msgspec.json.encode(msgspec.json.decode(data), order="sorted") if data else data
-
-
-def _digest(*parts: str | bytes) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        found.update(b"%d:%b" % (len(data), data))
-    return found.hexdigest()[:DIGITS]
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:DIGITS]

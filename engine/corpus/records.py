@@ -2,13 +2,15 @@
 
 Files are read, never mapped: one that is cut short meanwhile ends, and nothing else happens. Lines are read in blocks
 and one too large is not held; a list is held whole, once. A list that is broken is cut into records by its brackets,
-so that the good ones are kept and the bad ones named.
+so that the good ones are kept and the bad ones named. What a file holds decides how it is read, not its name alone:
+UTF-16, lines that end in CR, records over several lines, a list among lines and lines where a list belongs.
 """
 
+import codecs
 import errno
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import FileIO
 from itertools import chain
 from pathlib import Path
@@ -34,7 +36,18 @@ _FLAT = re.compile(
 _QUOTED_KEYS = {f'"{key}"'.encode() for key in LIST_KEYS}
 _BEGIN = re.compile(rb"\s*([\[{])")
 _LIST = re.compile(rb"\s*:\s*\[")
+_LISTED = re.compile(rb"\s*\[\s*\{")
+_CR = re.compile(rb"\}[ \t]*\r[ \t\r]*(?=[{\xef])")  # no JSON has this within a record
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_NO_NUMBER = re.compile(rb"\b(?:NaN|Infinity)\b")
 _BOM = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n"
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # begins as that of UTF-16 does
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 def records(path: Path, within: Path, read: Callable[[str], object]) -> Iterator[Found]:
@@ -50,8 +63,13 @@ def records(path: Path, within: Path, read: Callable[[str], object]) -> Iterator
         if first is None:
             yield None, "empty file"
             return
-        parts = chain((first.removeprefix(_BOM),), blocks)
-        yield from _lines(parts) if lines else _members(b"".join(parts))
+        parts = _as_utf8(first, blocks)
+        first = next(parts)
+        parts = chain((first,), parts)
+        listed = not lines or _LISTED.match(first)
+        yield from _members(b"".join(parts), lines=lines) if listed else _lines(parts)
+    except UnicodeDecodeError as error:
+        yield None, f"ends within a character of {error.encoding.upper()}: save the file as UTF-8"
     except OSError as error:
         yield None, f"cannot read the file: {error.strerror}"
     except MemoryError:
@@ -70,19 +88,91 @@ def _blocks(path: Path, within: Path, size: int, read: Callable[[str], object]) 
     read(digest.hexdigest())
 
 
-def _lines(blocks: Iterable[bytes]) -> Iterator[Found]:
-    number, rest = 0, b""
-    for block in chain(blocks, (b"\n",)):
-        *lines, rest = (rest + block).split(b"\n")
-        for line in lines:
-            number += 1
-            if record := _bounded(line):
-                yield number, record
-        rest = rest[: MAX_RECORD_BYTES + 1]  # enough to know that it is too large
+def _as_utf8(first: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of a file without its mark, in UTF-8 whatever its encoding; they begin with `first`."""
+    encoding = next((name for mark, name in _MARKS.items() if first.startswith(mark)), "")
+    if not encoding and first[:1] in (b"[", b"{") and first[1:4:2] == b"\0\0":
+        encoding = "utf-16-le"
+    if not encoding:
+        yield first.removeprefix(_BOM)
+        yield from blocks
+        return
+    decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")  # half a pair costs its record alone
+    for block in chain((first,), blocks):
+        yield decoder.decode(block).encode(errors="surrogatepass")
+    decoder.decode(b"", final=True)
 
 
-def _members(data: bytes) -> Iterator[Found]:
-    """The members of the file's list: by msgspec where the file is whole, by its brackets where it is not."""
+def _lines(blocks: Iterable[bytes], number: int = 0) -> Iterator[Found]:
+    """The records of lines, each with the number of its first, counted on from `number`.
+
+    A record whose brackets, but no string, are open at the end of its line goes on, up to the next line that begins as
+    it did.
+    """
+    parts, begin, first, size = list[bytes](), b"", 0, 0
+    depth: int | None = None
+    for line in _split(blocks):
+        number += 1
+        line = line.removeprefix(_BOM)
+        if not line or line.isspace():
+            continue
+        if parts and not line.startswith(begin):
+            depth = _goes_on(parts[0]) if depth is None else depth
+            if depth > 0:
+                depth, size = depth + _goes_on(line), size + len(line)
+                parts += [line] * (size <= MAX_RECORD_BYTES + len(line))  # enough to know that it is too large
+                continue
+        if parts:
+            yield first, _joined(parts)
+        parts, depth, first, size = [line], None, number, len(line)
+        begin = line[: len(line) - len(line.lstrip())] + b"{"
+    if parts:
+        record = _joined(parts)
+        cut = not isinstance(record, str) and not is_json(record) and _left_open(record) > 0
+        yield (None, f"file ends within record {first}") if cut else (first, record)
+
+
+def _joined(parts: Sequence[bytes]) -> bytes | str:
+    """The record of some lines, or why it is refused; a comma behind it is none of it."""
+    record = _bounded(b"\n".join(parts))
+    return record if isinstance(record, str) else record.removesuffix(b",")
+
+
+def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines, whatever ends them; of one too large its beginning."""
+    rest = b""
+    for block in blocks:
+        data = rest + block
+        if b"\r" in data:
+            data = _CR.sub(lambda found: b"}" + b"\n" * found[0].count(b"\r"), data)
+        *lines, rest = data.split(b"\n")
+        yield from lines
+        rest = rest[: MAX_RECORD_BYTES + 1]
+    yield rest
+
+
+def is_json(data: bytes) -> bool:
+    """Tell whether it is a whole JSON text, whatever its strings hold."""
+    try:
+        msgspec.json.decode(data, type=Raw)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _left_open(data: bytes) -> int:
+    """Count the brackets that are open at the end of a text."""
+    return sum(_step(token[0]) for token in _TOKEN.finditer(data))
+
+
+def _goes_on(line: bytes) -> int:
+    """Count the brackets that are open at the end of a line; few as can be where a string is, which no line ends."""
+    return -MAX_RECORD_BYTES if b'"' in _STRING.sub(b"", line) else _left_open(line)
+
+
+def _members(data: bytes, *, lines: bool) -> Iterator[Found]:
+    """The members of the file's list: by msgspec where the file is whole, by its brackets where it is not; records that
+    are no members follow on lines of their own where there may be `lines`."""
     try:
         body, keys = _list(data)
         # So many members may take many times the size of the file, held all at once.
@@ -91,15 +181,30 @@ def _members(data: bytes) -> Iterator[Found]:
     except _NoList as error:
         yield None, str(error)
     except (ValueError, RecursionError) as error:
-        reason = TOO_DEEP if isinstance(error, RecursionError) else str(error)
-        begin = _opening(data)
-        yield from [(None, reason)] if begin is None else _cut(data, begin, reason)
+        reason, begin = cause(error, data), _opening(data)
+        if begin is not None:
+            yield from _cut(data, begin, reason, lines=lines)
+        elif "trailing" in reason and data.lstrip()[:1] == b"{":  # the first of several records
+            yield from _lines((data,))
+        else:
+            yield None, reason
     else:
         whole = ((number, _bounded(memoryview(raw))) for number, raw in enumerate(members or (), 1))
         yield from _cut(bytes(body), 1, "") if members is None else whole
         if len(keys) > 1:
             others = ", ".join(map(repr, keys[1:]))
             yield None, f"only the list under {others}: the one under {keys[0]!r} is read"
+
+
+def cause(error: Exception, data: bytes) -> str:
+    """Say why `data` is no JSON in the words of who wrote it, where they are known, else in those of the parser."""
+    if isinstance(error, RecursionError):
+        return TOO_DEEP
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 (byte {error.start}): save the file as UTF-8"
+    if "malformed" in str(error) and _NO_NUMBER.search(_STRING.sub(b"", data)):
+        return f"{error}: NaN and Infinity are no JSON, write null"
+    return str(error)
 
 
 class _NoList(Exception):
@@ -130,18 +235,31 @@ def _list(data: bytes) -> tuple[memoryview, list[str]]:
     return memoryview(held[used]), [used, *(key for key in others if bytes(memoryview(held[key])[:1]) == b"[")]
 
 
-def _cut(data: bytes, start: int, error: str) -> Iterator[Found]:
-    """The members of a list from `start` on, each up to where its brackets say it ends."""
+def _cut(data: bytes, start: int, error: str, *, lines: bool = False) -> Iterator[Found]:
+    """The members of a list from `start` on, each up to where its brackets say it ends; those of a list behind it too,
+    and what follows on `lines`. Nothing between two commas is no member."""
     number, view = 0, memoryview(data)
     while end := _FLAT.match(data, start) or _end_of(data, start):
-        number += 1
-        yield number, _bounded(view[start : end.end() - 1])
+        if member := _bounded(view[start : end.end() - 1]):
+            number += 1
+            yield number, member
         start = end.end()
-        if data[start - 1 : start] == b"]":
-            if data[start:].strip() not in (b"", b"}"):
-                yield None, f"ignored text after the end of the list ({error})"
+        if data[start - 1 : start] == b",":
+            continue
+        rest = data[start:].lstrip(_SPACE + _BOM)
+        if rest[:1] == b"[":
+            start = len(data) - len(rest) + 1
+        elif lines:
+            return (yield from _lines((rest,), number))
+        elif rest.strip() and not (data.lstrip()[:1] == b"{" and is_json(b'{"":0' + rest)):
+            return (yield None, f"ignored text after the end of the list ({error})")
+        else:
             return
-    yield number + 1, "file ends within this record"
+    last = _bounded(view[start:])
+    if not isinstance(last, str) and is_json(last):
+        yield number + 1, last
+        last = b""
+    yield None, f"file ends within record {number + 1}" if last else "file ends before the end of its list"
 
 
 def _end_of(data: bytes, start: int) -> re.Match[bytes] | None:

@@ -166,7 +166,6 @@ def test_ids_of_chunks_with_a_nul_do_not_meet(tmp_path, tiny_a):
     assert len(vectors(run(chunks, "--roster", tiny_a))) == 2
 
 
-@wrong("R35", "a comma after the last record of a list is told as a record that was refused")
 def test_a_comma_at_the_end_of_a_list_is_no_record(tmp_path, tiny_a):
     (tmp_path / "chunks" / "Docs").mkdir(parents=True)
     (tmp_path / "chunks/Docs/a_chunks.json").write_text('[{"text": "one"}, {"text": "two"},]')
