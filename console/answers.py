@@ -82,12 +82,18 @@ def models(options: argparse.Namespace) -> int:
         state = f"yes, {here.source.partition(':')[0]}" if here.path else "no"
         sources = ", ".join(label(source) for source in spec.sources)
         size = [str(spec.dim or "?"), str(spec.max_tokens or "?")]
-        rows.append([spec.key, spec.kind, *size, spec.languages, spec.licence, state, sources])
+        pooling, *prompts = here.told or ("?", "?", "?") if spec.kind == "dense" else ("", "", "")
+        sides = [side for side, prompt in zip(("documents", "queries"), prompts, strict=True) if prompt]
+        told = ", ".join(sides) or ("none" if here.told else pooling)
+        said = [pooling, *prompts] if options.json else [pooling, told]
+        rows.append([spec.key, spec.kind, *size, *said, spec.languages, spec.licence, state, sources])
     if options.json:
-        names = ["model", "kind", "dim", "max_tokens", "languages", "licence", "cached", "sources"]
+        said = ["pooling", "document_prompt", "query_prompt"]
+        names = ["model", "kind", "dim", "max_tokens", *said, "languages", "licence", "cached", "sources"]
         print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
     else:
-        print(render(["model", "kind", "dim", "tokens", "languages", "licence", "on this machine", "sources"], rows))
+        heads = ["model", "kind", "dim", "tokens", "pooling", "prompts", "languages", "licence", "on this machine"]
+        print(render([*heads, "sources"], rows))
     return ExitCode.COMPLETED
 
 

@@ -375,6 +375,9 @@ def hub_snapshot(cache_directory: Path, repo: str, model: Path, commit: str, rev
         link = snapshot / relative
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(blob, link.parent))
+    files = [file for file in model.rglob("*") if file.is_file()]
+    names = {file.relative_to(model).as_posix(): {"size": file.stat().st_size, "blob_id": commit} for file in files}
+    _json(home / "trees" / f"{commit}.json", {"format_version": 1, "files": names})
     return snapshot
 
 

@@ -64,12 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(503, b"{}")
         elif status := next((status for repo, status in hub.refused.items() if f"/{repo}/" in path), 0):
             self._send(status, b"{}")
-        elif path.startswith(f"/api/models/{hub.repo}/revision/"):
+        elif path == f"/api/models/{hub.repo}" or path.startswith(f"/api/models/{hub.repo}/revision/"):
             self._send(200, json.dumps({"id": hub.repo, "sha": hub.commit, "siblings": self._siblings()}).encode())
         elif path.startswith(f"/api/models/{hub.repo}/tree/"):  # of the commit; an older client asks for the branch
             self._send(200, json.dumps([self._listed(file) for file in hub.files()]).encode())
-        elif path.startswith(wanted := f"/{hub.repo}/resolve/{hub.commit}/"):
-            self._file(hub.model / path.removeprefix(wanted))
+        elif path.startswith(tuple(wanted := [f"/{hub.repo}/resolve/{each}/" for each in (hub.commit, "main")])):
+            self._file(hub.model / next(path.removeprefix(each) for each in wanted if path.startswith(each)))
         else:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 

@@ -177,7 +177,6 @@ def test_a_model_that_would_be_refused_anyway_is_not_advised_to_be_fetched(call,
 @pytest.mark.parametrize(
     ("given", "warning"),
     [
-        (("--dim", "7"), "--dim 7: no model of the roster supports it, so nothing is truncated"),
         (("--token-pooling", "2"), "--token-pooling 2: nothing is kept of tokens without --token-vectors"),
         (("--bm25", "german"), "--bm25 german: BM25 is only in a store (--qdrant)"),
     ],
@@ -186,6 +185,14 @@ def test_a_plan_warns_as_the_run_does_of_a_setting_that_changes_nothing(call, ro
     words = (root, "--roster", tiny_a)
     assert f"warning: {warning}" in call("plan", *words, *given)[1]
     assert f"warning: {warning}" in call("run", *words, *given)[2]
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_vectors_of_a_model_that_was_not_trained_for_it_are_not_cut(call, root, tiny_a, command):
+    code, _, err = call(command, root, "--roster", tiny_a, "--dim", "7")
+    assert code == ExitCode.USAGE
+    assert "--dim 7: no model of the roster is known to be trained for shorter vectors: drop --dim" in err
+    assert f"set matryoshka = [7] in [models.{tiny_a.name}]" in err
 
 
 def test_a_setting_that_has_its_effect_is_not_warned_of(call, root, tiny_a, tmp_path):

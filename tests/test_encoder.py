@@ -289,6 +289,8 @@ def test_a_dense_module_without_safetensors_is_refused_unopened(tmp_path):
 )
 def test_a_damaged_model_file_is_named_and_listing_does_not_fail(tmp_path, file, content):
     model = with_dense(tiny_model(tmp_path / "m"))
+    if "index" in file:
+        (model / "model.safetensors").unlink()
     (model / file).write_text(content)
     with pytest.raises(UnavailableError, match=re.escape(str(model / file))):
         card_of(model)

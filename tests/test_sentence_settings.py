@@ -288,7 +288,6 @@ def test_the_fingerprint_follows_the_settings_file_whatever_its_name(model):
         return looked_at(model)[1].fingerprint
 
     found = [fingerprint()]
-    edit(model / "tokenizer_config.json", clean_up_tokenization_spaces=True)
     (model / "sentence_notes.json").write_text("{}")
     assert fingerprint() == found[0]
     for limit in (16, 24):
@@ -299,11 +298,11 @@ def test_the_fingerprint_follows_the_settings_file_whatever_its_name(model):
     assert fingerprint() == found[0]
 
 
-def test_the_fingerprint_of_a_model_without_other_settings_files_is_what_it_was(model):
+def test_the_second_half_of_a_fingerprint_is_what_earlier_versions_wrote(model):
     names = ("config.json", "modules.json", "tokenizer.json", BERT, "1_Pooling/config.json", "model.safetensors")
     hashes = {name: hashlib.sha256((model / name).read_bytes()).hexdigest() for name in names}
     expected = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
-    assert looked_at(model)[1].fingerprint == expected
+    assert looked_at(model)[1].fingerprint[64:] == expected
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])

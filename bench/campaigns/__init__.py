@@ -1,6 +1,7 @@
 """What can be done to a run, one module a kind; `CAMPAIGNS` are all of them."""
 
 from bench.campaigns import (
+    caches,
     fulldisk,
     heads,
     inputs,
@@ -23,6 +24,7 @@ CAMPAIGNS = [
     limits.CAMPAIGN,
     inputs.CAMPAIGN,
     models.CAMPAIGN,
+    caches.CAMPAIGN,
     signals.CAMPAIGN,
     pairs.CAMPAIGN,
     heads.CAMPAIGN,

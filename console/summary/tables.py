@@ -167,7 +167,7 @@ COLUMNS: Mapping[str, str] = {
     "mitig=mitigations.count verified=verification.ok reason",
     "passes": "pass=model_pass model status batches rows reused=rows_reused tokens seconds rows/s=rows_per_second "
     "kind truncated=truncated_rows coverage terms=terms_per_text token_vectors token_bytes device split=split_rows "
-    "spans dtype weight termless=rows_without_terms reason",
+    "spans dtype pooling limit=max_tokens weight termless=rows_without_terms reason",
     "leases": "lease pass=model_pass model devices held=held_seconds peak=receipts.peak budget=budget_bytes "
     "residue=receipts.residue predicted=predicted_bytes weights=weights_bytes attach=attach_seconds streamed warm "
     "schedule",

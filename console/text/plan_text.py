@@ -1,5 +1,6 @@
 """What a run would do, as text: its collections, its passes, and what is not known beforehand."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from interlock.widgets.formats import render
 if TYPE_CHECKING:
     from interlock.engine.compute.pairs.scorer import PairPlan
     from interlock.engine.flows.forecast import Forecast, PassForecast
+    from interlock.engine.models.card import ModelCard
 
 PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "pass": lambda number, _: str(number),
@@ -58,6 +60,7 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     if any(each.seconds is None for each in seen.passes):
         lines.append("time: unknown until each model has run once on this kind of device")
     cards = [each.layout.card for each in seen.passes]
+    lines += map(told_of, cards)
     both = [card.key for card in cards if card.kind == "dense" and "sparse" in card.outputs]
     lines += [f"weights of terms: {key} gives them in the pass of its vectors" for key in both]
     lines += [f"padded: {card.key}, because {card.padded_because}" for card in cards if card.padded_because]
@@ -65,6 +68,14 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     warnings = (*(each.warning for each in seen.passes), *emptied(seen), *seen.overlooked)
     lines += [f"warning: {each}" for each in warnings if each]
     return "\n".join(lines)
+
+
+def told_of(card: "ModelCard") -> str:
+    """Tell what a model does with a text before and after its network."""
+    prompts = (("documents", card.document_prompt), ("queries", card.query_prompt))
+    told = [f"before {side} {json.dumps(safe(prompt), ensure_ascii=False)}" for side, prompt in prompts if prompt]
+    limit = f"at most {card.max_tokens:,} tokens"
+    return f"{safe(card.key)}: " + ", ".join([f"pooling {card.how_pooled}", limit, *(told or ["no prompts"])])
 
 
 def sizes_of(seen: "Forecast") -> str:

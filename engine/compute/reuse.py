@@ -28,7 +28,7 @@ from interlock.engine.record.facts import RosterEntry, TermForm
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.rundir import RUN, RunDirectory
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import several
+from interlock.engine.record.words import alike, several
 
 SAME = ("fingerprint", "max_tokens", "document_prompt", "overlap", "tokenizer")
 """What two passes of a model must have in common for their vectors to be the same."""
@@ -171,7 +171,7 @@ def _lacking(other: RosterEntry, wanted: Mapping[str, object]) -> str:
 
 
 def _same(other: RosterEntry, wanted: Mapping[str, object]) -> bool:
-    return all(getattr(other, name) == wanted.get(name, "") for name in SAME)
+    return all(alike(getattr(other, name), wanted.get(name, "")) for name in SAME)
 
 
 def _gives(wanted: Mapping[str, object]) -> tuple[str, ...]:

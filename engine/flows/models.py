@@ -1,13 +1,14 @@
 """Models before a run: what the registry has, what is on this machine, fetching them, and a bundle for another one."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.texts import weigh_documents, weigh_queries
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.devices import choose as choose_devices
@@ -15,7 +16,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import CONTEXT
 from interlock.engine.models import assets
 from interlock.engine.models.bundles import Bundle, bundle_directory, files_of, write_bundle
-from interlock.engine.models.card import read_card
+from interlock.engine.models.card import read_card, told_by
 from interlock.engine.models.memory import HEAP_FACTOR, Calibration, Law, law_of_config_only
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.checkpoint import packable
@@ -32,13 +33,15 @@ Side = Literal["query", "document"]
 
 @dataclass(frozen=True)
 class ModelHere:
-    """A model with its files on this machine, where they are (`path`, `source`); how many, and their bytes."""
+    """A model with its files on this machine, where they are (`path`, `source`); how many, their bytes, and what is
+    known of its pooling and its prompts for documents and queries."""
 
     spec: ModelSpec
     path: Path | None = None
     source: str = ""
     files: int = 0
     bytes: int = 0
+    told: tuple[str, str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,13 @@ def _surveyed(
 
 def here(spec: ModelSpec, settings: Configuration, *, measured: bool = False) -> ModelHere:
     """Look for a model on this machine; `measured` counts its files and bytes too."""
+    told = None
     if not (found := assets.cached(vouched(spec, settings.settings.allow_pickle))):
-        return ModelHere(spec)
+        return ModelHere(spec, told=told_by(spec, None))
+    with suppress(UnavailableError):  # what is wrong with it is told by who uses it
+        told = told_by(spec, found[0])
     files = files_of(found[0], {}) if measured else {}
-    return ModelHere(spec, found[0], found[1], len(files), sum(file.stat().st_size for file in files.values()))
+    return ModelHere(spec, found[0], found[1], len(files), sum(file.stat().st_size for file in files.values()), told)
 
 
 def named(settings: Configuration, names: Sequence[str]) -> list[ModelSpec]:

@@ -62,13 +62,22 @@ def check(settings: RunSettings, chunks: Path) -> None:
             )
 
 
-def without_effect(configuration: Configuration, specs: Sequence[ModelSpec]) -> list[str]:
-    """Say which settings were given and change nothing about a run of these models."""
+def check_cut(configuration: Configuration, specs: Sequence[ModelSpec]) -> None:
+    """Raise UsageError where vectors are to be cut and no model is known to have been trained for that. A run that was
+    begun so goes on."""
+    dim, known = configuration.settings.dim, any(spec.matryoshka for spec in specs)
+    if dim and not known and configuration.origins["dim"] != FROM_RUN:
+        raise UsageError(
+            f"--dim {dim}: no model of the roster is known to be trained for shorter vectors: drop --dim, or, where "
+            f"its publisher says so, set matryoshka = [{dim}] in [models.{specs[0].key}]"
+        )
+
+
+def without_effect(configuration: Configuration) -> list[str]:
+    """Say which settings were given and change nothing about a run."""
     settings = configuration.settings
-    cut = any(spec.matryoshka for spec in specs)
     tokens = "" if settings.token_vectors else "nothing is kept of tokens without --token-vectors"
     idle = {
-        "dim": "" if cut or not settings.dim else "no model of the roster supports it, so nothing is truncated",
         "keep": "named makes no fused vector, so every model's own are kept"
         if Fusion(settings.fusion) is Fusion.NAMED and settings.keep == "fused"
         else "",

@@ -19,7 +19,7 @@ from interlock.engine.corpus.collections import Collection, discover, overlooked
 from interlock.engine.corpus.corpus import Corpus, Rows, read_and_tokenise
 from interlock.engine.corpus.tokens import TokenStore
 from interlock.engine.errors import UnavailableError, reason
-from interlock.engine.flows.opening import check, form_of, without_effect
+from interlock.engine.flows.opening import check, check_cut, form_of, without_effect
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
 from interlock.engine.models.assets import Policy
@@ -70,7 +70,7 @@ class RunRequest:
 
     def unused(self, devices: Sequence[Device]) -> list[str]:
         """Tell what is given or there and changes nothing: settings, files beside the chunk files, and GPUs."""
-        idle = without_effect(self.configuration, self.specs)
+        idle = without_effect(self.configuration)
         gpus = [] if self.settings.cluster else unused_gpus(self.settings.devices, devices)
         return [*idle, *overlooked(self.chunks, self.collections), *gpus]
 
@@ -95,6 +95,7 @@ def requested(chunks: Path, configuration: Configuration) -> RunRequest:
     registry = extended(configuration.models)
     find(registry, settings.allow_pickle)  # refuses what is no model
     specs = settings.members(registry)
+    check_cut(configuration, specs)
     dense = shares([weight for _, weight in settings.roster]).tolist()
     check_beside(settings.chunk_sparse, specs)
     weights = [*dense, *[0.0] * (len(specs) - len(dense))]

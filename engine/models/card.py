@@ -12,8 +12,9 @@ from typing import Any, Literal
 from interlock.engine.corpus.tokenizer import Built, Types, build
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
+from interlock.engine.models.commits import published_of
 from interlock.engine.models.heads import TokenOutputs, check_kind, is_lexical, pooling_of, token_outputs
-from interlock.engine.models.layout import POSITIONS, Module, document_modules, home_of, read_object
+from interlock.engine.models.layout import POSITIONS, Module, document_modules, home_of, modules_of, read_object
 from interlock.engine.models.limits import UNBOUNDED, max_tokens_of, positions_of, whole
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
@@ -92,6 +93,11 @@ class ModelCard:
         return "dense" if self.by_token.unweighed is not None else self.kind
 
     @property
+    def how_pooled(self) -> str:
+        """Name the way from states of tokens to what it makes of a text."""
+        return self.pooling or (self.terms.strategy if self.kind == "sparse" else "several")
+
+    @property
     def words(self) -> int:
         """Return the size of its vocabulary."""
         return int(self.config["vocab_size"])
@@ -144,11 +150,6 @@ def read_card(
     """
     root, path = snapshot.path, home_of(snapshot.path)
     config, modules = usual(read_object(path / "config.json")), document_modules(root)
-    if foreign := [module.type for module in modules if not module.type.startswith("sentence_transformers.")]:
-        raise UnavailableError(
-            f"{root / 'modules.json'} names {foreign[0]}, the model's own code, which is never run: use a "
-            "model without it"
-        )
     check_settings(root, path, config, modules)
     kinds = [module.kind for module in modules]
     lexical = is_lexical(spec, snapshot, kinds)
@@ -156,7 +157,7 @@ def read_card(
     check_sentence(spec.key, path, config, SPARSE if sparse else PLAIN)
     if not lexical:
         check_kind(spec, snapshot.weights, root, config, modules)
-    poolings = () if sparse else _poolings(spec, path, modules)
+    poolings = () if sparse else _poolings(spec, path, config, modules)
     pooling = poolings[0] if len(poolings) == 1 else None
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
     ours = sparse or (plain and pooling in POOLINGS and packable(config))
@@ -166,7 +167,8 @@ def read_card(
     dtype = spec.dtype.get(device_kind, decided)
     document, query, unused = _prompts(spec, root, _pooling_file(root, modules))
     dim = _dim(spec, path, config, modules, len(poolings))
-    check_whole(spec.key, root, dim)
+    if modules:
+        check_whole(spec.key, root, dim)
     width = whole(path / "config.json", config, *WIDTHS) or dim
     tokenizer = tokenizer_of(spec, path, config)
     tokens = token_outputs(spec, snapshot, path, tokenizer.file, width, padded_because, lexical=lexical, ours=ours)
@@ -202,6 +204,18 @@ def read_card(
     return card
 
 
+def told_by(spec: ModelSpec, path: Path | None) -> tuple[str, str, str] | None:
+    """Read the pooling of a model and its prompts for documents and queries, by its files in `path` or, without, by its
+    row; None where neither says them. Raises UnavailableError for files that cannot be used."""
+    if path is None or spec.kind != "dense":
+        known = published_of(spec)
+        document, query = spec.document_prompt, spec.query_prompt
+        return known and (known[0], known[1] if document is None else document, known[2] if query is None else query)
+    modules = document_modules(path)
+    poolings = _poolings(spec, path, read_object(home_of(path) / "config.json"), modules)
+    return " and ".join(poolings), *_prompts(spec, path, _pooling_file(path, modules))[:2]
+
+
 def _why_padded(config: Config, attention: str, kinds: Sequence[str], pooling: str | None) -> str:
     """Why transformers cannot compute rows of it without padding; what follows the pooling sees one vector a row."""
     if pooling not in POOLINGS:
@@ -233,13 +247,20 @@ def _pooling_file(path: Path, modules: Sequence[Module]) -> Path:
     return path / folder / "config.json"
 
 
-def _poolings(spec: ModelSpec, path: Path, modules: Sequence[Module]) -> tuple[str, ...]:
-    """The ways of pooling whose results stand side by side in a vector; a model without modules takes the mean."""
+def _poolings(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module]) -> tuple[str, ...]:
+    """The ways of pooling whose results stand side by side in a vector. A directory without modules has that of the
+    model which it is a copy of, else, as in sentence-transformers, the last token's for a language model, or the mean.
+    """
+    if not modules:
+        architecture = config.get("architectures") or [""]
+        causal = str(architecture[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+        known = published_of(spec)
+        return (known[0] if known else "lasttoken" if causal else "mean",)
     file = _pooling_file(path, modules)
-    config = read_object(file) if modules else {}
-    others = [flag for flag in config if flag.startswith("pooling_mode_") and flag not in POOLING_MODES]
-    flags = [flag for flag in (*POOLING_MODES, *others) if config.get(flag)]
-    given = config.get("pooling_mode", [POOLING_MODES.get(flag, flag) for flag in flags])
+    told = read_object(file)
+    others = [flag for flag in told if flag.startswith("pooling_mode_") and flag not in POOLING_MODES]
+    flags = [flag for flag in (*POOLING_MODES, *others) if told.get(flag)]
+    given = told.get("pooling_mode", [POOLING_MODES.get(flag, flag) for flag in flags])
     modes = [given] if isinstance(given, str) else given
     if not isinstance(modes, list) or any(mode not in POOLING_MODES.values() for mode in modes):
         raise UnavailableError(
@@ -252,8 +273,10 @@ def _poolings(spec: ModelSpec, path: Path, modules: Sequence[Module]) -> tuple[s
 def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str, tuple[str, ...]]:
     """What is put before documents and before queries, and pooled with them; and the names of the others, where one of
     these two is not said. They are called as by sentence-transformers, which takes none of another name."""
-    file = path / "config_sentence_transformers.json"
+    file, known = path / "config_sentence_transformers.json", published_of(spec)
     prompts = read_object(file).get("prompts") or {}
+    if not modules_of(path):  # as in sentence-transformers, which then reads no prompts
+        prompts = {"document": known[1], "query": known[2]} if known else {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise UnavailableError(f"{file}: prompts: expected an object of strings")
     given = {"document": spec.document_prompt, "query": spec.query_prompt}

@@ -22,9 +22,24 @@ POSITIONS = 512
 """The longest row of a model that does not say its own."""
 SPLADE = "SpladePooling"
 """What a sparse model ends with."""
-WEIGHTED = frozenset({"Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"})
-ROUTER = "router_config.json"
-SETTINGS = (*SENTENCE_CONFIGS, "tokenizer_config.json", "config_sentence_transformers.json")
+NETWORKS = ("Transformer", "MLMTransformer")
+WEIGHTED = frozenset({"Dense", "LayerNorm", "WeightedLayerPooling"})
+SUPPORTED = {*NETWORKS, *WEIGHTED, "Pooling", "Normalize", "Dropout", SPLADE, "LogitScore"}
+ROUTER, MODULES, PROMPTS = "router_config.json", "modules.json", "config_sentence_transformers.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""What changes ids beside `tokenizer.json`."""
+SETTINGS = (*SENTENCE_CONFIGS, "tokenizer_config.json", PROMPTS)
+OF_MODEL = (MODULES, PROMPTS, ROUTER, "idf.json")
+OF_NETWORK = (
+    *("config.json", "tokenizer.json", *OF_TOKENIZER, *SENTENCE_CONFIGS, "vocab.txt", "vocab.json", "merges.txt"),
+    *("*.model", "chat_template.*", "generation_config.json", "adapter_config.json", "*processor_config.json"),
+)
+"""What libraries read beside weights: of a model, and in the folder of its network."""
+
+
+class Unsupported(UnavailableError):
+    """A model is what is not computed here, however much of it there is."""
 
 
 class PickleOnly(UnavailableError):
@@ -52,6 +67,24 @@ class _Router(msgspec.Struct):
     structure: dict[str, list[str]]
 
 
+def check_supported(path: Path) -> None:
+    """Raise Unsupported, naming the module, for a model that has one that is not computed here."""
+    for module in document_modules(path):
+        route = [each.kind for each in routes_of(path).get("document", [])]
+        through = f" whose documents go through {', '.join(route)}" * bool(route)
+        if not module.type.startswith("sentence_transformers."):
+            raise Unsupported(
+                f"{path / MODULES} names {module.type}, the model's own code, which is never run: use a model "
+                "without it"
+            )
+        if module.kind not in SUPPORTED:
+            raise Unsupported(f"{path / MODULES}: module {module.kind}{through} is not supported: use another model")
+        if module.kind in NETWORKS and path / module.path != home_of(path):
+            raise Unsupported(
+                f"{path / MODULES}: path of the Transformer: expected the model's directory, got {module.path!r}"
+            )
+
+
 def check_complete(path: Path) -> None:
     """Raise UnavailableError unless everything that loading reads is there, through its links, and can be read."""
     home = home_of(path)
@@ -59,7 +92,7 @@ def check_complete(path: Path) -> None:
         _require(home, name)
     for name in ("config.json", *SETTINGS):
         read_object(home / name)
-    read_object(path / "config_sentence_transformers.json")
+    read_object(path / PROMPTS)
     for weights in weights_of(path):
         values_in(weights)
     for module in document_modules(path):
@@ -80,7 +113,7 @@ def read_object(file: Path) -> dict[str, object]:
 
 def modules_of(path: Path) -> list[Module]:
     """Read the rows of `modules.json`; none where there is no such file."""
-    file = path / "modules.json"
+    file = path / MODULES
     if not file.is_file():
         return []
     try:
@@ -117,18 +150,37 @@ def document_modules(path: Path) -> list[Module]:
 def home_of(path: Path) -> Path:
     """Find the folder of a model's network, its configuration and tokenizer: that of the model, or of a route."""
     first = next(iter(document_modules(path)), None)
-    routed = first is not None and first.kind in ("Transformer", "MLMTransformer") and bool(routes_of(path))
+    routed = first is not None and first.kind in NETWORKS and bool(routes_of(path))
     return path / first.path if first and routed else path
 
 
 def weights_of(path: Path) -> list[Path]:
-    """List the weight files of a model: its own, then those of its modules' folders."""
+    """List the weight files of a model, those that transformers would read: its own, then those of its modules."""
     home = home_of(path)
-    files = list(_indexed(home) if (home / "model.safetensors.index.json").is_file() else _single(home, needed=True))
+    config = home / "config.json"
+    if named := read_object(config).get("transformers_weights"):
+        raise Unsupported(f"{config}: transformers_weights is {named!r:.100}, which is not supported")
+    files = list(_indexed(home) if is_indexed(home) else _single(home, needed=True))
     for module in document_modules(path):
         if path / module.path not in (path, home):
             files += _single(path / module.path, needed=module.kind in WEIGHTED)
     return files
+
+
+def is_indexed(home: Path) -> bool:
+    """Tell whether weights are spread over files that an index names: where there is a single file, that counts."""
+    return not (home / WEIGHTS).is_file() and (home / INDEX).is_file()
+
+
+def settings_of(path: Path) -> list[Path]:
+    """List everything beside `weights_of` that loading may read: with these a model is what it is."""
+    home, routes = home_of(path), [module for route in routes_of(path).values() for module in route]
+    folders = {path / module.path for module in (*modules_of(path), *routes)} - {path, home}
+    found = [path / name for name in OF_MODEL] + [file for name in OF_NETWORK for file in home.glob(name)]
+    found += [file for folder in folders for file in folder.glob("*.json")]
+    found += [path / module.path / WEIGHTS for module in routes if path / module.path != home]
+    found += [home / INDEX] * is_indexed(home)
+    return sorted({file for file in found if file.is_file()})
 
 
 def values_in(file: Path) -> int:
@@ -173,7 +225,7 @@ def _read(file: Path) -> object:
 
 def _indexed(path: Path) -> Iterator[Path]:
     """The parts of weights that are spread over several files."""
-    file = path / "model.safetensors.index.json"
+    file = path / INDEX
     table = read_object(file).get("weight_map")
     names = list(table.values()) if isinstance(table, dict) else []
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
@@ -182,12 +234,12 @@ def _indexed(path: Path) -> Iterator[Path]:
 
 
 def _single(folder: Path, *, needed: bool) -> Iterator[Path]:
-    if (folder / "model.safetensors").is_file():
-        yield folder / "model.safetensors"
+    if (folder / WEIGHTS).is_file():
+        yield folder / WEIGHTS
     elif any(folder.glob("*.bin")):
         raise PickleOnly(folder)
     elif needed:
-        raise UnavailableError(f"{folder} lacks model.safetensors")
+        raise UnavailableError(f"{folder} lacks {WEIGHTS}")
 
 
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu", "gated")

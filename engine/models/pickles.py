@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from interlock.engine.errors import DiskError, UnavailableError, reason
-from interlock.engine.models.layout import SETTINGS, PickleOnly, modules_of, read_object
+from interlock.engine.models.layout import INDEX as WHOLE_INDEX
+from interlock.engine.models.layout import WEIGHTS, PickleOnly, modules_of, read_object, settings_of
 from interlock.engine.models.registry import Head, ModelSpec, Output
 from interlock.engine.record import atomic
 
@@ -29,11 +30,6 @@ INDEX = f"{NAME}.index.json"
 PICKLES = (NAME, INDEX, "pytorch_model-*-of-*.bin", f"*/{NAME}")
 """What they are called in a repository."""
 COMPLETE = "complete"
-READ = (
-    *("config.json", "modules.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "generation_config.json"),
-)
-"""What loading may read beside `SETTINGS` and weights."""
 
 
 def may_read_pickles(spec: ModelSpec) -> bool:
@@ -45,18 +41,18 @@ def pickles_of(path: Path) -> dict[Path, Path]:
     """List the pickles in place of which a model lacks safetensors, each with the file that it becomes, both relative
     to `path`. Raises UnavailableError for an index that names other files than those of the model's directory."""
     found: dict[Path, Path] = {}
-    if not (path / "model.safetensors").is_file() and not (path / "model.safetensors.index.json").is_file():
+    if not (path / WEIGHTS).is_file() and not (path / WHOLE_INDEX).is_file():
         if (path / INDEX).is_file():
             names = [Path(name) for name in sorted(set(_indexed(path).values()))]
             if lacking := [name for name in names if not (path / name).is_file()]:
                 raise UnavailableError(f"{path} lacks {lacking[0]}: fetch the model again")
             found = {name: name.with_suffix(".safetensors") for name in names}
         elif (path / NAME).is_file():
-            found = {Path(NAME): Path("model.safetensors")}
+            found = {Path(NAME): Path(WEIGHTS)}
     for module in modules_of(path):
         old = Path(module.path) / NAME
-        if module.path and (path / old).is_file() and not (path / module.path / "model.safetensors").is_file():
-            found[old] = old.with_name("model.safetensors")
+        if module.path and (path / old).is_file() and not (path / module.path / WEIGHTS).is_file():
+            found[old] = old.with_name(WEIGHTS)
     return found
 
 
@@ -68,7 +64,7 @@ def in_safetensors(path: Path, spec: ModelSpec, home: Path, *, write: bool = Tru
     the reason, for a pickle that is not the one that is pinned, or that is anything but plain tensors.
     """
     pickles = pickles_of(path)
-    return (_kept(path, pickles, _settings(path), spec, home, write=write) or path) if pickles else path
+    return (_kept(path, pickles, settings_of(path), spec, home, write=write) or path) if pickles else path
 
 
 def heads_in_safetensors(path: Path, spec: ModelSpec, home: Path, *, write: bool = True) -> dict[Head, Path]:
@@ -134,7 +130,7 @@ def _make(path: Path, pickles: Mapping[Path, Path], settings: Sequence[Path], sp
             origin[str(old)] = _convert(handle, path / old, spec, target / new)
     if settings and (path / INDEX).is_file():
         table = {name: str(pickles[Path(file)]) for name, file in _indexed(path).items()}
-        atomic.write_bytes(target / "model.safetensors.index.json", json.dumps({"weight_map": table}).encode())
+        atomic.write_bytes(target / WHOLE_INDEX, json.dumps({"weight_map": table}).encode())
     made = {str(new): _stamp((target / new).stat()) for new in pickles.values()}
     atomic.write_bytes(target / COMPLETE, json.dumps({"pickles": origin, "made": made}).encode())
 
@@ -221,16 +217,9 @@ def _indexed(path: Path) -> dict[str, str]:
     return cast(dict[str, str], table)
 
 
-def _settings(path: Path) -> list[Path]:
-    """The files beside its weights that loading reads: settings, modules and tokenizer."""
-    modules = [Path(module.path) / "config.json" for module in modules_of(path) if module.path]
-    found = [*(path / name for name in (*READ, *SETTINGS)), *(path / each for each in modules), *path.glob("*.model")]
-    return sorted({file for file in found if file.is_file()})
-
-
 def _key(path: Path, pickles: Iterable[Path]) -> str:
     """A name for the files of a model as they lie here now: other files have another, wherever they lie."""
-    files = sorted({*_settings(path), *(path / old for old in pickles)})
+    files = sorted({*settings_of(path), *(path / old for old in pickles)})
     stamps = "\n".join(f"{file.resolve()}:{_stamp(file.stat())}" for file in files)
     return hashlib.sha256(stamps.encode(errors="surrogateescape")).hexdigest()[:16]
 

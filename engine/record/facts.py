@@ -80,6 +80,7 @@ class RosterEntry(Struct, frozen=True, kw_only=True):
     ] = ()
     words: Annotated[int, says("size of the vocabulary whose terms it weighs beside its vectors; 0 if it does not")] = 0
     heads: Annotated[dict[str, str], says("SHA-256 of the heads beside its network that its pass computes")] = {}
+    pooling: Annotated[str, says("how states of tokens become a vector; empty in older journals")] = ""
     overlap: Annotated[
         float | None,
         says("how much of a span the one before has too, where longer texts are split; null if they are cut off"),

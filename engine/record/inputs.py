@@ -58,13 +58,13 @@ def check(inputs: object) -> None:
 
 
 def as_input(entry: RosterEntry) -> dict[str, object]:
-    """Return an entry as `run.json` keeps it: where the files came from is no part of what they are, and what is as
-    usual goes unsaid, as older versions left it."""
+    """Return an entry as `run.json` keeps it: where the files came from is no part of what they are, what these say is
+    in their fingerprint, and what is as usual goes unsaid, as older versions left it."""
     said = msgspec.to_builtins(entry)
     return {
         name: value
         for name, value in said.items()
-        if name not in ("source", "commit") and (name not in _USUAL or getattr(entry, name) != _USUAL[name])
+        if name not in ("source", "commit", "pooling") and (name not in _USUAL or getattr(entry, name) != _USUAL[name])
     }
 
 

@@ -61,6 +61,10 @@ class PassSummary(Struct, frozen=True, kw_only=True):
         str,
         says("precisions its rows were computed in, joined by commas; the roster's if no row was computed"),
     ]
+    pooling: Annotated[str, says("how states of tokens become a vector; empty in older journals")] = ""
+    max_tokens: Annotated[int, says("tokens of a text that the model takes at most; 0 in older summaries")] = 0
+    document_prompt: Annotated[str, says("what was put before every text")] = ""
+    query_prompt: Annotated[str, says("what is put before every query")] = ""
     device: Annotated[str | None, says("devices that computed it, joined by commas; null if none did")]
     computed: Annotated[list[Computed], says("`rows` by device and precision")] = []
     weight: float

@@ -11,6 +11,7 @@ from interlock.engine.models.assets import ModelSnapshot, Policy, cached, resolv
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import Head, Kind, ModelSpec, Output, name_of_output
 from interlock.engine.models.roster import card_for
+from interlock.engine.record.words import alike
 from interlock.engine.vectors.manifest import KnownModel, Manifest
 
 BESIDE: tuple[Output, ...] = ("sparse", "tokens")
@@ -133,7 +134,7 @@ def the_same(
     here = [one for one in alone if cached(one)]
     for one in here:
         snapshot = resolve(one, policy, lambda _: None)
-        if snapshot.fingerprint == fingerprint:
+        if alike(snapshot.fingerprint, fingerprint):
             return snapshot
         others.append(snapshot)
     held = {source for one in here for source in one.sources}
@@ -141,7 +142,7 @@ def the_same(
     absent = replace(spec, sources=tuple(source for source in spec.sources if source not in held))
     try:
         fetched = resolve(absent, policy, lambda _: None)
-        if fetched.fingerprint == fingerprint:
+        if alike(fetched.fingerprint, fingerprint):
             return fetched
         others.append(fetched)
     except UnavailableError:

@@ -241,7 +241,7 @@ def other_models(path: Path, models: Mapping[str, str]) -> str:
         return str(error)
     except (KeyError, TypeError):
         return ""  # none, or one that is compared when it is opened
-    if had == models or there.get("missing"):
+    if not any(differences(had, models)) or there.get("missing"):
         return ""
     alike = had.keys() == models.keys()
     names = [

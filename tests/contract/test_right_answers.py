@@ -50,7 +50,6 @@ def edited(file, **changes):
 # Vectors.
 
 
-@wrong("R1", "a snapshot without modules.json is taken as complete, and pooled by the mean")
 def test_a_snapshot_that_another_library_left_is_no_whole_model(tmp_path, chunks):
     model = tiny_model(tmp_path / "model", seed=1, pooling="cls")
     snapshot = hub_snapshot(tmp_path / "hub" / "hub", "org/cls", model, "a" * 40)
@@ -60,7 +59,6 @@ def test_a_snapshot_that_another_library_left_is_no_whole_model(tmp_path, chunks
     assert not (tmp_path / "runs" / "one" / "exports").exists() and said.returncode == 5
 
 
-@wrong("R2", "the fingerprint leaves out a module's settings where they lie two folders deep")
 def test_a_model_whose_pooling_was_changed_is_another_one(tmp_path, chunks):
     model = tiny_model(tmp_path / "model", seed=1)
     (model / "a").mkdir()
@@ -73,7 +71,6 @@ def test_a_model_whose_pooling_was_changed_is_another_one(tmp_path, chunks):
     assert run(chunks, "--roster", model, "--resume", check=None).returncode == 2
 
 
-@wrong("R3, R28", "the index of several files of weights is preferred to the single file, which others read")
 def test_weights_are_those_that_sentence_transformers_reads(tmp_path, chunks):
     model, other = tiny_model(tmp_path / "model", seed=1), tiny_model(tmp_path / "other", seed=2)
     shutil.copy(other / "model.safetensors", model / "model-00001-of-00001.safetensors")

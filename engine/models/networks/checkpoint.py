@@ -31,6 +31,8 @@ class Names:
     """Up, down and norm, within a layer."""
     head: tuple[str, str, str, str]
     """Of the masked-LM head, where the model has one: its first map, norm, decoder, and what a tied decoder adds."""
+    base: str
+    """What comes before the names of the network in a checkpoint that has more than it: its `base_model_prefix`."""
     scorer: tuple[str, str, str] = ("classifier.dense", "tanh", "classifier.out_proj")
     """Of the head of a cross-encoder, where the model has one: its first map, what follows it, and its last map."""
 
@@ -43,20 +45,23 @@ _BERT = Names(
     ("intermediate.dense", "output.dense", "output.LayerNorm"),
     ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder",
      "cls.predictions.bias"),
+    "bert.",
     ("pooler.dense", "tanh", "classifier"),
 )  # fmt: skip
-_ROBERTA = Names(_BERT.layers, _BERT.attention, _BERT.feed_forward, _LM_HEAD)
+_ROBERTA = Names(_BERT.layers, _BERT.attention, _BERT.feed_forward, _LM_HEAD, "roberta.")
 _MPNET = Names(
     _BERT.layers,
     ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm"),
     _BERT.feed_forward,
     _LM_HEAD,
+    "mpnet.",
 )
 _DISTILBERT = Names(
     "transformer.layer.",
     ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm"),
     ("ffn.lin1", "ffn.lin2", "output_layer_norm"),
     ("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),
+    "distilbert.",
     ("pre_classifier", "relu", "classifier"),
 )
 NAMES = {"bert": _BERT, "distilbert": _DISTILBERT, "mpnet": _MPNET, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA}
@@ -132,17 +137,21 @@ def _one_of(config: Config, key: str, known: Container[str]) -> str:
 class Weights:
     """The tensors of a checkpoint by their plain names; each is checked as it is taken."""
 
-    def __init__(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        anchor = "embeddings.word_embeddings.weight"
-        self._prefix = next((name.removesuffix(anchor) for name in state if name.endswith(anchor)), "")
-        self._state, self._dtype = state, dtype
+    def __init__(self, state: Mapping[str, Tensor], dtype: torch.dtype, base: str = "") -> None:
+        """`base` is what may come before a network's names; what lies under another name is no part of it."""
+        self._state, self._dtype, self._base = state, dtype, base
 
     def take(self, name: str, *shape: int) -> nn.Parameter:
-        """Return a tensor in the encoder's precision. Raises ValueError where it is missing or has another shape."""
-        full = name if name.startswith(_OUTSIDE) else self._prefix + name
+        """Return a tensor in the encoder's precision. Raises ValueError where it is missing, there twice or has another
+        shape."""
+        former = _FORMER_NORM.get(name.rpartition("LayerNorm.")[2])
+        names = [name, name.rpartition(".")[0] + former] if former else [name]
+        bases = ("",) if name.startswith(_OUTSIDE) or not self._base else ("", self._base)
+        found = [full for full in (base + each for base in bases for each in names) if full in self._state]
+        if len(found) > 1:
+            raise ValueError(f"the checkpoint has both {found[0]} and {found[1]}")
+        full = found[0] if found else self._base * (len(bases) > 1) + name
         tensor = self._state.get(full)
-        if tensor is None and (former := _FORMER_NORM.get(name.rpartition("LayerNorm.")[2])):
-            tensor = self._state.get(full.rpartition(".")[0] + former)
         if tensor is None:
             raise ValueError(f"the checkpoint lacks the tensor {full}")
         if tensor.shape != shape:

@@ -54,7 +54,8 @@ class PackedEncoder(nn.Module):
         Names may carry a prefix (`bert.`, `roberta.`, ...); poolers and heads are left alone. Raises
         ValueError naming the setting not supported, or the tensor that is missing or has another shape.
         """
-        return cls(Shape(config), Weights(state, dtype))
+        shape = Shape(config)
+        return cls(shape, Weights(state, dtype, shape.names.base))
 
     @classmethod
     def blank(cls, config: Mapping[str, object], dtype: torch.dtype = torch.float32) -> "PackedEncoder":
