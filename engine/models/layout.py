@@ -77,8 +77,9 @@ def check_supported(path: Path) -> None:
                 f"{path / MODULES} names {module.type}, the model's own code, which is never run: use a model "
                 "without it"
             )
+        named = module.kind or module.type
         if module.kind not in SUPPORTED:
-            raise Unsupported(f"{path / MODULES}: module {module.kind}{through} is not supported: use another model")
+            raise Unsupported(f"{path / MODULES}: module {named}{through} is not supported: use another model")
         if module.kind in NETWORKS and path / module.path != home_of(path):
             raise Unsupported(
                 f"{path / MODULES}: path of the Transformer: expected the model's directory, got {module.path!r}"

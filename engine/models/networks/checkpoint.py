@@ -198,11 +198,6 @@ def frozen(tensor: Tensor) -> nn.Parameter:
 
 
 COUNTS = ("hidden_size", "n_embd", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
-KINDS = {
-    *("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "LSTM", "CNN", "WeightedLayerPooling"),
-    *("Dropout", "BoW", "WordEmbeddings", "WordWeights", "CLIPModel", "Router", "Asym", "StaticEmbedding"),
-    *("MLMTransformer", "SpladePooling", "LogitScore"),
-}
 PLAIN_ACTIVATIONS = ("gelu", "relu")
 """Those of the packed network, known without an import."""
 
@@ -213,12 +208,6 @@ def check_settings(root: Path, path: Path, config: Config, modules: Sequence[Mod
     _check_config(path / "config.json", config)
     if (path / "adapter_config.json").is_file():
         raise UnavailableError(f"{path / 'adapter_config.json'}: adapters are not supported: merge it into the weights")
-    for module in modules:
-        _require(root / "modules.json", "type", module.type, _is_module, "a module of sentence-transformers")
-        if module.kind in ("Transformer", "MLMTransformer") and root / module.path != path:
-            raise UnavailableError(
-                f"{root / 'modules.json'}: path of the Transformer: expected the model's directory, got {module.path!r}"
-            )
     for module in modules:
         file = root / module.path / "config.json"
         if module.kind == "Dense" and "activation_function" in (dense := read_object(file)):
@@ -261,11 +250,6 @@ def _is_count(value: object) -> bool:
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-def _is_module(value: object) -> bool:
-    first, *_, last = str(value).split(".")
-    return first == "sentence_transformers" and last in KINDS
 
 
 def _is_hidden_activation(value: object) -> bool:
