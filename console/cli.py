@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with a command line without letting it steer the terminal."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(safe(message))
+        self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: {safe(message)}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse what a command does not know here, where its own options are known."""
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
             text = safe(", ".join(map("".join, zip(unknown, near, strict=True))))
             if hasattr(known, "query") and hasattr(known, "store") and any(word[:1] != "-" for word in unknown):
                 text += ": put the question in quotes"
-            self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: unknown: {text}\n")
+            self.error(f"unknown: {text}")
         return known, unknown
 
 

@@ -4,7 +4,6 @@ Every function takes the parsed options and returns an exit code. Text from outs
 """
 
 import argparse
-import shlex
 import signal
 import sys
 import time
@@ -15,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, parse, parser
-from interlock.console.text.recap import command
 from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import command, safe
 from interlock.engine.settings import Configuration, limit_threads
 from interlock.engine.targets.connection import is_address
 
@@ -36,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         from interlock.console.delivery import upload_after
         from interlock.engine.flows.upload import check_server
 
-        options.qdrant = None
+        options.qdrant, options.server = None, server
     settings, made = _settings(options, options.chunks), list[Path]()
     prune = settings.settings.prune
     if server:
@@ -91,6 +89,7 @@ def _audience(options: argparse.Namespace) -> "Audience":
         quiet=options.quiet,
         metrics=options.metrics,
         notify=words_of(options.notify),
+        server=getattr(options, "server", ""),
     )
 
 
@@ -108,7 +107,7 @@ def setup(options: argparse.Namespace) -> int:
     filled, failed = set_up(settings), ""
     while filled:
         words = command_of(filled, settings.settings)
-        print(f"interlock {shlex.join(words)}", file=sys.stderr)
+        print(command(words), file=sys.stderr)
         chosen = parse(words)
         out, signals = configuration(chosen).settings.out, [(each, signal.getsignal(each)) for each in _RUNS_SIGNALS]
         before = runs_in(out)

@@ -8,17 +8,16 @@ import msgspec
 
 from interlock.console.control import protocol as said
 from interlock.console.control.client import Link, UnreachableError
-from interlock.console.text.recap import command, resume_words
 from interlock.engine.compute.controls import NO, STOP, YES
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import atomic
 from interlock.engine.record.health import STALLED, nodes_reached, time_left
 from interlock.engine.record.rundir import JOURNAL
-from interlock.engine.record.runs import Overview, overview, state_of
+from interlock.engine.record.runs import Overview, overview, resume_words, state_of
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import Control, RunState
-from interlock.engine.record.words import duration, named, percent, safe
+from interlock.engine.record.words import command, duration, named, percent, safe
 from interlock.widgets.formats import clock
 
 POLL_SECONDS = 0.1
@@ -165,7 +164,7 @@ def _instead(directory: Path, why: str, seen: Overview | None = None) -> str:
     if seen.held:
         return f"cannot steer it: {why}"
     how = f"the run is over ({seen.health.word})" if seen.exit_code is not None else "the run's process died"
-    words = resume_words(seen.chunks, seen.path, rehearsed=seen.rehearsed)
+    words = resume_words(seen.chunks, seen.path, seen.config)
     return f"{how}: continue it with {command(words)}" if seen.resumable else how
 
 

@@ -14,7 +14,7 @@ from interlock.console.cli import configuration
 from interlock.console.writing import say, tell
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows import Listener
-from interlock.engine.record.words import duration, human_bytes, safe, several
+from interlock.engine.record.words import argument, command, duration, human_bytes, safe, several
 
 if TYPE_CHECKING:
     from interlock.engine.targets.upload_plan import UploadPlan, UploadReport
@@ -110,7 +110,8 @@ def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: boo
     from interlock.engine.flows import upload as flow
 
     if code not in (ExitCode.COMPLETED, ExitCode.MITIGATED):
-        say(f"the run is not whole and was not uploaded: --resume, or interlock upload {run} --qdrant {url}")
+        what = "the run is not whole and was not uploaded: continue it"
+        say(f"{what}, or upload what there is: {command(['upload', argument(str(run)), '--qdrant', url])}")
         return
     with uploading() as listener:
         for report in flow.upload(flow.UploadRequest(run=run, url=url, prune=prune), listener):

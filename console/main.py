@@ -26,6 +26,9 @@ ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 
+LONGEST = 8000
+"""Signs of a line that says why a command ended; a command in it may have two paths."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Without `arguments` it is this process's own, which ends with it."""
@@ -112,7 +115,7 @@ def _refuse(error: InterlockError) -> int:
     """Say why; the exit code that says it too."""
     for line in str(error).splitlines():
         with suppress(OSError, ValueError):
-            print(f"interlock: {safe(line)}", file=sys.stderr)
+            print(f"interlock: {safe(line, LONGEST)}", file=sys.stderr)
     return error.exit_code
 
 

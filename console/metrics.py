@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from interlock.engine import parsers
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.record.events import Mitigated
 from interlock.engine.record.recorder import Recorder
@@ -74,17 +75,22 @@ def check_target(target: str | None) -> None:
     if target is None:
         return
     _client()
-    if target.isdecimal() and int(target) > 65535:
-        raise UsageError(f"--metrics {target}: ports end at 65535: choose another")
+    if target.isdecimal() and (len(target) > 5 or int(target) > 65535):
+        raise UsageError(f"--metrics {target:.100}: ports end at 65535: choose another")
     if not target.isdecimal():
         check_file(target)
 
 
 def check_file(target: str) -> Path:
     """Return the file of that name. Raises UsageError for one that no collector would read, or that cannot be there."""
-    path = Path(target)
-    if path.suffix != ".prom":
-        raise UsageError(f"--metrics {target}: give a port, or a file whose name ends in .prom, as node_exporter reads")
+    if not target.endswith(".prom"):
+        raise UsageError(
+            f"--metrics {target:.100}: give a port, or a file whose name ends in .prom, as node_exporter reads"
+        )
+    try:
+        path = parsers.path(target)
+    except ValueError as wanted:
+        raise UsageError(f"--metrics: {wanted}, got {target!r:.100}") from None
     if path.is_dir() or not path.parent.is_dir():
         wrong = "is a directory" if path.is_dir() else f"{path.parent} is not a directory"
         raise UsageError(f"--metrics {target}: {wrong}: name a file in a directory that exists")

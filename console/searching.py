@@ -3,7 +3,6 @@ another; `interlock rerank`, a file of pairs; `interlock eval`, a judged collect
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,8 @@ from interlock.console.writing import (
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows import EventSink, Listener, no_events
 from interlock.engine.record import atomic
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.runs import chunks_of
+from interlock.engine.record.words import argument, command, safe, several
 from interlock.engine.settings import Configuration, limit_threads
 
 if TYPE_CHECKING:
@@ -240,8 +240,17 @@ def eval(options: argparse.Namespace) -> int:
         print()
         if found.weights and is_run(request.data):
             print(_calibrated(request, found.weights))
-        print(f"next: interlock run CHUNKS --config {shlex.quote(str(options.calibrate))}")
+        print(_taken(request.data if is_run(request.data) else None, options.calibrate))
     return ExitCode.COMPLETED
+
+
+def _taken(data: Path | None, file: Path) -> str:
+    """Say how weights that were written are taken: by a run of the chunks of that which was judged, if it was one."""
+    if data is None:
+        return f"take them with --config {safe(file)}"
+    chunks = chunks_of(data, "CHUNKS", {})
+    words = ["run", argument(chunks), "--config", argument(str(file)), "--out", argument(str(data.parent))]
+    return f"next: {command(words)}"
 
 
 def _calibrated(request: "EvaluationRequest", weights: "MeasuredWeights") -> str:

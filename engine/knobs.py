@@ -215,7 +215,7 @@ class SessionSettings:
         parsers.flag,
         "",
         "resume run --run-id, or the newest run of these chunks, with its original settings; start one "
-        "if there is none",
+        "if there is none (with --run-id only where --out has no other run)",
     )
     deadline: str = knob(
         "",

@@ -10,10 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from interlock.engine.record.rundir import NAMES
 from interlock.engine.record.words import parse_bytes, parse_duration, parse_time_of_day
 from interlock.engine.targets.connection import is_address
 
 MOST_THREADS = 1024
+LONGEST_NAME, MOST_PATH = 200, 4096
 MOST_LOCAL = 16
 """Nodes on one machine: each takes some hundred MiB before it computes."""
 SHARED: Literal["shared"] = "shared"
@@ -28,6 +30,8 @@ def names(value: object) -> tuple[str, ...]:
     given = [str(name).strip() for name in _each(value)]
     if not isinstance(value, str) and "" in given:
         raise ValueError("expected names that are not empty")
+    if not all(map(_nameable, given)):
+        raise ValueError(f"expected names {NAMEABLE}")
     return tuple(filter(None, given))
 
 
@@ -74,7 +78,18 @@ def _weighed(item: object) -> tuple[object, object]:
 
 def _model(name: object) -> str:
     """A model by its name; a directory that comes as a path begins with a sign that tells it from a name."""
+    if not _nameable(str(name)):
+        raise ValueError(f"expected names {NAMEABLE}")
     return str(path(name).absolute()) if isinstance(name, Path) else str(name)
+
+
+NAMEABLE = "of at most 255 bytes between slashes, without a null byte"
+
+
+def _nameable(name: str) -> bool:
+    """Whether a file could have this name, as what is no model's name is looked for as its directory."""
+    written = os.fsencode(name)
+    return b"\0" not in written and len(written) < MOST_PATH and all(len(part) <= 255 for part in written.split(b"/"))
 
 
 def _number(name: str, weight: object) -> float:
@@ -116,7 +131,7 @@ def count(value: object) -> int:
 
 def _whole(value: object, least: int) -> int:
     text = str(value).strip()
-    if not text.lstrip("-").isdigit():
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise ValueError("expected a whole number")
     if (found := int(text)) < least:
         raise ValueError(f"expected {least} or more")
@@ -214,13 +229,13 @@ def path(value: object) -> Path:
     """Read a path that a file can have, its `~` resolved."""
     try:
         path = Path(value).expanduser()  # type: ignore[arg-type]
-        writable = value != "" and b"\0" not in os.fsencode(path)
+        writable = value != "" and _nameable(str(path))
     except RuntimeError:
         raise ValueError("expected the home directory of a known user") from None
     except (TypeError, UnicodeEncodeError):
         raise ValueError("expected a path") from None
     if not writable:
-        raise ValueError("expected a path that is not empty and has no null byte")
+        raise ValueError(f"expected a path that is not empty, {NAMEABLE}")
     return path
 
 
@@ -258,6 +273,8 @@ def some_of(*choices: str) -> Callable[[object], tuple[str, ...]]:
 
 def run_id(value: object) -> str:
     text = str(value)
-    if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", text):
-        raise ValueError("expected letters, digits, '.', '_' and '-', beginning with a letter or digit")
+    if text and not re.fullmatch(
+        r"[^\x00-\x1f\x7f-\x9f/.\ud800-\udfff][^\x00-\x1f\x7f-\x9f/\ud800-\udfff]{0,199}", text
+    ):
+        raise ValueError(f"expected {NAMES}")
     return text

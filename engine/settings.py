@@ -16,11 +16,14 @@ from interlock.engine.errors import UsageError
 from interlock.engine.knobs import ON_SCREEN as ON_SCREEN
 from interlock.engine.knobs import REMOVED
 from interlock.engine.knobs import RunSettings as RunSettings
+from interlock.engine.record import atomic
 from interlock.engine.record.facts import Setting
 
 FROM_RUN = "from the run"
 """The origin of what a continued run was begun with."""
 SIMULATED = "sim:"
+MOST_FILE = 4 << 20
+"""Bytes of a configuration file."""
 RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE", "INTERLOCK_MODELS"}
 
 
@@ -36,6 +39,8 @@ class Configuration:
     notes: tuple[str, ...] = ()
     readonly: bool = False
     """Whether a screen only looks on: asked for with `watch`, or where earlier versions took it as a setting."""
+    beside: Mapping[str, Setting] = field(default_factory=dict)
+    """The file and the bundle of models that it was called with, by the name of their flags."""
 
 
 def knobs() -> tuple[Field[Any], ...]:
@@ -95,15 +100,21 @@ def load(
         raise UsageError(f"{file}: models must be tables, such as [models.my-model]")
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise UsageError(f'{file}: keys must be a table of actions and keys, such as stop = "f9" under [keys]')
-    return Configuration(RunSettings(**values), origins, models, keys, tuple(notes), readonly)
+    places = {"config": str(file or ""), "models": environment.get("INTERLOCK_MODELS", "")}
+    beside = {name: Setting(shown(Path(place).absolute()), f"flag --{name}") for name, place in places.items() if place}
+    return Configuration(RunSettings(**values), origins, models, keys, tuple(notes), readonly, beside)
 
 
 def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration:
-    """Settle a run that is continued: its settings as they were `begun`, but for what is given `now`.
+    """Settle a run that is continued: its settings as they were `begun`, but for what is given `now` to this session
+    alone. What a file or the environment says otherwise is told, and not taken.
 
     Raises UsageError where a run on simulated devices would go on on real ones, or the other way round.
     """
-    given = {item.metadata["kept"] for item in knobs() if now.origins[item.name] != "default"}
+    standing = {name: origin for name, origin in now.origins.items() if origin.startswith(("file ", "environment "))}
+    given = {
+        item.metadata["kept"] for item in knobs() if now.origins[item.name] != "default" and item.name not in standing
+    }
     kept = begun_with(begun, without={"", *given})
     settings = replace(now.settings, **kept)
     was = str(begun["devices"].value) if "devices" in begun else settings.devices
@@ -112,7 +123,13 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
             f"the run uses {was}, but {now.origins['devices']} is {settings.devices}: drop --devices, or "
             "start a new run (a run cannot mix simulated and real devices)"
         )
-    return replace(now, settings=settings, origins={**now.origins, **dict.fromkeys(kept, FROM_RUN)})
+    notes = [
+        f"{standing[name]}: {name} is not taken, since a continued run keeps its own: {flag_of(name)} would change it"
+        for name, value in kept.items()
+        if name in standing and _placed(value) != _placed(getattr(now.settings, name))
+    ]
+    origins = {**now.origins, **dict.fromkeys(kept, FROM_RUN)}
+    return replace(now, settings=settings, origins=origins, notes=(*now.notes, *notes))
 
 
 def begun_with(begun: Mapping[str, Setting], without: Collection[str] = ()) -> dict[str, Any]:
@@ -127,7 +144,7 @@ def begun_with(begun: Mapping[str, Setting], without: Collection[str] = ()) -> d
 
 def recorded(configuration: Configuration) -> dict[str, Setting]:
     """Return the settings as a run records them, with origins and absolute paths: all but those of the screen."""
-    return {
+    return dict(configuration.beside) | {
         item.name: Setting(shown(_placed(getattr(configuration.settings, item.name))), configuration.origins[item.name])
         for item in knobs()
         if item.name not in ON_SCREEN
@@ -186,11 +203,12 @@ def _became(name: str, value: object, others: Mapping[str, object], origin: str)
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(atomic.content(file, MOST_FILE).decode())
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not valid TOML: {error}") from None
+        raise UsageError(f"{file}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{file} is not valid TOML: {why}") from None
 
 
 def limit_threads(configuration: Configuration) -> None:

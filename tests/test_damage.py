@@ -273,12 +273,16 @@ def test_a_begun_run_whose_journal_says_nothing_is_not_begun_again(home, call, t
     assert (home / "runs" / "one" / "journal.jsonl").read_bytes() == damage(b"")
 
 
-def test_a_name_that_no_run_has_is_begun_anew_and_the_names_of_those_there_are_told(home, call, tiny_a):
-    words = ["--roster", tiny_a, "--resume", "--no-ui", "--quiet"]
-    assert call("run", "chunks", *words, "--run-id", "oen") == (0, [])
-    (warning,) = summary_of(home / "runs" / "oen")["warnings"]
-    assert "no run 'oen', starting a new one" in warning and "runs in runs: one" in warning
-    assert call("run", "chunks", *words, "--run-id", "first", "--out", "none-so-far") == (0, [])
+def test_a_name_that_no_run_has_is_refused_with_the_names_of_those_there_and_begun_where_there_are_none(
+    home, call, tiny_a
+):
+    words = ["--resume", "--no-ui", "--quiet"]
+    code, said = call("run", "chunks", "--roster", tiny_a, *words, "--run-id", "oen")
+    assert (code, len(said)) == (ExitCode.USAGE, 1) and "no run 'oen', runs in runs: one:" in said[0]
+    assert not (home / "runs" / "oen").exists()
+    none = ("--run-id", "first", "--out", "none-so-far")
+    assert call("run", "chunks", *words, *none)[0] == ExitCode.USAGE  # with whatever models are the default
+    assert call("run", "chunks", "--roster", tiny_a, *words, *none) == (0, [])
     assert summary_of(home / "none-so-far" / "first")["warnings"] == []
 
 

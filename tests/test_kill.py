@@ -75,11 +75,11 @@ class _Field:
         self._roster = ",".join(f"{model.name}={weight}" for weight, model in enumerate(models, 1))
 
     def run(self, name: str) -> Path:
-        return self._directory / "runs" / name
+        return self._directory / f"runs-{name}" / name
 
     def command(self, name: str) -> list[object]:
         inputs = ["run", self._chunks, "--config", self._config, "--roster", self._roster]
-        outputs = ["--out", self._directory / "runs", "--run-id", name, "--qdrant", self._directory / "stores" / name]
+        outputs = ["--out", self.run(name).parent, "--run-id", name, "--qdrant", self._directory / "stores" / name]
         return [*inputs, *outputs, "--resume", "--no-ui", "--quiet"]
 
 

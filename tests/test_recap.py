@@ -135,7 +135,7 @@ def test_the_commands_that_a_run_names_are_those_that_go_on_with_what_it_made(tm
         said = interlock("run", chunks, *where, *how).stderr
         search, view = (line for line in said.splitlines() if line.startswith("next: "))
         words = shlex.split(search.removeprefix("next: interlock "))
-        assert words == ["search", str(store), "--collection", "more", "your question"]
+        assert words == ["search", str(store), "--collection=more", "your question"]
         assert view == f"next: interlock view {tmp_path / 'runs' / 'r'}"
     assert "  1. " in interlock(*words).stdout
 

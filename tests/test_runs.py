@@ -27,7 +27,6 @@ from interlock.console.sources.journal import Watched
 from interlock.console.sources.runs import RunList
 from interlock.console.sources.session import Live, Session
 from interlock.console.text import runs_text
-from interlock.console.text.recap import resume_words
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, runs
@@ -35,7 +34,7 @@ from interlock.engine.record.atomic import LARGEST, content, occupant
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.health import attention, health
 from interlock.engine.record.rundir import RunDirectory
-from interlock.engine.record.runs import delete, overview, overviews, state_of
+from interlock.engine.record.runs import delete, overview, overviews, resume_words, state_of
 from interlock.engine.record.snapshot import snapshot
 from interlock.widgets.choices import Choices
 from tests import summaries
@@ -228,8 +227,8 @@ def test_a_rehearsal_is_known_by_its_settings_and_resumed_as_one_and_any_other_r
     mine = replace(begun, body=replace(begun.body, config=own, chunks="/a/rehearsal-chunks"))
     (tmp_path / "own" / "journal.jsonl").write_bytes(journal.encode(mine))
     assert not overview(tmp_path / "own", LATER).rehearsed
-    assert resume_words("/a/rehearsal-chunks", tmp_path / "r", rehearsed=False)[:2] == ["run", "/a/rehearsal-chunks"]
-    assert resume_words("/a/b", tmp_path / "r", rehearsed=True)[:2] == ["demo", "--scripted"]
+    assert resume_words("/a/rehearsal-chunks", tmp_path / "r", own)[:2] == ["run", "/a/rehearsal-chunks"]
+    assert resume_words("/a/b", tmp_path / "r", begun.body.config)[:2] == ["demo", "--scripted"]
 
 
 def test_the_command_lists_runs_for_people_and_for_programs(out):
@@ -472,3 +471,29 @@ async def test_a_run_that_cannot_be_read_is_not_watched_and_says_what_is_wrong(o
         await chosen(pilot, "died")
         await pilot.press("enter")
         assert app.is_running and app.next == () and "damaged" in app.screen._notice
+
+
+@pytest.mark.parametrize(
+    ("event", "value"),
+    [
+        ("pass_planned", {"batches": 10**12}),
+        ("pass_planned", {"first_batch": -1}),
+        ("pass_planned", {"model_pass": 10**9}),
+        ("lease_granted", {"model_pass": -5}),
+        ("run_closed", {"at": 1e18}),
+    ],
+)
+def test_a_planted_journal_hangs_nobody_and_is_told_as_damaged(out, tmp_path, event, value):
+    run, lines = tmp_path / "planted", []
+    run.mkdir()
+    for line in (out / "died" / "journal.jsonl").read_bytes().splitlines(keepends=True):
+        told = json.loads(journal.opened_seal(line))
+        if told["body"]["event"] == event or (event == "run_closed" and told["seq"] == 3):
+            told |= value if "at" in value else {"body": told["body"] | value}
+            line = journal.sealed(json.dumps(told, separators=(",", ":")).encode()[:-1])
+        lines.append(line)
+    (run / "journal.jsonl").write_bytes(b"".join(lines))
+    began = time.monotonic()
+    (seen,) = overviews(tmp_path, LATER)
+    assert time.monotonic() - began < 2
+    assert seen.health.word == "UNREADABLE" and "does not fit" in seen.health.detail

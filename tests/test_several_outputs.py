@@ -91,14 +91,14 @@ def test_on_simulated_gpus_it_gives_the_same_and_leaves_nothing_behind(home: Pat
 
 
 def test_a_killed_run_ends_with_the_bytes_of_an_undisturbed_one_in_every_output(home: Path) -> None:
-    run, whole = home / "runs" / "killed", home / "runs" / "whole"
+    run, whole = home / "killed" / "r", home / "whole" / "r"
     words = ["run", home / "in", "--config", home / "interlock.toml", "--roster", "m,a", "--sparse", "m"]
-    more = ["--token-vectors", "m", "--export", "npy", "--out", home / "runs", "--resume", "--no-ui", "--quiet"]
-    command = [*words, *more, "--run-id"]
-    interlock(*command, "whole")
+    more = ["--token-vectors", "m", "--export", "npy", "--resume", "--no-ui", "--quiet"]
+    command = [*words, *more, "--run-id", "r", "--out"]
+    interlock(*command, whole.parent)
     batches = len([each for each in events_of(whole, BatchCommitted) if each.model_pass == 0])
-    kill_after(run, batches // 3, *command, "killed")
-    interlock(*command, "killed")
+    kill_after(run, batches // 3, *command, run.parent)
+    interlock(*command, run.parent)
     assert exports(run) == exports(whole)
     assert checksums(run) == checksums(whole)
 

@@ -294,14 +294,14 @@ def test_dense_and_sparse_models_share_simulated_gpus_and_leave_nothing_behind(h
 
 
 def test_a_killed_run_ends_with_the_bytes_of_an_undisturbed_one(home: Path) -> None:
-    run, whole = home / "runs" / "killed", home / "runs" / "whole"
+    run, whole = home / "killed" / "r", home / "whole" / "r"
     words = ["run", home / "in", "--config", home / "interlock.toml", "--roster", "a", "--sparse", "s", "--export"]
-    command = [*words, "npy", "--out", home / "runs", "--resume", "--no-ui", "--quiet", "--run-id"]
-    interlock(*command, "whole")
+    command = [*words, "npy", "--resume", "--no-ui", "--quiet", "--run-id", "r", "--out"]
+    interlock(*command, whole.parent)
     batches = len([each for each in events_of(whole, BatchCommitted) if each.model_pass == 1])
     for commits in (batches // 3, batches):
-        kill_after(run, commits, *command, "killed")
-    interlock(*command, "killed")
+        kill_after(run, commits, *command, run.parent)
+    interlock(*command, run.parent)
     assert same(kept(run), kept(whole))
     assert exports(run) == exports(whole)
     assert checksums(run) == checksums(whole)

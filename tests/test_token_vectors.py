@@ -107,15 +107,15 @@ def test_the_exports_hold_what_the_pass_has_and_the_dense_vectors_are_those_of_a
 
 
 def test_a_killed_run_ends_with_the_bytes_of_an_undisturbed_one(home: Path) -> None:
-    run, whole = home / "runs" / "killed", home / "runs" / "whole"
+    run, whole = home / "killed" / "r", home / "whole" / "r"
     words = ["run", home / "in", "--config", home / "interlock.toml", "--roster", "a,b", "--token-vectors", "b"]
-    more = ["--token-pooling", "2", "--export", "npy", "--out", home / "runs", "--resume", "--no-ui", "--quiet"]
-    command = [*words, *more, "--run-id"]
-    interlock(*command, "whole")
+    more = ["--token-pooling", "2", "--export", "npy", "--resume", "--no-ui", "--quiet"]
+    command = [*words, *more, "--run-id", "r", "--out"]
+    interlock(*command, whole.parent)
     batches = len([each for each in events_of(whole, BatchCommitted) if each.model_pass == 0])
     for commits in (batches + 2, batches + 4):  # in the midst of the pass that has tokens
-        kill_after(run, commits, *command, "killed")
-    interlock(*command, "killed")
+        kill_after(run, commits, *command, run.parent)
+    interlock(*command, run.parent)
     assert same(kept(run), kept(whole))
     assert exports(run) == exports(whole)
     assert checksums(run) == checksums(whole)

@@ -35,7 +35,7 @@ from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageErro
 from interlock.engine.record.crash import reportable
 from interlock.engine.record.recorder import journal_at
 from interlock.engine.record.rundir import SUMMARY
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import command, safe
 from interlock.engine.settings import Configuration, recorded
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Audience:
     quiet: bool = False
     metrics: str | None = None
     notify: Sequence[str] = ()
+    server: str = ""
+    """Where the run goes at its end."""
 
 
 def run_with_front_end(
@@ -92,8 +94,9 @@ def _watched(session: Session, chunks: Path, configuration: Configuration, audie
     if session.work:
         if not audience.quiet:
             width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-            for line in recap(session.work.recorder.snapshot(), session.work.directory.path, width):
-                say(safe(line))
+            seen = session.work.recorder.snapshot()
+            for line in recap(seen, session.work.directory.path, width, audience.server):
+                say(line)
         try:
             _deliver(session.work, front_end, audience)
         except InterlockError as error:  # a run that did not complete says by its code what to do
@@ -237,7 +240,7 @@ def list_runs(configuration: Configuration) -> Sequence[str]:
 
 
 def _instead(summary: Path) -> str:
-    return f": `interlock view {summary.parent}` prints the summary" if summary.exists() else ""
+    return f": `{command(['view', str(summary.parent)])}` prints the summary" if summary.exists() else ""
 
 
 def set_up(configuration: Configuration, filled: "Filled | None" = None, failed: str = "") -> "Filled | None":

@@ -18,6 +18,7 @@ from interlock.console.terminal.tty import in_a_cell
 from interlock.console.text.event_text import describe, line_of
 from interlock.console.text.progress_text import bar, interval, progress
 from interlock.console.writing import silence
+from interlock.engine import parsers
 from interlock.engine.errors import DiskError, ExitCode, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import (
@@ -315,7 +316,10 @@ def check_summary(summary: str | None, out: Path) -> None:
     """Raise UsageError for a place where no summary could be written; `out` is made by the run itself."""
     if summary is None or summary == "-":
         return
-    path = Path(summary)
+    try:
+        path = parsers.path(summary)
+    except ValueError as wanted:
+        raise UsageError(f"--summary: {wanted}, got {summary!r:.100}") from None
     if path.is_dir():
         raise UsageError(f"--summary {summary}: expected a file, found a directory: name a file in it")
     if not path.parent.is_dir() and path.parent.absolute() != out.absolute():

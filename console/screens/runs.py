@@ -18,10 +18,9 @@ from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.runs import RunList
 from interlock.console.summary.document import load
 from interlock.console.text import runs_text
-from interlock.console.text.recap import command, resume_words
 from interlock.engine.errors import InterlockError
-from interlock.engine.record.runs import Overview, delete
-from interlock.engine.record.words import human_bytes, safe, several
+from interlock.engine.record.runs import Overview, delete, resume_words
+from interlock.engine.record.words import command, human_bytes, safe, several
 from interlock.widgets.choices import Choices
 from interlock.widgets.pane import Bar
 from interlock.widgets.panes.events import LONGEST_PATTERN
@@ -176,7 +175,7 @@ class RunsScreen(Keyed):
             why = "in use" if chosen.held else "complete" if chosen.exit_code == 0 else "not readable"
             self.say(f"{chosen.id} is {why}: nothing to resume")
             return
-        words = resume_words(chosen.chunks, chosen.path, rehearsed=chosen.rehearsed)
+        words = resume_words(chosen.chunks, chosen.path, chosen.config)
         if self._leave is None:
             self._go(words)
             return

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen
-from interlock.console.text.recap import command, resume_words
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record import journal
@@ -26,9 +25,10 @@ from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
 from interlock.engine.record.recorder import Ring, Tail, journal_at
+from interlock.engine.record.runs import chunks_of, resume_words
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import duration
+from interlock.engine.record.words import command, duration
 
 CHUNK = 256
 """Entries that are folded while a screen would have to wait."""
@@ -188,7 +188,8 @@ class Watched(_Folding):
             self._grew = time.monotonic()
             if not self.over and not held(self.path):
                 seen = super().snapshot()
-                words = resume_words(seen.chunks, self.path.parent, rehearsed=seen.rehearsed)
+                run = self.path.parent
+                words = resume_words(chunks_of(run, seen.chunks, seen.config), run, seen.config)
                 self._parting = f"{GONE}: its process is gone; continue it with {command(words)}"
                 self.gone = True
         return False

@@ -6,6 +6,7 @@ to do; fields that a later writer adds are shown like the others.
 
 import json
 import stat
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -19,9 +20,10 @@ from interlock.console.summary.tables import listed, objects, overview
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record.atomic import LARGEST
 from interlock.engine.record.rundir import JOURNAL, beside
-from interlock.engine.record.runs import state_of
+from interlock.engine.record.runs import overview as overview_of
+from interlock.engine.record.runs import resume_words, state_of
 from interlock.engine.record.summary import Summary, dumps, summarise
-from interlock.engine.record.words import duration, few, human_bytes, safe, several
+from interlock.engine.record.words import argument, command, duration, few, human_bytes, safe, several
 from interlock.widgets.formats import render
 from interlock.widgets.nodes import No, Node, Step, differences, human, title, written
 
@@ -139,10 +141,19 @@ def _file(path: Path) -> Path:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from None
     if unfinished:
-        raise UsageError(f"{path}: no {FILE} yet: watch it with `interlock watch`, or finish it with `run --resume`")
+        raise UsageError(f"{path}: no {FILE} yet: {_unfinished(path)}")
     if runs:
         raise UsageError(f"{path} has {several(len(runs), 'run')}: name one, such as {runs[-1].parent}")
     raise UsageError(f"{path}: no {FILE} in this directory: name a run directory ({beside(path)})")
+
+
+def _unfinished(path: Path) -> str:
+    """Say how to follow a run that has no summary, or how to finish it where nobody works on it."""
+    run = overview_of(path, time.time())
+    watch = f"watch it with {command(['watch', argument(str(path))])}"
+    if not run.resumable:
+        return watch
+    return f"finish it with {command(resume_words(run.chunks, path, run.config))}, or {watch}"
 
 
 def top(document: Document, other: Document | None = None) -> Node:

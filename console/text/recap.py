@@ -1,55 +1,44 @@
 """What became of a run, as the shell and the last screen say it: what was done, how fast, how much memory against what
 was predicted, what went wrong, where it lies, and the command that comes next."""
 
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from interlock.engine.record.facts import DeviceFacts, timed
 from interlock.engine.record.health import attention, health, outputs_of
+from interlock.engine.record.runs import resume_words
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.state import NodeState
-from interlock.engine.record.words import duration, human_bytes, percent, several
+from interlock.engine.record.words import argument, command, duration, human_bytes, percent, safe, several
 from interlock.widgets.formats import placed, render, several_devices
-
-
-def resume_words(chunks: str, run: Path, *, rehearsed: bool) -> list[str]:
-    """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run`; one that was
-    `rehearsed` writes its chunks itself."""
-    begun = ["demo", "--scripted"] if rehearsed else ["run", chunks]
-    named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
-    return [*begun, "--out", str(run.parent), *named, "--resume"]
-
-
-def command(words: Sequence[str]) -> str:
-    """Write arguments of `interlock` as a shell takes them."""
-    return shlex.join(["interlock", *words])
-
 
 RESUMABLE = ("stopped", "failed", "incomplete")
 MOST = 8
 """Nodes in trouble, and devices of nodes, that are told one by one."""
 
 
-def recap(snapshot: Snapshot, run: Path, width: int | None = None) -> list[str]:
-    """Sum up a run whose directory is `run`; a table of models wider than `width` is told as a line for each."""
+def recap(snapshot: Snapshot, run: Path, width: int | None = None, server: str = "") -> list[str]:
+    """Sum up a run whose directory is `run`, as a terminal takes it; a table of models wider than `width` is told as a
+    line for each. A run that was to be uploaded to a `server` goes on so."""
     lines = [_headline(snapshot), *_models(snapshot, width), *(f"nodes: {text}" for text in _nodes(snapshot))]
     lines += [f"memory: {text}" for text in _memory(snapshot)]
     lines += ["to look at: " + ", ".join(words)] if (words := attention(snapshot).words) else []
     lines += [f"summary: {run / 'summary.json'}"]
-    return [*lines, *(f"next: {command}" for command in next_commands(snapshot, run))]
+    return [*map(safe, lines), *(f"next: {each}" for each in next_commands(snapshot, run, server))]
 
 
-def next_commands(snapshot: Snapshot, run: Path) -> list[str]:
+def next_commands(snapshot: Snapshot, run: Path, server: str = "") -> list[str]:
     """Name what an operator would run next, ready to be pasted."""
     commands = []
     if snapshot.phase in RESUMABLE:
-        commands.append(command(resume_words(snapshot.chunks, run, rehearsed=snapshot.rehearsed)))
-    elif snapshot.store:
+        words = resume_words(snapshot.chunks, run, snapshot.config)
+        commands.append(command([*words, "--qdrant", server] if server else words))
+    elif snapshot.store and not snapshot.rehearsed:  # whose models have no weights
         stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]
-        chosen = ["--collection", stored[0]] if len(stored) > 1 else []
-        commands.append(shlex.join(["interlock", "search", _from_here(snapshot.store), *chosen]) + ' "your question"')
-    return [*commands, shlex.join(["interlock", "view", str(run)])]
+        chosen = [f"--collection={stored[0]}"] if len(stored) > 1 else []
+        bundle = ["--models", str(snapshot.config["models"].value)] if "models" in snapshot.config else []
+        words = ["search", argument(_from_here(snapshot.store)), *chosen, *bundle]
+        commands.append(command(words) + ' "your question"')
+    return [*commands, command(["view", argument(str(run))])]
 
 
 def _from_here(place: str) -> str:

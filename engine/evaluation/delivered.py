@@ -1,6 +1,5 @@
 """The vectors that a run delivered of one collection, to be judged without embedding anything again."""
 
-import shlex
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,9 @@ from interlock.engine.record.atomic import check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.inputs import language_of, store_of
 from interlock.engine.record.rundir import JOURNAL
+from interlock.engine.record.runs import resume_words
 from interlock.engine.record.summary import CollectionSummary
+from interlock.engine.record.words import command
 from interlock.engine.search.store_models import check_tokens, the_same
 from interlock.engine.targets.files.exported import ExportedRun
 from interlock.engine.targets.files.formats import TABLE
@@ -80,11 +81,11 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         hint = meant(name, found)
         raise UsageError(f"run {directory.name} has no collection {name!r}{hint}: choose one of {', '.join(found)}")
     delivered, inputs = found[name], run.directory.inputs()
-    again = ["run", str(inputs.get("chunks", "CHUNKS")), "--out", str(directory.parent), "--run-id", directory.name]
+    again = resume_words(str(inputs.get("chunks", "CHUNKS")), directory, run.summary.configuration)
     files = _Files(
         run.directory.exports(name),
         {Path(each.path).name: each for each in delivered.exports},
-        f"{shlex.join(again)} --resume --export npy,parquet",
+        command([*again, "--export", "npy,parquet"]),
     )
     roster = remaining(run.roster, delivered.missing)
     dense = [entry for entry in roster if "dense" in entry.gives]
@@ -207,10 +208,7 @@ class _Files:
             raise InterlockError(f"cannot read {path} ({error}): resume the run to write it again") from error
 
     def _lacking(self, what: str) -> UsageError:
-        return UsageError(
-            f"{self.directory} has no {what}: `interlock {self.again}` (and --config, if it had one) writes them, and "
-            "computes nothing again"
-        )
+        return UsageError(f"{self.directory} has no {what}: use `{self.again}`, which writes them and computes nothing")
 
 
 def _cost(collection: CollectionSummary, model: str) -> SideCost:

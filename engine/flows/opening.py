@@ -156,7 +156,7 @@ def announce(
     started = ev.RunStarted(
         run_id=directory.id,
         chunks=str(chunks),
-        config=recorded(configuration),
+        config=recorded(configuration) | {"chunks": Setting(str(chunks.absolute()), "argument")},
         fusion=settings.fusion,
         schedule=schedule_of(settings),
         versions=versions,

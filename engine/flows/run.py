@@ -67,7 +67,14 @@ class Run:
         self._working = False
         self._backend = backend
         self._notes: list[str] = []
-        self.directory = rundir.choose(asked.out, asked.run_id, chunks, resume=asked.resume, skipped=self._notes.append)
+        self.directory = rundir.choose(
+            asked.out,
+            asked.run_id,
+            chunks,
+            resume=asked.resume,
+            skipped=self._notes.append,
+            begin=configuration.origins["roster"] != "default",
+        )
         with ExitStack() as undo:
             undo.callback(self.directory.unmake)
             begun = self.directory.begun()

@@ -142,10 +142,10 @@ def opened(path: Path) -> BufferedReader:
     return BufferedReader(FileIO(path, opener=at_once))
 
 
-def content(path: Path) -> bytes:
+def content(path: Path, most: int = LARGEST) -> bytes:
     """Read a file whole. Raises OSError for what is no file, and for one larger than any that is read whole."""
     with opened(path) as handle:
-        if os.fstat(handle.fileno()).st_size > LARGEST:
+        if os.fstat(handle.fileno()).st_size > most:
             raise OSError(errno.EFBIG, "too large to be read", str(path))
         return handle.read()
 

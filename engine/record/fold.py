@@ -35,6 +35,10 @@ STAGES: dict[type[ev.AnyEvent], str] = {
     ev.LeaseGranted: "running",
 }
 """The stage that begins with an event."""
+MOST_PASSES, MOST_BATCHES = 10_000, 10_000_000
+"""Of a run and of a pass: a journal that tells of more is of some gigabytes."""
+EARLIEST, LATEST = -6e10, 2e11
+"""Seconds since the epoch that have a date."""
 PROGRESS = frozenset(get_args(ev.Progress))
 
 
@@ -73,7 +77,12 @@ def fold_all(state: RunState, entries: Iterable[Entry]) -> RunState:
 
 
 def fold(state: RunState, entry: Entry) -> None:
-    """Take one entry into the state."""
+    """Take one entry into the state. Raises ValueError for one of a pass or a time that there is not."""
+    model_pass = getattr(entry.body, "model_pass", None)
+    if model_pass is not None and not 0 <= model_pass < (len(state.roster) or MOST_PASSES):
+        raise ValueError(f"there is no pass {model_pass}")
+    if not EARLIEST < entry.at < LATEST:
+        raise ValueError(f"no clock says {entry.at}")
     state.latest_at = entry.at
     if isinstance(entry.body, ev.Heartbeat):
         state.beats[type(entry.body).__name__] = entry.body
@@ -298,6 +307,8 @@ def _collection(state: RunState, name: str) -> CollectionState:
 
 def _plan(state: RunState, event: ev.PassPlanned) -> None:
     """A resumed session plans again; the same plan keeps what was done under it."""
+    if min(event.first_batch, event.batches) < 0 or event.first_batch + event.batches > MOST_BATCHES:
+        raise ValueError(f"no pass has {event.batches} batches")
     state.plans[event.model_pass, event.collection] = event.plan
     shares = _collection(state, event.collection).shares
     if event.model_pass not in shares:
@@ -309,7 +320,7 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
         plan = share.plan = replace(share.plan, cost=event.cost, flops=event.flops)
         done = state.committed.get(event.model_pass, {})
         mine = range(plan.first_batch, plan.first_batch + plan.batches)
-        share.flops_done = sum(share.flops_of(done[index]) for index in mine if index in done)
+        share.flops_done = sum(share.flops_of(done[index]) for index in sorted(done) if index in mine)
 
 
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:

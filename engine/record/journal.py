@@ -17,7 +17,7 @@ import msgspec
 from interlock.engine.errors import DiskError, InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.events import Entry
-from interlock.engine.record.words import DELETE, unarmed
+from interlock.engine.record.words import DELETE, argument, command, unarmed
 
 _CRC = b',"crc":"%08x"}\n'
 _json = msgspec.json.Encoder().encode
@@ -95,10 +95,10 @@ class Journal:
             self._handle = io.FileIO(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
             if not atomic.lock(self._handle):
                 self._handle.close()
-                who = atomic.occupant(path.parent) or "another session"
+                who, run = atomic.occupant(path.parent) or "another session", argument(str(path.parent))
                 raise UsageError(
-                    f"{path.parent} is in use by {who}: wait for its end, follow it (interlock watch {path.parent}), "
-                    f"steer it (interlock ctl {path.parent} status), or choose another --run-id"
+                    f"{path.parent} is in use by {who}: wait for its end, follow it ({command(['watch', run])}), "
+                    f"steer it ({command(['ctl', run, 'status'])}), or choose another --run-id"
                 )
         atomic.enter(path.parent)
 

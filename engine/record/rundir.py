@@ -6,6 +6,7 @@ Nothing is written through a link that lies in a run's directory: where it leads
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -26,6 +27,9 @@ from interlock.engine.record.words import few
 
 SCRATCH, SOCKET = ".tokens-", "control.sock"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+NAMES = "letters, digits, '.', '_' and '-', beginning with a letter or digit"
+"""What a new run is called; one that was moved is a run of any name."""
 LISTED = 10
 """Runs that are named to somebody who looked for another."""
 _TELLING = tuple(
@@ -58,7 +62,7 @@ class Begun:
         names mean nothing to who goes on), and paths as they are beside a run that was moved."""
         asked, settings = self.config.get("devices"), {**self.config, **self.steered}
         out = self.config.get("out")
-        if self.at and out and isinstance(out.value, str):
+        if self.at and out and isinstance(out.value, str) and out.value.startswith("/"):
             before, now = Path(out.value) / self.at.name, self.at.absolute()
             settings = {name: Setting(moved(each.value, before, now), each.origin) for name, each in settings.items()}
         on_nodes = any(node_of(each.name) for each in self.devices)
@@ -193,21 +197,33 @@ def _refuse_links(paths: Iterable[Path]) -> None:
 
 
 def choose(
-    out: Path, run_id: str, chunks: Path, *, resume: bool, skipped: Callable[[str], None] = lambda _: None
+    out: Path,
+    run_id: str,
+    chunks: Path,
+    *,
+    resume: bool,
+    skipped: Callable[[str], None] = lambda _: None,
+    begin: bool = True,
 ) -> RunDirectory:
     """Choose the directory that these flags mean: a new one, which is made, or with `resume` the one to continue.
 
     A run whose chunks are not where they were is continued where files of the same names are in `chunks` now. A run
-    that cannot be read is no run to continue unless it is named: `skipped` is told of both, and so it is of a name that
-    none of the runs there has. Raises UsageError for a run that exists and is not to be resumed, for a directory of
-    something else, and for links; InterlockError for a place that is closed.
+    that cannot be read is no run to continue unless it is named: `skipped` is told of both. Raises UsageError for a run
+    that exists and is not to be resumed, for one to be resumed that is not there (where there are no runs at all and it
+    may `begin`, as a job that is started again and again wants it, it does), for a directory of something else, and for
+    links; InterlockError for a place that is closed.
     """
     with atomic.explaining(out):
         if run_id:
-            named = _checked(_named(out / run_id), out, resume=resume)
-            if resume and not named.journal.exists() and runs_in(out):
-                skipped(f"--resume: no run {run_id!r}, starting a new one ({beside(named.path)})")
-            return named
+            named = out / run_id
+            begun = (named / JOURNAL).exists()
+            if resume and not begun and (runs_in(out) or not begin):
+                raise UsageError(
+                    f"--resume: no run {run_id!r}, {beside(named)}: name one of them, or drop --resume to begin it"
+                )
+            if not begun and not NAME.fullmatch(run_id):
+                raise UsageError(f"--run-id: use {NAMES}, not {run_id!r:.100}")
+            return _checked(_named(named), out, resume=resume)
         if not resume:
             return _fresh(out)
         same: list[tuple[int, RunDirectory]] = []

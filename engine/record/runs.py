@@ -7,7 +7,7 @@ Nothing is locked and nothing is written, but by `delete`.
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -24,9 +24,11 @@ from interlock.engine.record.events import RunClosed
 from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.health import ENDED, Attention, Health, attention, health
+from interlock.engine.record.inputs import moved
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_in
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.record.words import argument
 
 DIED = "its process is gone"
 TAIL_BYTES = 64 << 10
@@ -52,6 +54,8 @@ class Overview:
     device_kind: str = ""
     chunks: str = ""
     rehearsed: bool = False
+    config: Mapping[str, Setting] = field(default_factory=dict)
+    """What its latest session was called with."""
     exit_code: int | None = None
     bytes: int = 0
     held: bool = False
@@ -85,7 +89,13 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
         seen = seen or _open(directory, (folded or state_of)(directory), now, in_use=in_use)
     except Exception as error:  # whatever one holds, it hurts no other
         seen = Overview(directory, Health("UNREADABLE", "error", reason(error)))
-    return replace(seen, bytes=size_of(directory), held=in_use, occupant=occupant(directory), chunks=_chunks(seen))
+    return replace(
+        seen,
+        bytes=size_of(directory),
+        held=in_use,
+        occupant=occupant(directory),
+        chunks=chunks_of(directory, seen.chunks, seen.config),
+    )
 
 
 def state_of(directory: Path) -> RunState:
@@ -156,6 +166,7 @@ def _shown(directory: Path, seen: Snapshot, now: float) -> Overview:
         seen.device_kind,
         seen.chunks,
         seen.rehearsed,
+        seen.config,
         seen.exit_code,
     )
 
@@ -236,6 +247,7 @@ def _closed(directory: Path) -> Overview | None:
         said.device_kind,
         said.chunks,
         rehearsed(said.configuration),
+        said.configuration,
         said.exit_code,
     )
 
@@ -249,12 +261,39 @@ def _close_of(path: Path) -> RunClosed | None:
     return entry.body if entry and isinstance(entry.body, RunClosed) else None
 
 
-def _chunks(seen: Overview) -> str:
-    """Where its chunks lie, from any directory; `run.json` says so."""
+def chunks_of(directory: Path, told: str, config: Mapping[str, Setting]) -> str:
+    """Where a run's chunks lie, from any directory: `run.json` says so, or what it was called with; else as `told`."""
+    otherwise = config["chunks"].value if "chunks" in config else told
     try:
-        return str(RunDirectory(seen.path).inputs().get("chunks", seen.chunks))
+        return str(RunDirectory(directory).inputs().get("chunks", otherwise))
     except InterlockError:
-        return seen.chunks
+        return str(otherwise)
+
+
+AGAIN = ("cluster", "offline", "allow_pickle", "strict")
+"""What a run does not keep for itself, and a session that goes on with it needs as well."""
+
+
+def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[str]:
+    """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run` and whose latest
+    session was called with `config`; one that was rehearsed writes its chunks itself."""
+    now, out = run.absolute(), Path(str(config["out"].value) if "out" in config else "")
+    before = out / run.name if out.is_absolute() else now
+    words = ["demo", "--scripted"] if rehearsed(config) else ["run", argument(moved(chunks, before, now))]
+    for name in ("config", "models"):
+        words += [f"--{name}", moved(config[name].value, before, now)] if name in config else []
+    for name in AGAIN:
+        said = config.get(name, Setting(None, ""))
+        if said.value and not said.origin.startswith("file "):  # the file says it again
+            flag = "--" + name.replace("_", "-")
+            words += [flag] if said.value is True else [flag, ",".join(_each(said.value))]
+    # A directory that was given another name is a run of that name.
+    named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
+    return [*words, "--out", argument(str(run.parent)), *named, "--resume"]
+
+
+def _each(value: object) -> list[str]:
+    return list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
 
 
 RUNS_ASKED = 20

@@ -14,7 +14,17 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import NO_WORK, DeviceFacts, Memory, Planned, Readings, Tally, on_host, rehearsed
+from interlock.engine.record.facts import (
+    NO_WORK,
+    DeviceFacts,
+    Memory,
+    Planned,
+    Readings,
+    Setting,
+    Tally,
+    on_host,
+    rehearsed,
+)
 from interlock.engine.record.state import (
     CollectionState,
     Control,
@@ -153,6 +163,8 @@ class Snapshot(RunStatus, kw_only=True):
     store: str = ""
     """The directory that its points are written to, if any."""
     rehearsed: bool = False
+    config: Mapping[str, Setting] = {}
+    """What the session was called with."""
     phase: str = "starting"
     """starting, resolving, reading, planning, running, delivering, or how the run ended."""
     elapsed: float = 0.0
@@ -246,6 +258,7 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         chunks=state.started.chunks if state.started else "",
         store=str(config["qdrant"].value or "") if "qdrant" in config else "",
         rehearsed=rehearsed(config),
+        config=config,
         phase=_phase(state),
         elapsed=state.elapsed,
         collection=_current(state),

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import time
 from pathlib import Path
@@ -162,6 +163,28 @@ def safe(text: object, limit: int = LIMIT) -> str:
             for sign in shown
         )
     return shown if len(line) <= limit else shown + "…"
+
+
+def command(words: Sequence[str]) -> str:
+    """Write arguments of `interlock` as a shell takes them, whatever is in them; `safe` finds nothing to escape."""
+    return " ".join(["interlock", *map(_quoted, words)])
+
+
+def _quoted(word: str) -> str:
+    """A word for a shell; one with signs that steer a terminal as bash, zsh and ksh read it: `$'a\\x0ab'`."""
+    if safe(word, len(word)) == word:
+        return shlex.quote(word)
+    plain = (f"\\{sign}" if sign in "'\\" else sign if safe(sign) == sign else _bytes(sign) for sign in word)
+    return "$'" + "".join(plain) + "'"
+
+
+def _bytes(sign: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(sign))
+
+
+def argument(path: str) -> str:
+    """Write a path so that no command takes it for an option."""
+    return f"./{path}" if path.startswith("-") else path
 
 
 def named(path: Path) -> str:

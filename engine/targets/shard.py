@@ -281,8 +281,8 @@ def _unopenable(path: Path, elsewhere: str, cause: BaseException) -> InterlockEr
 def _unfinished(path: Path) -> UsageError:
     run = writer_of(read_manifest(path)) or "ID"
     return UsageError(
-        f"{path} has no points yet: the first delivery into it did not finish; continue it (interlock run CHUNKS "
-        f"--run-id {run} --resume), or delete that directory"
+        f"{path} has no points yet: the first delivery into it did not finish; finish run {run} with "
+        "the command that `interlock ctl RUN_DIR status` tells, or delete that directory"
     )
 
 

@@ -171,7 +171,6 @@ def test_a_comma_at_the_end_of_a_list_is_no_record(tmp_path, tiny_a):
     assert told(found, "record_refused") == []
 
 
-@wrong("R24", "a run that is to be continued and is not there is begun")
 def test_a_run_that_is_not_there_is_not_continued(chunks, tiny_a):
     run(chunks, "--roster", tiny_a)
     said = run(chunks, "--roster", tiny_a, "--resume", name="two", check=None)
@@ -210,7 +209,6 @@ def test_a_name_of_a_store_that_is_too_long_is_refused(chunks, tiny_a):
     assert said.returncode in (1, 2) and "crash" not in said.stderr
 
 
-@wrong("R7", "the command that is printed as the next one leaves out --config, by which its models are known")
 def test_the_next_command_that_is_printed_runs(chunks, models):
     words = ("--config", models / "interlock.toml", "--roster", "mean", "--devices", "sim:1xT4", "--faults", "lose:60")
     out = chunks.parent / "runs"

@@ -102,6 +102,10 @@ def _nodes(cells: PassCells) -> list[str]:
     return [f"{several(len(slowest), 'node')}: {', '.join(told + more)}"] if slowest else []
 
 
+MOST_CELLS = 50_000
+"""Batches that are drawn one by one."""
+
+
 @lru_cache(maxsize=2)
 def _board(batches: int, cells: PassCells, width: int) -> list[Row]:
     """Batches in their order, as many on a line as it has room for; kept, because there may be ten thousand."""
@@ -109,11 +113,13 @@ def _board(batches: int, cells: PassCells, width: int) -> list[Row]:
     size = digits + 2 + SECONDS
     across = max(1, (width + CELL_GAP) // (size + CELL_GAP))
     lines = []
-    for begin in range(0, batches, across):
+    for begin in range(0, min(batches, MOST_CELLS), across):
         spans: list[Span] = []
         for index in range(begin, min(begin + across, batches)):
             spans += [Span(" " * CELL_GAP), *_cell(index, cells, digits)]
         lines.append(fitted(spans[1:], width))
+    if batches > MOST_CELLS:
+        lines.append((Span(f"and {batches - MOST_CELLS:,} more", "dim"),))
     return lines
 
 

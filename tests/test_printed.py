@@ -1,0 +1,222 @@
+"""Every command that is printed does what it says when it is pasted into a shell, in each kind of run."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from interlock.engine.record.facts import Setting
+from interlock.engine.record.runs import resume_words
+from interlock.engine.record.words import command, safe
+from tests.builders import corpus, environment, interlock, sentences, start, tiny_model, toml
+
+ENDS = ("--devices", "sim:1xT4", "--faults", "lose:60", "--no-ui")
+"""The only GPU goes, and the run stops."""
+
+
+@pytest.fixture(scope="module")
+def bin(tmp_path_factory):
+    """A directory with the command as a user has it."""
+    place = tmp_path_factory.mktemp("bin")
+    (place / "interlock").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m interlock "$@"\n')
+    (place / "interlock").chmod(0o755)
+    return place
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two models, and the file that names them."""
+    home = tmp_path_factory.mktemp("models")
+    made = {"mean": tiny_model(home / "mean", seed=21), "cls": tiny_model(home / "cls", seed=22, pooling="cls")}
+    toml(home / "interlock.toml", {name: {"source": str(path), "batch_tokens": 96} for name, path in made.items()})
+    return home
+
+
+@pytest.fixture
+def pasted(bin, tmp_path):
+    """What a line came to in a shell."""
+
+    def paste(line, cwd=tmp_path, **more):
+        env = environment(more) | {"PATH": f"{bin}:{os.environ['PATH']}"}
+        return subprocess.run(["bash", "-c", line], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+    return paste
+
+
+@pytest.fixture
+def chunks(tmp_path):
+    return corpus(tmp_path / "my chunks", {"Docs": {"a_chunks.json": sentences(60)}})
+
+
+def named(said, word="--resume"):
+    """The commands that a text names, whatever stands before them."""
+    found = re.findall(r"(?:^|[ `(])(interlock (?:[^`\n]*))", said, re.M)
+    return [each for each in found if word in each]
+
+
+def next_of(said, word="--resume"):
+    return next(line.removeprefix("next: ") for line in said.splitlines() if line.startswith("next: ") and word in line)
+
+
+def test_words_of_any_signs_are_quoted_so_that_a_terminal_and_a_shell_take_them():
+    odd = [
+        "plain",
+        "two words",
+        "it's",
+        '"',
+        "$HOME",
+        "a\nb",
+        "\x1b[31m",
+        "é",
+        "日本",
+        "-x",
+        "",
+        "\u202e",
+        "'\n\\",
+        "🇩🇪",
+    ]
+    line = command(odd)
+    assert safe(line, 9999) == line
+    said = subprocess.run(["bash", "-c", f'interlock() {{ printf "%s\\0" "$@"; }}; {line}'], capture_output=True)
+    assert said.stdout.decode().split("\0")[:-1] == odd
+
+
+def test_a_run_whose_models_a_file_names_goes_on_by_the_file(pasted, chunks, models, tmp_path):
+    words = ("--config", models / "interlock.toml", "--roster", "mean", *ENDS)
+    said = interlock("run", chunks, *words, "--run-id", "r", cwd=tmp_path, check=4)
+    done = pasted(next_of(said.stderr))
+    assert done.returncode in (0, 4), done.stderr
+    if done.returncode == 0:
+        assert pasted(next_of(done.stderr, "view")).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "ünï-日本", "$HOME", "-dash"])
+def test_a_model_a_run_and_a_place_of_any_name_go_on(pasted, tmp_path, name):
+    here = tmp_path / name
+    chunks = corpus(here / f"{name} chunks", {"Docs": {"a_chunks.json": sentences(60)}})
+    model = tiny_model(here / f"{name} model", seed=1)
+    place = f"./{name}" if name.startswith("-") else name
+    words = ("--roster", f"./{place}/{name} model", "--out", f"./{place}/runs", *ENDS)
+    said = interlock("run", chunks, *words, cwd=tmp_path, check=4)
+    assert model.exists()
+    done = pasted(next_of(said.stderr))
+    assert done.returncode in (0, 4), done.stderr
+    assert pasted(next_of(said.stderr, "view")).returncode == 0
+
+
+def test_what_a_run_was_begun_with_goes_before_the_file_and_the_environment_and_that_is_told(
+    pasted, chunks, models, tmp_path
+):
+    file = toml(tmp_path / "other.toml", {})
+    file.write_text('roster = "all-minilm-l6"\nceiling = "8GiB"\n')
+    said = interlock("run", chunks, "--roster", models / "mean", *ENDS, "--config", file, cwd=tmp_path, check=4)
+    done = pasted(next_of(said.stderr), INTERLOCK_FUSION="mean", INTERLOCK_ROSTER="bge-m3")
+    assert done.returncode in (0, 4), done.stderr
+    assert "environment INTERLOCK_ROSTER: roster is not taken" in done.stderr
+    assert "ceiling is not taken" not in done.stderr  # it is the run's
+
+
+def test_a_run_that_was_killed_says_from_anywhere_how_it_goes_on(pasted, chunks, models, tmp_path):
+    words = ("--config", "interlock.toml", "--roster", "mean,cls", "--devices", "cpu", "--no-ui")
+    shutil.copy(models / "interlock.toml", tmp_path)
+    process = start("run", "my chunks", *words, "--run-id", "r", cwd=tmp_path)
+    journal = tmp_path / "runs" / "r" / "journal.jsonl"
+    while not (journal.exists() and b"run_started" in journal.read_bytes()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (tmp_path / "runs" / "r" / "summary.json").unlink(missing_ok=True)
+    view = pasted("interlock view runs/r")
+    (line,) = named(view.stderr)
+    again = line.rpartition(", or watch it with ")[0]
+    assert view.returncode == 2 and again
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (told,) = named(pasted(f"interlock ctl {journal.parent} status", cwd=elsewhere).stdout)
+    done = pasted(told, cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert pasted(again).returncode == 0
+    assert pasted(next_of(done.stderr, "view"), cwd=elsewhere).returncode == 0
+
+
+def test_a_directory_that_was_moved_with_all_that_is_beside_it_goes_on_where_it_is(pasted, models, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new place"
+    corpus(old / "chunks", {"Docs": {"a_chunks.json": sentences(60)}})
+    shutil.copy(models / "interlock.toml", old)
+    words = ("--config", "interlock.toml", "--roster", "mean", "--qdrant", "store", *ENDS)
+    interlock("run", "chunks", *words, "--run-id", "r", cwd=old, check=4)
+    old.rename(new)
+    (new / "runs" / "r").rename(new / "runs" / "r of today")
+    shutil.copytree(new / "runs" / "r of today", new / "runs" / "r")
+    for name in ("r", "r of today"):
+        (told,) = named(pasted(f"interlock ctl {shlex.quote(str(new / 'runs' / name))} status").stdout)
+        done = pasted(told)
+        assert done.returncode in (0, 4), done.stderr
+
+
+def test_a_run_from_a_bundle_and_its_store_are_used_with_the_bundle(pasted, chunks, models, tmp_path):
+    toml(tmp_path / "one.toml", {"mean": {"source": str(models / "mean")}})
+    interlock("models", "bundle", "my bundle", "mean", "--config", "one.toml", cwd=tmp_path)
+    words = ("--models", "my bundle", "--config", "one.toml", "--roster", "mean", "--offline", "--qdrant", "store")
+    begun = interlock("run", chunks, *words, *ENDS, cwd=tmp_path, check=4)
+    line = next_of(begun.stderr)
+    assert "--models" in line and "--offline" in line
+    done = pasted(line + " --devices sim:1xT4 --faults ''")
+    assert done.returncode == 0, done.stderr
+    found = pasted(next_of(done.stderr, "search"))
+    assert found.returncode == 0 and "1. " in found.stdout, found.stderr
+
+
+def test_a_run_that_was_to_be_uploaded_goes_on_so(pasted, chunks, models, tmp_path):
+    words = ("--config", models / "interlock.toml", "--roster", "mean", *ENDS)
+    url = "http://127.0.0.1:9"
+    said = interlock("run", chunks, *words, "--qdrant", url, cwd=tmp_path, check=None)
+    if said.returncode == 4:
+        assert shlex.split(next_of(said.stderr))[-2:] == ["--qdrant", url]
+
+
+def test_what_a_session_needs_and_a_run_does_not_keep_is_said_again():
+    config = {
+        "config": Setting("/a/my file.toml", "flag --config"),
+        "models": Setting("/a/bundle", "flag --models"),
+        "cluster": Setting("local:2", "flag --cluster"),
+        "allow_pickle": Setting(["one", "two"], "flag --allow-pickle"),
+        "offline": Setting(True, "file /a/my file.toml"),
+        "strict": Setting(False, "default"),
+        "out": Setting("/r", "default"),
+    }
+    words = resume_words("/c", Path("/r/x"), config)
+    wanted = "run /c --config '/a/my file.toml' --models /a/bundle --cluster local:2 --allow-pickle one,two"
+    assert words == [*shlex.split(wanted), "--out", "/r", "--run-id", "x", "--resume"]
+
+
+def test_a_rehearsal_says_what_goes_on_and_what_shows_it(pasted, tmp_path):
+    said = interlock("demo", "--scripted", "--speed", 1000, "--no-ui", cwd=tmp_path, check=None, timeout=300)
+    for line in said.stderr.splitlines():
+        if line.startswith("next: "):
+            assert pasted(line.removeprefix("next: ")).returncode in (0, 1, 3), line
+
+
+def test_the_commands_of_one_that_is_in_use_name_it(pasted, chunks, models, tmp_path):
+    words = ("--config", models / "interlock.toml", "--roster", "mean,cls", "--devices", "cpu", "--run-id", "r")
+    where = ("--out", tmp_path / "the runs", "--no-ui")
+    process = start("run", chunks, *words, *where, cwd=tmp_path)
+    journal = tmp_path / "the runs" / "r" / "journal.jsonl"
+    try:
+        while not (journal.exists() and journal.stat().st_size):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGSTOP)
+        said = interlock("run", chunks, *words, *where, "--resume", cwd=tmp_path, check=2)
+        line = re.search(r"\((interlock ctl .* status)\)", said.stderr)[1]
+        assert pasted(line).returncode == 0
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
