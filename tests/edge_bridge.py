@@ -1,7 +1,8 @@
 """A loopback HTTP front over the engine of qdrant-edge: real points, vectors and filters behind the paths of a server.
 
 It is no Qdrant server: it has no authentication, optimisers, cluster or limits of its own, and proves nothing of these.
-`EdgeBridge.answer` is what it says to one request; `serving` puts it behind a socket; `before` may answer in its place.
+`EdgeBridge.answer` is what it says to one request; `serving` puts it behind a socket; `before` may answer in its place,
+and `raw` write what it likes instead of an answer.
 """
 
 import json
@@ -30,6 +31,8 @@ class Collection:
         self.asked, self.schema, self.status = asked, dict[str, Any](), "green"
         self.metadata = dict(asked.get("metadata") or {})
         self.hnsw, self.strict = {"m": 16, **(asked.get("hnsw_config") or {})}, dict[str, Any]()
+        self.waiting = 0
+        """Optimisations that wait by its list."""
         self.sent: list[str] = []
         """The id of every point that was ever written, as often as it was."""
         self._make(path)
@@ -170,6 +173,7 @@ class EdgeBridge:
         self.requests: list[tuple[str, str]] = []
         self.before: Callable[[str, str, bytes, dict[str, str]], Answer | None] = lambda *_: None
         self.after: Callable[[str, str], Answer | None] = lambda *_: None
+        self.raw: Callable[[BaseHTTPRequestHandler, Answer], bool] = lambda *_: False
         self.strict: dict[str, Any] = {}
         """The strict mode of collections that are made from now on."""
         self._made = 0
@@ -219,6 +223,9 @@ class EdgeBridge:
         match method, path[2:]:
             case "GET", []:
                 return _done(collection.info())
+            case "GET", ["optimizations"]:
+                queued = {"queued_optimizations": collection.waiting, "queued_segments": 0, "queued_points": 0}
+                return _done({"summary": {**queued, "idle_segments": 1}, "running": []})
             case "PATCH", []:
                 collection.hnsw |= body.get("hnsw_config") or {}
                 collection.metadata |= body.get("metadata") or {}
@@ -233,6 +240,8 @@ class EdgeBridge:
                     raise ValueError(f"Upsert limit exceeded: {len(body['points'])} > {most}")
                 collection.upsert(body["points"])
             case "POST", ["points", "count"]:
+                if collection.strict.get("search_allow_exact") is False and body.get("exact", True):
+                    raise ValueError("Exact search disabled!. Help: Set exact=false.")
                 must = body.get("filter", {}).get("must")
                 return _done({"count": collection.count(must[0]["has_id"] if must else None)})
             case "POST", ["points", "scroll"]:
@@ -284,6 +293,9 @@ def serving(bridge: EdgeBridge) -> Iterator[str]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
             status, more, content = bridge.answer(self.command, self.path, body, headers)
+            if bridge.raw(self, (status, more, content)):
+                self.close_connection = True
+                return
             self.send_response(status)
             for name, value in {"Content-Type": "application/json", **more}.items():
                 self.send_header(name, value)

@@ -77,6 +77,23 @@ def answered(result: object) -> Answer:
     return 200, {}, json.dumps({"result": result, "status": "ok", "time": 0.0}).encode()
 
 
+def key_of(rights: str) -> Callable[[str, str, bytes, dict[str, str]], Answer | None]:
+    """A server that lets a key do what Qdrant lets one: `r`, `prw` and `rw` are for a collection, `m` is global."""
+
+    def before(method: str, path: str, *_: object) -> Answer | None:
+        aliases = path == "/collections/aliases"
+        if (method in ("PUT", "PATCH") and path.count("/") == 2) or (method == "POST" and aliases):
+            return None if rights == "m" else refusal(403, "Global access is required")
+        writes = (method, path.rpartition("/")[2]) in (("PUT", "points"), ("POST", "delete"), ("GRPC", "Upsert"))
+        if writes and rights == "r":
+            return refusal(403, "Write access to collection docs is required")
+        if path.endswith("/index") and rights in ("r", "prw"):
+            return refusal(403, "Only points access is allowed for collection docs")
+        return None
+
+    return before
+
+
 class Clock:
     """Time that passes when somebody sleeps."""
 
