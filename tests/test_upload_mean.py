@@ -228,9 +228,7 @@ def test_a_key_that_may_only_read_sends_nothing_and_is_told_what_lacks(upload, e
     upload()
     upload.bridge.before = key_of("r")
     sent = list(of(upload).sent)
-    with pytest.raises(
-        UsageError, match=r"refuses this key .403.* for an upsert, which takes write access"
-    ):
+    with pytest.raises(UsageError, match=r"refuses this key .403.* for an upsert, which takes write access"):
         upload(exported / "runs" / "two")
     assert of(upload).sent == sent
 
@@ -241,9 +239,7 @@ def test_a_key_that_may_not_switch_an_alias_is_told_before_the_first_point(uploa
     (upload.directory / "x").mkdir(parents=True)
     [path.unlink() for path in upload.directory.glob("*.jsonl")]
     upload.bridge.before, sent = key_of("rw"), list(of(upload).sent)
-    with pytest.raises(
-        UsageError, match=r"this key may not switch an alias, nor change a collection: use"
-    ):
+    with pytest.raises(UsageError, match=r"this key may not switch an alias, nor change a collection: use"):
         upload(alias="live")
     assert of(upload).sent == sent and first.rows == ROWS
 
@@ -252,9 +248,7 @@ def test_a_key_that_may_not_have_the_index_built_is_told_before_the_first_point(
     upload()
     of(upload).hnsw["m"], sent = 0, list(of(upload).sent)
     upload.bridge.before = key_of("rw")
-    with pytest.raises(
-        UsageError, match=r"this key may not change docs, which builds no index"
-    ):
+    with pytest.raises(UsageError, match=r"this key may not change docs, which builds no index"):
         upload()
     assert of(upload).sent == sent
 
@@ -275,9 +269,7 @@ def test_a_mark_that_is_not_kept_is_nobodys_upload(upload):
     upload.bridge.before = lambda method, path, body, _: (
         answered(True) if method == "PATCH" and MARK.encode() in body else None
     )
-    with pytest.raises(
-        InterlockError, match=r"docs on .* does not keep the mark of this upload in its metadata"
-    ):
+    with pytest.raises(InterlockError, match=r"docs on .* does not keep the mark of this upload in its metadata"):
         upload()
     assert ("PUT", POINTS) not in upload.bridge.requests
 

@@ -11,6 +11,7 @@ from bench.campaigns import (
     models,
     ownfiles,
     pairs,
+    servers,
     signals,
     tokenizers,
 )
@@ -29,4 +30,5 @@ CAMPAIGNS = [
     pairs.CAMPAIGN,
     heads.CAMPAIGN,
     tokenizers.CAMPAIGN,
+    servers.CAMPAIGN,
 ]
