@@ -4,10 +4,13 @@ They are a projection of the run's state, of all its sessions, whenever somebody
 it is imported only where they are asked for. A run goes on whatever happens to them.
 """
 
+import re
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,9 @@ from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.state import SECONDS, RunState, Share
 
 LOOPBACK = "127.0.0.1"
+OWN_NAME = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
+MOST_CLIENTS, PATIENCE = 8, 5.0
+"""Connections at a time, and seconds that one may last."""
 EVERY = 5.0
 """Seconds between two writings of a file."""
 Find = Callable[[], Recorder | None]
@@ -110,10 +116,11 @@ def _client() -> Any:
 @contextmanager
 def _served(client: Any, registry: Any, port: int, say: Say) -> Iterator[None]:
     try:
-        server, thread = client.start_http_server(port, addr=LOOPBACK, registry=registry)
+        server = _Server(client, registry, port)
     except (OSError, OverflowError) as error:
         raise UsageError(f"--metrics {port}: cannot listen there ({error}): choose another port") from None
-    server.handle_error = lambda *_: None  # a client that breaks off is none of the operator's business
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     say(f"metrics: http://{LOOPBACK}:{server.server_port}/metrics")
     try:
         yield
@@ -121,6 +128,65 @@ def _served(client: Any, registry: Any, port: int, say: Say) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers a few clients of this machine at a time, each for a few seconds: a run's descriptors are its own."""
+
+    def __init__(self, client: Any, registry: Any, port: int) -> None:
+        super().__init__((LOOPBACK, port), _Handler)
+        self._client, self._registry = client, registry
+        self._room = threading.BoundedSemaphore(MOST_CLIENTS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        late = threading.Timer(PATIENCE, self._cut, [request])
+        late.daemon = True
+        late.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            late.cancel()
+            self._room.release()
+
+    def encoded(self, accepted: str) -> tuple[bytes, str]:
+        """Write the numbers in a format that a client accepts; and name it."""
+        encode, kind = self._client.exposition.choose_encoder(accepted)
+        return encode(self._registry), kind
+
+    @staticmethod
+    def _cut(request: Any) -> None:
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that breaks off is none of the operator's business."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = PATIENCE
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Give the numbers, to nobody whom another name has led here."""
+        host = self.headers.get("Host", LOOPBACK).strip().lower()
+        if not OWN_NAME.fullmatch(host):
+            self.send_error(403, "only this machine is answered")
+            return
+        said, kind = self.server.encoded(self.headers.get("Accept", ""))
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
 
 
 @contextmanager

@@ -227,3 +227,17 @@ def test_the_heads_of_a_model_and_what_was_a_pickle_are_bundled_as_safetensors(t
     assert "sparse_linear.safetensors" in names and not any(name.endswith((".pt", ".bin")) for name in names)
     again = interlock(*words).stdout  # nothing is copied twice, and nothing is lost
     assert "1 model (m3)" in again
+
+
+@pytest.mark.parametrize("place", ["tiny-a", "tiny-a/1_Pooling"])
+def test_a_bundle_is_neither_written_nor_cleared_through_a_link(tmp_path, tiny_a, place):
+    file = toml(tmp_path / "own.toml", {"tiny-a": {"source": str(tiny_a)}})
+    words = ("models", "bundle", "bundle", "tiny-a", "--config", file)
+    interlock(*words, cwd=tmp_path)
+    inner = tmp_path / "bundle" / place
+    inner.rename(tmp_path / "elsewhere")
+    inner.symlink_to(tmp_path / "elsewhere")
+    was = {each: each.read_bytes() for each in (tmp_path / "elsewhere").rglob("*") if each.is_file()}
+    said = interlock(*words, cwd=tmp_path, check=2)
+    assert "is a symbolic link" in said.stderr
+    assert {each: each.read_bytes() for each in (tmp_path / "elsewhere").rglob("*") if each.is_file()} == was

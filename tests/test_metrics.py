@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 import warnings
 from contextlib import suppress
@@ -219,3 +220,26 @@ def test_secrets_are_told_by_their_names():
         without_secrets({**SECRETS, **kept, "my_api_key": "x", "PGPASSWORD": "x", "MYSQL_PWD": "x", "SENTRY_DSN": "x"})
         == kept
     )
+
+
+def test_clients_that_say_nothing_take_few_descriptors_for_a_short_time_and_other_names_are_refused(monkeypatch):
+    monkeypatch.setattr(metrics, "PATIENCE", 0.5)
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.5)
+    said = []
+    with metrics.exposed("0", lambda: None, said.append):
+        url = said[0].split()[-1]
+        port = int(url.split(":")[-1].split("/")[0])
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+        time.sleep(0.3)
+        assert len(list(Path("/proc/self/fd").iterdir())) - before - len(idle) <= metrics.MOST_CLIENTS
+        time.sleep(0.8)
+        for each in idle:
+            each.settimeout(2)
+            with suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+            each.close()
+        assert urllib.request.urlopen(url, timeout=5).status == 200
+        foreign = urllib.request.Request(url, headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(foreign, timeout=5)

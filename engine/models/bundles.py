@@ -176,6 +176,14 @@ def _written(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]], tol
     before = read_bundle(directory).models if (directory / MANIFEST).exists() else []
     wanted = {spec.key: files_of(copy.path, copy.heads) for spec, copy, _ in models}
     total, done = sum(file.stat().st_size for files in wanted.values() for file in files.values()), 0
+    keys = {spec.key for spec, _, _ in models}
+    gone = [
+        directory / old.key / name
+        for old in before
+        if old.key in keys
+        for name in {each.path for each in old.files} - wanted.get(old.key, {}).keys()
+    ]
+    _refuse_links(directory, [*gone, *(directory / key / name for key, files in wanted.items() for name in files)])
     _check_room(directory, total)
     made = []
     for spec, copy, source in models:
@@ -203,14 +211,25 @@ def _written(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]], tol
                 whole=not lacking(copy.path, spec, proof_of(copy.path)),
             )
         )
-    keys = {model.key for model in made}
     bundle = Bundle("1", sorted([*made, *(old for old in before if old.key not in keys)], key=lambda each: each.key))
-    for old in before:
-        for name in {each.path for each in old.files} - wanted.get(old.key, {}).keys() if old.key in keys else ():
-            with atomic.explaining(path := directory / old.key / name):
-                path.unlink(missing_ok=True)
+    for path in gone:
+        with atomic.explaining(path):
+            path.unlink(missing_ok=True)
     atomic.write_bytes(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n")
     return bundle
+
+
+def _refuse_links(directory: Path, files: Sequence[Path]) -> None:
+    """Raise UsageError where one of these files below the directory would be written or removed somewhere else."""
+    for file in files:
+        below = file.relative_to(directory)
+        if link := next((each for each in below.parents[:-1] if (directory / each).is_symlink()), None):
+            raise UsageError(
+                f"{directory / link} is a symbolic link, and bundles are not written through links: remove it, or "
+                "choose another place"
+            )
+        if ".." in below.parts:
+            raise UsageError(f"{directory / MANIFEST} names {below}, which is not in the bundle: remove that file")
 
 
 def _check_room(directory: Path, total: int) -> None:
