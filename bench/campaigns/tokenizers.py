@@ -253,6 +253,8 @@ def _compared(model: Path, report: Report, *, random_ids: bool) -> list[str]:
         _edit(model / WORDS, lambda said: said["model"].pop("dropout", None))
     try:
         there = SentenceTransformer(str(model), device="cpu", local_files_only=True)
+        if there.tokenizer.pad_token is None:  # it pads a single text too, and fails
+            there.tokenizer.pad_token = there.tokenizer.convert_ids_to_tokens(1)
         theirs = [there.encode_document([text], normalize_embeddings=True)[0] for text in TEXTS]
         wanted = [there.preprocess([text])["input_ids"][0].tolist() for text in TEXTS]
     except Exception as error:

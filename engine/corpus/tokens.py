@@ -68,7 +68,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if lowercases(path):
-        tokenizer.normalizer = Sequenced([Lowercase(), *filter(None, [tokenizer.normalizer])])
+        own = tokenizer.normalizer
+        parts = list(own) if isinstance(own, Sequenced) else [own]  # type: ignore[call-overload]
+        if not any(isinstance(part, Lowercase) for part in parts):
+            tokenizer.normalizer = Sequenced([Lowercase(), *filter(None, [own])])
     return tokenizer
 
 

@@ -152,7 +152,9 @@ def answer(folder: Path, lower: bool) -> dict[str, Any]:
     try:
         whole, content = built(folder, lower)
     except Exception as error:
-        return {"fault": " ".join(str(error).split())[:300] or type(error).__name__, "of": "settings"}
+        named = [json.loads(file.read_text()).get("tokenizer_class") for file in folder.glob("*config.json")]
+        said = [f"tokenizer_class {name}" for name in named if name]
+        return {"fault": " ".join(": ".join([*said[:1], str(error)]).split())[:300], "of": "settings"}
     rebuilt = Tokenizer.from_str(json.dumps(content))
     texts = probes(rebuilt)
     names = ("input_ids", "token_type_ids") if "token_type_ids" in whole.model_input_names else ("input_ids",)

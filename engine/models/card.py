@@ -171,6 +171,11 @@ def read_card(
         check_whole(spec.key, root, dim)
     width = whole(path / "config.json", config, *WIDTHS) or dim
     tokenizer = tokenizer_of(spec, path, config)
+    if tokenizer.chat and not modules:
+        raise UnavailableError(
+            f"model {spec.key}: {root} has a chat template and no modules.json: texts would become messages, which "
+            "is not supported: use another model"
+        )
     tokens = token_outputs(spec, snapshot, path, tokenizer.file, width, padded_because, lexical=lexical, ours=ours)
     hard = positions_of(snapshot, path, config)
     card = ModelCard(

@@ -85,6 +85,8 @@ def _unknown(settings: Settings, config: Settings, usual: Settings) -> Iterator[
             if usual.get(key) != value:
                 yield key, value
         elif key == "modality_config":
+            if "message" in value:  # every text becomes one
+                yield f"{key}.message", value["message"]
             text = group_of(value, "text")
             for name in ("method", "method_output_name"):
                 if usual[place := f"{key}.text.{name}"] != text.get(name):

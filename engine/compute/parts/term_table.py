@@ -4,7 +4,6 @@ It is what sentence-transformers saves as SparseStaticEmbedding: weights in `mod
 file, with a tokenizer of their own. Mostly they are inverse document frequencies (arxiv.org/abs/2411.04403).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +64,12 @@ def table_of(card: ModelCard) -> TermTable | None:
             "use a model with a table or with the same network for both, such as splade-v3"
         )
     folder = root / query[0].path
-    built = build(card.key, folder, {}, model_cache() / "tokenizers")
-    return TermTable(card.key, _weights(card, folder, built.file), built.file, _longest(card, folder))
+    if (built := build(card.key, folder, {}, model_cache() / "tokenizers")).side != "right":
+        file = folder / "tokenizer_config.json"
+        raise UnavailableError(
+            f"model {card.key}: {file}: truncation_side: expected 'right', got {built.side!r}: {_ADVICE}"
+        )
+    return TermTable(card.key, _weights(card, folder, built.file), built.file, built.limit)
 
 
 def _weights(card: ModelCard, folder: Path, tokenizer: Path) -> npt.NDArray[np.float32]:
@@ -109,21 +112,3 @@ def _of_json(card: ModelCard, file: Path, tokenizer: Path) -> npt.NDArray[np.flo
             )
         weights[number] = weight
     return weights
-
-
-def _longest(card: ModelCard, folder: Path) -> int | None:
-    """The tokens that its tokenizer takes; where there is no limit some write a number beyond all bounds."""
-    file = folder / "tokenizer_config.json"
-    settings = read_object(file)
-    if (side := settings.get("truncation_side", "right")) != "right":
-        raise UnavailableError(
-            f"model {card.key}: {file}: truncation_side: expected 'right', got {side!r:.100}: {_ADVICE}"
-        )
-    limit = settings.get("model_max_length")
-    if limit is None or (isinstance(limit, float) and not math.isfinite(limit)):
-        return None
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 1:
-        raise UnavailableError(
-            f"model {card.key}: {file}: model_max_length: expected a whole number, got {limit!r:.100}: {_ADVICE}"
-        )
-    return int(limit)
