@@ -21,7 +21,10 @@ from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sentence import group_of
 
 Config = Mapping[str, Any]
-PADDED_FIRST = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
+PADDED_FIRST = (
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert", "data2vec-text"),
+    *("ibert", "longformer", "mpnet"),
+)
 UNBOUNDED = 1 << 20
 """The limit of a model that says none, and whose network has none."""
 PLACED = re.compile(r"(^|[._])(position_embeddings?|embed_positions|positions?_embed|pos_embed(ding)?s?|wpe)\.weight$")
