@@ -535,7 +535,7 @@ def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: 
         (("a", "--weights", ""), "--weights: no model has a weight above 0"),
         (("a", "--filter", "nothing"), "give KEY=VALUE"),
         (("a", "--filter", "metadata.year>=old"), ">= compares numbers"),
-        (("a", "--filter", "metadata.year>9007199254740993"), "compares numbers up to 9,007,199,254,740,991"),
+        (("a", "--filter", "metadata.year>1e999"), "> compares numbers: give one"),
         (("a", "--filter", "metadata.year==2003"), "give KEY=VALUE"),
         (("a", "--filter", "metadata.year=>2003"), "give KEY=VALUE"),
         (("a", "--filter", "meta[=x"), "'meta[' is not the path of a key"),

@@ -1,10 +1,11 @@
 """Conditions on payloads, as an operator writes them (`metadata.lang=en`), for the store's engine to apply."""
 
 import json
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.record.words import few
@@ -24,8 +25,15 @@ _CONDITION = re.compile(
     r"\s*(?P<key>(?:\"[^\"]*\"|[^=<>!\"])+?)\s*(?P<sign>!=|>=|<=|=|>|<)\s*(?P<value>[^=<>].*?)\s*", re.DOTALL
 )
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 _PART = re.compile(r'"([^"]*)"|([^.\[\]"]+)')
-_RANGES = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
+_RANGES: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    ">=": ("gte", operator.ge),
+    "<=": ("lte", operator.le),
+    ">": ("gt", operator.gt),
+    "<": ("lt", operator.lt),
+}
+TRUTHS = ("true", "false")
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,8 @@ def read_condition(text: str) -> Condition:
         raise UsageError(f"--filter {text!r:.100}: give KEY=VALUE, with one of = != >= <= > <, {FORMS}")
     condition = Condition(found["key"], found["sign"], found["value"])
     _check_key(condition.key)
-    if condition.sign in _RANGES:
-        number = _number(condition.value)
-        if number is None or abs(number) > EXACT:
-            raise UsageError(
-                f"--filter {text!r:.100}: {condition.sign} compares numbers up to {EXACT:,}: give one, or use = or !="
-            )
+    if condition.sign in _RANGES and _number(condition.value) is None:
+        raise UsageError(f"--filter {text!r:.100}: {condition.sign} compares numbers: give one, or use = or !=")
     return condition
 
 
@@ -85,7 +89,9 @@ def filter_of(conditions: Sequence[Condition], store: Store) -> "edge.Filter | N
         edge.Filter(should=[match for each in alike for match in _matches(each, store)]) for alike in _equal(conditions)
     ]
     must += [
-        edge.FieldCondition(each.key, range=edge.RangeFloat(**{_RANGES[each.sign]: float(each.value)}))
+        edge.FieldCondition(each.key, range=edge.RangeFloat(**{_RANGES[each.sign][0]: float(each.value)}))
+        if abs(float(each.value)) <= EXACT
+        else edge.Filter(must=[_looked_up(each, store)])
         for each in conditions
         if each.sign in _RANGES
     ]
@@ -103,7 +109,9 @@ def why_none(store: Store, conditions: Sequence[Condition]) -> str:
         if not store.count(where=filter_of(alike, store)):
             asked, parts_of = " or ".join(map(str, alike)), _parts(alike[0].key)
             values = (each for payload in store.some_payloads(LOOKED) for each in _values(payload, parts_of))
-            there = sorted({f"{json.dumps(each, ensure_ascii=False):.{SHOWN}}" for each in values if each is not None})
+            asks = [one for one in alike if one.sign == "="]
+            others = [each for each in values if each is not None and not any(_holds(one, each) for one in asks)]
+            there = sorted({f"{json.dumps(each, ensure_ascii=False):.{SHOWN}}" for each in others})
             return f"no chunk has {asked}: values there are {few(there)}" if there else f"no chunk has {asked}"
     return f"no chunk has all of {', '.join(map(str, conditions))}"
 
@@ -138,17 +146,36 @@ def _matches(condition: Condition, store: Store) -> "list[edge.FieldCondition | 
     if (text := _quoted(value)) is not None:
         return [edge.FieldCondition(key, match=edge.MatchValue(text))]
     found: list[edge.FieldCondition | edge.HasIdCondition] = [edge.FieldCondition(key, match=edge.MatchValue(value))]
-    if value in ("true", "false"):  # the engine's binding makes a number of a truth, which matches none
-        first, *parts = _parts(key)
-        wanted = value == "true"
-        of = (point for point, payload in store.parts(first) if any(each is wanted for each in _values(payload, parts)))
-        found.append(edge.HasIdCondition({*of}))
     number = _number(value)
     if re.fullmatch(r"[+-]?[0-9]{1,19}", value) and -(2**63) <= int(value) < 2**63:
         found.append(edge.FieldCondition(key, match=edge.MatchValue(int(value))))
+    elif value in TRUTHS or (number is not None and abs(number) > EXACT):
+        found.append(_looked_up(condition, store))
     if number is not None and abs(number) <= EXACT:
         found.append(edge.FieldCondition(key, range=edge.RangeFloat(gte=number, lte=number)))
     return found
+
+
+def _looked_up(condition: Condition, store: Store) -> "edge.HasIdCondition":
+    """Every point for which a condition holds that the engine cannot tell: its binding makes a number of a truth, which
+    matches none, and it compares numbers as float64."""
+    import qdrant_edge as edge
+
+    first, *parts = _parts(condition.key)
+    found = ((point, _values(payload, parts)) for point, payload in store.parts(first))
+    return edge.HasIdCondition({point for point, values in found if any(_holds(condition, each) for each in values)})
+
+
+def _holds(condition: Condition, value: object) -> bool:
+    """Whether a value of a payload is as the condition says, exactly; for != whether it is what must not be."""
+    if isinstance(value, bool):
+        return condition.value == json.dumps(value)
+    if isinstance(value, int | float):
+        number = _number(condition.value)
+        compare = _RANGES[condition.sign][1] if condition.sign in _RANGES else operator.eq
+        exact = int(condition.value) if _WHOLE.fullmatch(condition.value) and number is not None else number
+        return exact is not None and compare(value, exact)
+    return condition.sign in ("=", "!=") and value == (_quoted(condition.value) or condition.value)
 
 
 def _quoted(value: str) -> str | None:

@@ -177,7 +177,6 @@ def test_a_run_that_is_not_there_is_not_continued(chunks, tiny_a):
     assert said.returncode == 2 and not (chunks.parent / "runs" / "two").exists()
 
 
-@wrong("R34", "filters stop at 2^63, while a store keeps numbers up to 2^64 - 1")
 def test_a_large_number_is_found_by_a_filter(tmp_path, tiny_a):
     records = [{"text": text, "metadata": {"n": 2**64 - 1 - number}} for number, text in enumerate(TEXTS)]
     chunks = corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": records}})

@@ -1,0 +1,73 @@
+"""Numbers of any size in payloads: files and store have the same, and a filter finds what the store shows."""
+
+import json
+import operator
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from interlock.engine.search.conditions import filter_of, read_condition, why_none
+from interlock.engine.targets.embedded import Store
+from tests.builders import corpus, interlock
+
+SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+NUMBERS = [
+    *(0, 1, -1, 2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 2, 2**64 - 1, -(2**63), -(2**63) + 1),
+    *(0.1, -0.0, 5e-324, 1.7976931348623157e308, 1e5, 1.5, 9007199254740993.0, 1e19),
+]
+LARGE = [2**64, 10**24 + 1, -(2**63) - 1]
+"""The store keeps these as their decimals."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, tiny_a):
+    place = tmp_path_factory.mktemp("numbers")
+    records = [{"text": f"text {n}", "metadata": {"v": value}} for n, value in enumerate([*NUMBERS, *LARGE])]
+    corpus(place / "in", {"Docs": {"a.jsonl": records}})
+    words = ("--roster", tiny_a, "--devices", "cpu", "--qdrant", place / "store", "--export", "parquet", "--quiet")
+    interlock("run", place / "in", *words, "--out", place / "runs", "--run-id", "r", cwd=place)
+    return place / "store"
+
+
+def asked(store, *conditions):
+    """The numbers of the points for which the conditions hold, as the store shows them, by text."""
+    with Store.open_for_read(store, None) as opened:
+        read = [read_condition(each) for each in conditions]
+        where = filter_of(read, opened)
+        (name,) = opened.dims
+        found = opened.query(name, np.ones(opened.dims[name], np.float32), 99, where)
+        assert bool(found) != bool(why_none(opened, read)) or not conditions
+        return {each["text"]: each["metadata"]["v"] for each in opened.payloads([*found]).values()}
+
+
+def test_the_store_and_the_files_have_the_same_numbers(store):
+    shown = asked(store)
+    assert [shown[f"text {n}"] for n in range(len(NUMBERS))] == NUMBERS
+    assert [shown[f"text {n + len(NUMBERS)}"] for n in range(len(LARGE))] == [str(each) for each in LARGE]
+    table = pq.read_table(store.parent / "runs" / "r" / "exports" / "Docs" / "points.parquet").to_pydict()
+    payloads = dict(zip(table["text"], table["payload"], strict=True))
+    for n, value in enumerate([*NUMBERS, *LARGE]):
+        kept = json.loads(payloads[f"text {n}"])["v"]
+        assert (kept, str(kept)) == (value, str(value))
+
+
+@pytest.mark.parametrize("bound", [*NUMBERS, *LARGE])
+def test_what_the_store_shows_is_found_by_it(store, bound):
+    shown = asked(store)
+    for written in {json.dumps(bound), f"{bound}"}:
+        whole = written.lstrip("-").isdigit() and abs(bound) >= 2**53  # a float64 of that size shows a point or an e
+        numbers = {each for each, value in shown.items() if value == bound and not (whole and isinstance(value, float))}
+        same = numbers | {each for each, value in shown.items() if value == written}
+        assert set(asked(store, f"metadata.v={written}")) == same
+        for sign, compare in SIGNS.items():
+            wanted = {each for each, value in shown.items() if not isinstance(value, str) and compare(value, bound)}
+            assert set(asked(store, f"metadata.v{sign}{written}")) == wanted
+
+
+def test_a_value_that_is_not_there_is_never_listed_as_there(store):
+    with Store.open_for_read(store, None) as opened:
+        for value in (2**64 - 3, 2**63 + 2, 7, 1e18, 2.5, 2**70):
+            said = why_none(opened, [read_condition(f"metadata.v={value}")])
+            assert said.startswith(f"no chunk has metadata.v={value}: values there are ")
+            assert f" {value}," not in said.partition("values there are")[2]
