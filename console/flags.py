@@ -342,7 +342,7 @@ def _settings(command: argparse.ArgumentParser, *names: str) -> None:
 
 
 def _setting(command: argparse._ArgumentGroup, name: str, about: Mapping[str, Any]) -> None:
-    text = about["help"] + (f" (default {about['default']})" if about["default"] else "")
+    text = (about["help"] + (f" (default {about['default']})" if about["default"] else "")).replace("%", "%%")
     switch = {"action": argparse.BooleanOptionalAction}
     kind: dict[str, Any] = {"metavar": about["metavar"]} if about["metavar"] else switch
     command.add_argument(flag_of(name), dest=name, help=text, **kind)

@@ -234,7 +234,20 @@ class SessionSettings:
         "deliver without the models that cannot be had or whose pass fails, what the others make; --resume adds them",
         kept="allow_missing",
     )
-    strict: bool = knob("no", parsers.flag, "", "exit with 3 if the run needed mitigations")
+    max_refused: str = knob(
+        "1%",
+        parsers.allowance,
+        "N|SHARE%[,files]",
+        "how many records of a collection may be refused: with more, and with any refused file (nobody knows how many "
+        "records it had) unless `,files` allows that, it is incomplete (exit code 1)",
+        kept="max_refused",
+    )
+    retry_parked: bool = knob(
+        "no", parsers.flag, "", "with --resume: compute texts again that an earlier session could not embed"
+    )
+    strict: bool = knob(
+        "no", parsers.flag, "", "exit with 3 if the run needed mitigations, or completed without what it refused"
+    )
     on_hangup: str = knob(
         "continue",
         parsers.one_of("continue", "stop"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from interlock.engine.record.rundir import NAMES
-from interlock.engine.record.words import parse_bytes, parse_duration, parse_time_of_day
+from interlock.engine.record.words import parse_allowance, parse_bytes, parse_duration, parse_time_of_day
 from interlock.engine.targets.connection import is_address
 
 MOST_THREADS = 1024
@@ -189,6 +189,12 @@ def deadline(value: object) -> str:
             if not text or parse(text.removesuffix(EXPORTING)):
                 return text
     raise ValueError(f"expected a duration such as 8h30m, or a time of day such as 17:45; {EXPORTING} may follow")
+
+
+def allowance(value: object) -> str:
+    """Read how many records may be refused, as a number or a share, and whether files may."""
+    parse_allowance(str(value))
+    return re.sub(r"\s+", "", str(value).lower())
 
 
 def window(value: object) -> int | Literal["shared"]:

@@ -24,6 +24,8 @@ FROM_RUN = "from the run"
 SIMULATED = "sim:"
 MOST_FILE = 4 << 20
 """Bytes of a configuration file."""
+ANY = "100%,files"
+"""What runs of earlier versions refused and were complete."""
 RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE", "INTERLOCK_MODELS"}
 
 
@@ -115,7 +117,7 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
     given = {
         item.metadata["kept"] for item in knobs() if now.origins[item.name] != "default" and item.name not in standing
     }
-    kept = begun_with(begun, without={"", *given})
+    kept = begun_with({"max_refused": Setting(ANY, FROM_RUN), **begun}, without={"", *given})
     settings = replace(now.settings, **kept)
     was = str(begun["devices"].value) if "devices" in begun else settings.devices
     if was.startswith(SIMULATED) != settings.devices.startswith(SIMULATED):

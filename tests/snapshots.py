@@ -74,6 +74,7 @@ def sample(
         models=tuple(many_models(passes, names)) if phase not in ("starting", "resolving") else (),
         retries=2,
         warnings=1,
+        parked=parked if views else 0,
         pace=pace() if views else Pace(),
     )
     return replace(snapshot, **fields)

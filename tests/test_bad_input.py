@@ -304,7 +304,7 @@ def test_all_good_chunks_are_embedded_and_every_bad_one_is_named(tmp_path, tiny_
     code, run = embed(tmp_path / "in", tmp_path / "out", roster=str(tiny_a), qdrant=str(tmp_path / "store"))
     summary = summary_of(run)
     (collection,) = summary["collections"]
-    assert (code, summary["status"], collection["status"]) == (ExitCode.COMPLETED, "completed", "completed")
+    assert (code, summary["status"], collection["status"]) == (ExitCode.FAILED, "incomplete", "incomplete")
     assert (collection["chunks"], collection["refused"]) == (kept, refused)
     assert len(collection["refusals"]) == refused
     assert all(each["file"].startswith("deep/er/") and each["reason"] for each in collection["refusals"])
@@ -324,7 +324,8 @@ UNSTORABLE = {
 def test_a_record_with_undeliverable_metadata_is_refused_alone(tmp_path, tiny_a, bad):
     (tmp_path / "in" / "Docs").mkdir(parents=True)
     (tmp_path / "in" / "Docs" / "a_chunks.json").write_bytes(b"[" + GOOD + b"," + bad + b"]")
-    code, run = embed(tmp_path / "in", tmp_path / "out", roster=str(tiny_a), qdrant=str(tmp_path / "store"))
+    store = str(tmp_path / "store")
+    code, run = embed(tmp_path / "in", tmp_path / "out", roster=str(tiny_a), qdrant=store, max_refused="1")
     (collection,) = summary_of(run)["collections"]
     assert (code, collection["status"], collection["chunks"], collection["refused"]) == (0, "completed", 1, 1)
 
@@ -336,13 +337,14 @@ def test_metadata_as_deep_as_a_store_takes_is_delivered(tmp_path, tiny_a):
     assert code == ExitCode.COMPLETED
 
 
-def test_a_collection_of_bad_records_is_skipped_and_the_others_complete(tmp_path, tiny_a):
+def test_a_collection_of_bad_records_fails_and_the_others_complete(tmp_path, tiny_a):
     collections = {"Bad": [{"text": ""}], "Empty": [], "Good": ["a"]}
     root = corpus(tmp_path / "in", {name: {"a_chunks.json": chunks} for name, chunks in collections.items()})
     code, run = embed(root, tmp_path / "out", roster=str(tiny_a))
-    assert code == ExitCode.COMPLETED
+    assert code == ExitCode.FAILED
+    bad = "no usable record: 1 of 1 records refused (a_chunks.json record 1: the text is empty)"
     assert [(each["name"], each["status"], each["reason"]) for each in summary_of(run)["collections"]] == [
-        ("Bad", "skipped", "no usable record"),
+        ("Bad", "failed", bad),
         ("Empty", "skipped", "no record in 1 file"),
         ("Good", "completed", ""),
     ]

@@ -197,7 +197,7 @@ def test_a_chunk_with_bad_terms_is_refused_with_its_place_and_costs_no_other(pla
     features = {"sparse_features": given}
     bad = {"text": "bad", **features} if beside else {"text": "bad", "metadata": features}
     good = [{"text": "before"}, {"text": "after", "sparse_features": {"key": 1}}]
-    done = place.run([good[0], bad, good[1]], qdrant=str(place.store))
+    done = place.run([good[0], bad, good[1]], qdrant=str(place.store), max_refused="1")
     assert done.code == ExitCode.COMPLETED
     (refused,) = events_of(done.directory, RecordRefused)
     assert (refused.file, refused.record) == ("a.jsonl", 2)

@@ -42,7 +42,8 @@ def root(tmp_path_factory):
 def store(tmp_path_factory, root, tiny_a):
     """A store of two collections, written by one run."""
     place = tmp_path_factory.mktemp("stored")
-    interlock("run", root, "--roster", tiny_a, "--qdrant", "store", "--export", "npy", "--quiet", cwd=place)
+    words = ("--qdrant", "store", "--export", "npy", "--max-refused", "1", "--quiet")
+    interlock("run", root, "--roster", tiny_a, *words, cwd=place)
     return place / "store"
 
 
@@ -123,7 +124,7 @@ def test_a_model_without_a_device_says_why_once_and_which_flag_to_drop_even_when
 
 
 def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_counts(call, tmp_path, root, tiny_a):
-    words = (root, "--roster", tiny_a, "--devices", "sim:2xT4", "--ceiling", "300MiB")
+    words = (root, "--roster", tiny_a, "--devices", "sim:2xT4", "--ceiling", "300MiB", "--max-refused", "1")
     why = rf"{tiny_a.name} fits on no GPU \(needs \S+ \S+ \(\S+ \S+ streamed\), 0 B free under --ceiling 300.0 MiB "
     why += r"after 300.0 MiB of context\)"
     code, _, err = call("run", *words, "--strict", "--run-id", "r")
@@ -259,7 +260,8 @@ def test_events_and_summary_both_on_stdout_are_refused_before_any_work(call, tmp
 
 
 def test_the_run_completes_when_the_reader_of_its_events_goes_away(tmp_path, root, tiny_a):
-    line = command("run", root, "--roster", tiny_a, "--events", "-", "--run-id", "r", "--quiet")
+    words = ("--events", "-", "--run-id", "r", "--quiet", "--collections", "Docs")
+    line = command("run", root, "--roster", tiny_a, *words)
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "wb") as pipe:
@@ -297,7 +299,7 @@ def test_a_plan_tells_what_is_refused_as_the_run_does_and_which_collection_is_le
         "warning: Many/a_chunks.json record 6 refused: the text is empty",
         "warning: 4 more refusals in Many",
         "warning: None/a_chunks.json record 1 refused: the text is empty",
-        "warning: collection None has no usable record: it would be skipped",
+        "warning: collection None has no usable record: a run would fail for it",
     ]
 
 
@@ -410,7 +412,7 @@ def hostile(tmp_path_factory):
 
 
 def test_no_escape_in_a_name_reaches_the_terminal(call, hostile, tiny_a):
-    model = ["--roster", tiny_a]
+    model = ["--roster", tiny_a, "--max-refused", "100%,files"]
     said = [
         call("run", hostile, *model, "--qdrant", "s", "--run-id", "r"),
         call("run", hostile, *model, "--run-id", "s", "--events", "-"),

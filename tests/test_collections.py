@@ -206,7 +206,7 @@ def test_a_name_that_cannot_be_told_as_it_is_is_refused_and_shown_escaped(root, 
 def test_a_collection_name_that_is_not_utf8_is_refused_and_others_embedded(root, tmp_path, tiny_a):
     (directory := root / os.fsdecode(b"caf\xe9")).mkdir()
     (directory / "a_chunks.json").write_text('[{"text": "x"}]')
-    done = interlock("run", root, "--roster", tiny_a, "--export", "npy", cwd=tmp_path)
+    done = interlock("run", root, "--roster", tiny_a, "--export", "npy", cwd=tmp_path, check=1)
     assert "name contains a control character or is not UTF-8" in done.stderr
     assert len(list(tmp_path.glob("runs/*/exports/Docs/*.npy"))) == 1
 

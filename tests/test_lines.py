@@ -232,7 +232,7 @@ def test_a_simulated_device_is_called_so_and_has_no_seconds(device_kind, word):
 @pytest.mark.parametrize(
     ("status", "severity"),
     [
-        ("completed", "notice"),
+        ("completed", "warning"),
         ("skipped", "notice"),
         ("stopped", "warning"),
         ("incomplete", "warning"),

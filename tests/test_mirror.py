@@ -114,7 +114,7 @@ def test_a_chunk_that_comes_back_is_stale_no_more(deliver, tmp_path):
 @pytest.mark.parametrize("refused", [{"text": ""}, {"text": TEXTS[0], "metadata": []}, {"no": "text"}])
 def test_a_run_that_could_not_use_every_record_marks_and_removes_nothing(deliver, tmp_path, refused):
     deliver(TEXTS)
-    run = deliver([refused, *TEXTS[4:]], prune="yes")
+    run = deliver([refused, *TEXTS[4:]], prune="yes", max_refused="1")
     (seen,) = events_of(run, StoreVerified)
     assert (seen.stale, seen.pruned, seen.ok) == (4, 0, True)
     assert "4 points of chunks that this run did not see; 1 record or file" in events_of(run, Warned)[-1].message

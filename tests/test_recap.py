@@ -23,7 +23,7 @@ def text_of(snapshot):
 
 
 def test_a_completed_run_says_what_it_did_how_fast_and_where_it_lies():
-    text = text_of(sample(phase="completed", warnings=0))
+    text = text_of(sample(phase="completed", warnings=0, parked=0))
     assert text.startswith("DONE: 3 models, 13,312 texts of 2 collections in 4:12\n")
     assert "all-mpnet-base-v2  done   12,288 texts" in text
     assert "memory: cuda:0 peak" in text and "% of the ceiling" in text
@@ -131,7 +131,7 @@ def test_the_commands_that_a_run_names_are_those_that_go_on_with_what_it_made(tm
     files = {"Empty": [""], "My Docs": sentences(3), "More": sentences(3, start=9)}
     chunks = corpus(tmp_path / "in", {name: {"a_chunks.json": texts} for name, texts in files.items()})
     where, store = ("--out", tmp_path / "runs", "--run-id", "r"), tmp_path / "store"
-    for how in (("--roster", tiny_a, "--qdrant", store), ("--resume",)):
+    for how in (("--roster", tiny_a, "--qdrant", store, "--max-refused", "100%"), ("--resume",)):
         said = interlock("run", chunks, *where, *how).stderr
         search, view = (line for line in said.splitlines() if line.startswith("next: "))
         words = shlex.split(search.removeprefix("next: interlock "))

@@ -131,7 +131,7 @@ def test_thousands_of_refusals_and_no_good_chunk_give_one_line_and_exit_2(tmp_pa
 
 def test_refusals_of_every_collection_are_printed(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {name: {"a.jsonl": [""] * 60 + ["a text"]} for name in ("Docs", "More")})
-    said = interlock("run", root, "--out", tmp_path / "o", "--roster", tiny_a)
+    said = interlock("run", root, "--out", tmp_path / "o", "--roster", tiny_a, "--max-refused", "60")
     for name in ("Docs", "More"):
         lines = [line for line in said.stderr.splitlines() if f"{name}/a.jsonl" in line and "the text is empty" in line]
         assert len(lines) == 60

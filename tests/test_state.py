@@ -205,7 +205,7 @@ def test_folding_on_from_a_prefix_equals_folding_all_at_once():
             "incomplete",
             "1 text has no m0 vector: it is not finite",
         ),
-        ([read(chunks=0, refused=2)], "skipped", "no usable record"),
+        ([read(chunks=0, refused=2)], "skipped", "no usable record: 2 of 2 records refused"),
         ([read(chunks=0)], "skipped", "no record in 1 file"),
         ([read(chunks=0, files=0)], "skipped", "no chunk files"),
     ],

@@ -64,7 +64,8 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, root, tiny_a, tiny_b):
     place = tmp_path_factory.mktemp("finished")
-    code, run = embed(root, place / "runs", roster=f"{tiny_a}=0.75,{tiny_b}=0.25", qdrant=str(place / "store"))
+    roster, store = f"{tiny_a}=0.75,{tiny_b}=0.25", str(place / "store")
+    code, run = embed(root, place / "runs", roster=roster, qdrant=store, max_refused="100%")
     assert code == ExitCode.COMPLETED
     return run
 
@@ -146,7 +147,7 @@ def test_a_stopped_run_says_what_is_missing(tmp_path, root, tiny_a):
 
 
 def test_a_stopped_and_resumed_run_is_one_whole_of_two_sessions(tmp_path, root, tiny_a, finished):
-    _, run = embed(root, tmp_path, StopAfter(3), roster=str(tiny_a))
+    _, run = embed(root, tmp_path, StopAfter(3), roster=str(tiny_a), max_refused="100%")
     code, again = embed(root, tmp_path, roster=str(tiny_a), resume="yes")
     assert (code, again) == (ExitCode.COMPLETED, run)
     said = summary_of(run)
@@ -161,7 +162,7 @@ def test_a_stopped_and_resumed_run_is_one_whole_of_two_sessions(tmp_path, root, 
 
 
 def test_damaged_vectors_are_redone_on_resume_and_counted_once(tmp_path, root, tiny_a):
-    _, run = embed(root, tmp_path, roster=str(tiny_a))
+    _, run = embed(root, tmp_path, roster=str(tiny_a), max_refused="100%")
     good = (run / "exports/A/fused.npy").read_bytes()
     vectors = run / "passes" / "0_tiny-a" / "vectors.npy"
     data = bytearray(vectors.read_bytes())
@@ -193,6 +194,7 @@ def test_the_other_model_has_its_pass_when_one_fails_the_collection(tmp_path, ro
 def test_no_secret_of_the_environment_is_in_any_file_or_output(tmp_path, root, tiny_a):
     done = interlock(
         *("run", root, "--roster", tiny_a, "--qdrant", "store", "--events", "-", "--summary", "copy.json"),
+        *("--max-refused", "100%"),
         env=CANARIES,
         cwd=tmp_path,
     )

@@ -82,8 +82,14 @@ def test_a_text_that_encodes_to_nan_is_parked_and_the_run_incomplete(spoilt):
     said = summary_of(spoilt)
     (docs,) = said["collections"]
     assert (said["status"], said["exit_code"], docs["status"]) == ("incomplete", 1, "incomplete")
-    assert docs["parked"] == [{"model_pass": 0, "model": "tiny-a", "row": BAD, "reason": "not finite"}]
-    assert docs["reason"] == "1 text has no tiny-a vector: not finite"
+    (row,) = docs["parked"]
+    chunk = pq.read_table(spoilt / "exports" / "Docs" / "points.parquet")["chunk_id"][BAD].as_py()
+    assert row == {
+        "model_pass": 0, "model": "tiny-a", "row": BAD, "reason": "not finite",
+        "file": "a_chunks.json", "record": BAD + 1, "chunk_id": chunk,
+    }  # fmt: skip
+    place = f"a_chunks.json record {BAD + 1}, chunk {chunk}"
+    assert docs["reason"] == f"1 text has no tiny-a vector ({place}): not finite"
 
 
 def test_the_retry_of_a_nan_text_is_a_mitigation_with_cause_and_cost(spoilt):

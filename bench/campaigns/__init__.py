@@ -13,6 +13,7 @@ from bench.campaigns import (
     pairs,
     servers,
     signals,
+    silence,
     tokenizers,
 )
 
@@ -31,4 +32,5 @@ CAMPAIGNS = [
     heads.CAMPAIGN,
     tokenizers.CAMPAIGN,
     servers.CAMPAIGN,
+    silence.CAMPAIGN,
 ]

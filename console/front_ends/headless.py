@@ -122,8 +122,10 @@ class Folded:
 
 
 def is_error(event: AnyEvent) -> bool:
-    """Whether it is told although progress is not: what went wrong for good, and an end that is no success."""
-    return describe(event).severity == "error" or (isinstance(event, RunClosed) and event.exit_code != 0)
+    """Whether it is told although progress is not: what went wrong for good, and an end that is no whole success."""
+    return describe(event).severity == "error" or (
+        isinstance(event, RunClosed) and bool(event.exit_code or event.reason)
+    )
 
 
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers

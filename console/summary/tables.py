@@ -177,7 +177,7 @@ COLUMNS: Mapping[str, str] = {
     "exports": "path rows bytes sha256",
     "refusals": "file record reason",
     "verification": "store ok points expected stale pruned sampled worst_cosine=worst_cosine detail",
-    "parked": "pass=model_pass model row reason",
+    "parked": "pass=model_pass model file record chunk=chunk_id row reason",
     "missing": "pass=model_pass model kind weight reason",
     "cache": "model outcome bytes seconds retries source commit",
     "devices": "device=name label total=total_bytes ceiling=ceiling_bytes peak=peak_occupied_bytes lost",

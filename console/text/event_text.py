@@ -136,7 +136,7 @@ def _delivered(event: ev.Delivers) -> Description:
             return Description("notice", "export", f"{text}, {kept}")
         case ev.CollectionClosed():
             text = f"collection {event.collection} {event.status}{_because(event.reason)}"
-            return Description(BY_STATUS[event.status], "collection", text)
+            return Description(_severity(event), "collection", text)
         case ev.Warned():
             return Description("warning", "warning", event.message or "(no message)")
         case ev.RunClosed():
@@ -147,8 +147,14 @@ def _delivered(event: ev.Delivers) -> Description:
             )
             again = event.reason.startswith(f"{event.status} ")  # stopped by somebody: the word is said once
             said = event.reason if again else f"{event.status}{with_all}{_because(event.reason)}"
-            return Description(BY_STATUS[event.status], "run", f"run {said}")
+            return Description(_severity(event), "run", f"run {said}")
     assert_never(event)
+
+
+def _severity(event: ev.CollectionClosed | ev.RunClosed) -> "Severity":
+    """How much an end matters; what is completed for a reason lacks what was refused."""
+    lacking = event.status == "completed" and event.reason
+    return "warning" if lacking else BY_STATUS[event.status]
 
 
 _ASKED = {

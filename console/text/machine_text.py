@@ -42,6 +42,10 @@ def planned(event: ev.Plans | ev.Ends, real: bool) -> Description:
             return Description("note" if event.reused else None, "cache", text, printed=False)
         case ev.BatchesLost():
             return Description("warning", "pass", _lost(event))
+        case ev.ParkedRetried():
+            held = f"{several(len(event.batches), 'batch', 'batches')} with {several(event.rows, 'text')}"
+            text = f"{pass_of(event.model_pass)}: {held} that failed before computed again: {event.cause}"
+            return Description("notice", "parked", text)
         case ev.LeaseGranted():
             return Description("notice", "lease", _granted(event), _more(event.lease, f"of {event.model} on nodes"))
         case ev.ModelAttached():
@@ -109,7 +113,8 @@ def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
             text = f"{pass_of(event.model_pass)} on {event.device}: memory pressure is over, whole batches fit again"
             return Description("notice", "mitigation", text)
         case ev.RowParked():
-            place = f"text {event.row + 1:,} of the run ({event.collection})"
+            place = f"{event.collection}/{event.place}" if event.place else f"text {event.row + 1:,} of the run"
+            place += f" ({event.collection})" * (not event.place)
             text = f"{place} has no {event.model} vector: {event.reason}"
             return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")
     assert_never(event)

@@ -105,7 +105,7 @@ def sums(seen: "Forecast") -> list[str]:
 def emptied(seen: "Forecast") -> list[str]:
     """Tell of collections that have chunk files and no chunk that can be embedded."""
     empty = [rows for rows in seen.collections if not rows.chunks and (rows.collection.files or len(rows.refusals))]
-    return [f"collection {safe(rows.collection.name)} has no usable record: it would be skipped" for rows in empty]
+    return [f"collection {safe(rows.collection.name)} has no usable record: a run would fail for it" for rows in empty]
 
 
 def _refused(seen: "Forecast") -> Iterator[str]:

@@ -21,6 +21,10 @@ def recap(snapshot: Snapshot, run: Path, width: int | None = None, server: str =
     line for each. A run that was to be uploaded to a `server` goes on so."""
     lines = [_headline(snapshot), *_models(snapshot, width), *(f"nodes: {text}" for text in _nodes(snapshot))]
     lines += [f"memory: {text}" for text in _memory(snapshot)]
+    earlier = {each.device: each.reason for each in snapshot.losses} | {
+        device.facts.name: "" for device in snapshot.devices if device.lost
+    }
+    lines += [f"lost in an earlier session: {name} ({reason})" for name, reason in earlier.items() if reason]
     lines += ["to look at: " + ", ".join(words)] if (words := attention(snapshot).words) else []
     lines += [f"summary: {run / 'summary.json'}"]
     return [*map(safe, lines), *(f"next: {each}" for each in next_commands(snapshot, run, server))]
@@ -29,8 +33,9 @@ def recap(snapshot: Snapshot, run: Path, width: int | None = None, server: str =
 def next_commands(snapshot: Snapshot, run: Path, server: str = "") -> list[str]:
     """Name what an operator would run next, ready to be pasted."""
     commands = []
-    if snapshot.phase in RESUMABLE:
+    if snapshot.phase in RESUMABLE and (snapshot.resumes or snapshot.untried):
         words = resume_words(snapshot.chunks, run, snapshot.config)
+        words += ["--retry-parked"] * (not snapshot.resumes)
         commands.append(command([*words, "--qdrant", server] if server else words))
     elif snapshot.store and not snapshot.rehearsed:  # whose models have no weights
         stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]

@@ -104,6 +104,8 @@ class ChunkReader:
         self.collection, self._features = collection, features
         self.hashes: dict[str, str] = {}
         self.counts = Counts()
+        self.place: tuple[str, int] = "", 0
+        """The file and the record that were read last."""
         self._identities = IdentityMaker(collection.qdrant_collection)
         self._bad: tuple[bytes | None, str] = (None, "")
 
@@ -112,6 +114,7 @@ class ChunkReader:
         for name in self.collection.files:
             path, within = self.collection.root / name, self.collection.within
             for number, data in records(path, within, partial(self.hashes.__setitem__, name)):
+                self.place = name, number or 0
                 self.counts.records += number is not None
                 found = Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data)
                 if found is not None:
@@ -207,23 +210,27 @@ REASONS = 20
 """Kinds of reason that are counted apart."""
 _PLACES = re.compile(
     r" \(byte \d+\)| in position [\d-]+"
-    r'|(?<=^no field "text") \(found .*\)(?=: rename)',
+    r'|(?<=^no field "text") \(found .*\)(?=: rename)|(?<=^file ends within record) \d+',
     re.DOTALL,
 )
 
 
 @dataclass
 class Refusals:
-    """Counts every refusal and keeps the first REFUSALS_TOLD; as many as `len` says, of them `broken` files."""
+    """Counts every refusal and keeps the first REFUSALS_TOLD, and as many of files; as many as `len` says, of them
+    `broken` files."""
 
     told: list[Refusal] = field(default_factory=list)
+    files: list[Refusal] = field(default_factory=list)
     broken: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, refusal: Refusal) -> None:
         if len(self.told) < REFUSALS_TOLD:
             self.told.append(refusal)
-        self.broken += refusal.record is None
+        if refusal.record is None:
+            self.broken += 1
+            self.files += [refusal] * (len(self.files) < REFUSALS_TOLD)
         kind = kind_of(refusal.reason)
         self.reasons[kind if kind in self.reasons or len(self.reasons) < REASONS else "other reasons"] += 1
 

@@ -83,6 +83,8 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
         for collection in found
         if not wanted or collection.name in wanted
     ]
+    if empty := [each.name for each in chosen if wanted and not each.files and not each.refusals]:
+        raise UsageError(f"collection {empty[0]!r} has no chunk files: drop it from --collections")
     owners: dict[str, str] = {}
     for collection in (each for each in chosen if each.files):
         other = owners.setdefault(collection.qdrant_collection, collection.name)

@@ -22,6 +22,7 @@ from msgspec.structs import asdict
 from interlock.engine.corpus.chunks import Chunk, ChunkReader, Counts, Refusals
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
+from interlock.engine.corpus.places import Places
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import InterlockError, Stopped, UsageError
 from interlock.engine.record import atomic
@@ -49,6 +50,7 @@ class Rows:
     texts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     points: Digests = field(default_factory=lambda: np.empty(0, DIGEST))
     own_texts: int = 0
+    places: Places = field(default_factory=Places)
     refusals: Refusals = field(default_factory=Refusals)
     counts: Counts = field(default_factory=Counts)
     hashes: dict[str, str] = field(default_factory=dict)
@@ -122,6 +124,7 @@ def _read(
             continue
         each(chunk)
         text = seen.setdefault(int.from_bytes(digest_of(chunk.text), "big"), len(seen))
+        rows.places.add(len(texts), *reader.place)
         texts.append(text)
         points += bytes.fromhex(chunk.point_id.replace("-", ""))
         if text == rows.first_text + rows.own_texts:  # it has the next number, so nobody had it before
@@ -264,7 +267,8 @@ def read_and_tokenise(
 
         corpus = read_corpus(collections, take, beside.each, beside.features)
     for rows in corpus.rows:
-        for refusal in rows.refusals.told:
+        refusals = rows.refusals
+        for refusal in [*refusals.told, *(each for each in refusals.files if each not in refusals.told)]:
             emit(RecordRefused(collection=rows.collection.name, **asdict(refusal)))
         emit(
             CollectionRead(
@@ -279,6 +283,8 @@ def read_and_tokenise(
                 records=rows.counts.records,
                 same=rows.counts.same,
                 renamed=rows.counts.renamed,
+                refused_files=rows.refusals.broken,
+                unread=len(rows.collection.unread),
                 seconds=round(rows.seconds, 3),
             )
         )

@@ -16,6 +16,8 @@ import torch
 from interlock.engine.compute.context import REAL, Backend, Deadline, seconds_until
 from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.compute.job import Job
+from interlock.engine.corpus.corpus import Corpus
+from interlock.engine.corpus.placing import placed
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, limit
 from interlock.engine.flows import computing
 from interlock.engine.flows.opening import (
@@ -132,7 +134,7 @@ class Run:
     def _finish(self, status: Status, reason: str) -> ExitCode:
         if lost := self._journal.lost:
             status, reason = "failed", lost
-        code = self._code(status)
+        code = self._code(status, reason)
         try:
             mitigations = self.recorder.look(lambda state: sum(state.mitigated.values()))
             self._emit(ev.RunClosed(status=status, reason=reason, exit_code=code, mitigations=mitigations))
@@ -163,7 +165,7 @@ class Run:
         except InterlockError as error:
             stopped = isinstance(error, Stopped)
             if stopped:
-                error.exit_code = self._code("stopped")
+                error.exit_code = self._code("stopped", str(error))
             if not self._working:
                 raise
             return "stopped" if stopped else "failed", str(error)
@@ -192,7 +194,7 @@ class Run:
         # The grid is laid out without the rows that are reused, then without the batches that earlier sessions left.
         plan = plan.laid_out(self._earlier.reused)
         grid = [self._earlier.begin(each) for each in plan.passes]
-        executor = self._executor(grid, models)
+        executor = self._executor(grid, models, plan.corpus)
 
         # Room on devices, on the disk and in the store is asked for before any work: what is refused costs nothing.
         check_placed(executor.unplaceable(), request.specs, models, allowed=settings.allow_missing)
@@ -237,14 +239,19 @@ class Run:
             self._emit(ev.Warned(message=missed))
         return plan
 
-    def _executor(self, grid: Sequence[Job], models: Models) -> computing.Executor:
-        """Make what computes the batches that are left; the deadline learns from those that are not."""
+    def _executor(self, grid: Sequence[Job], models: Models, corpus: Corpus) -> computing.Executor:
+        """Make what computes the batches that are left, and names the place of each text that is parked; the deadline
+        learns from those that are not."""
+
+        def emit(event: ev.AnyEvent) -> None:
+            self._emit(placed(event, corpus) if isinstance(event, ev.RowParked) else event)
+
         done = [self._earlier.survived(job) for job in grid]
         for job, batches in zip(grid, done, strict=True):
             for batch in batches:
                 self.deadline.learn(job, batch.batch_index, batch.seconds)
         granted = self.recorder.look(lambda state: len(state.leases))
-        shared = self.settings, self._devices, self.controls, self._emit, granted
+        shared = self.settings, self._devices, self.controls, emit, granted
         context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)
         return computing.executor_of(self._request, models, grid, done, context, self._members, granted)
 
@@ -257,10 +264,10 @@ class Run:
             )
         return self.controls.stop_requested
 
-    def _code(self, status: Status) -> ExitCode:
+    def _code(self, status: Status, reason: str) -> ExitCode:
         if status == "stopped":
             return self.controls.code or ExitCode.STOPPED
         if status != "completed":
             return ExitCode.FAILED
         mitigated = self.recorder.look(lambda state: any(each.mitigations for each in state.collections.values()))
-        return ExitCode.MITIGATED if mitigated and self.settings.strict else ExitCode.COMPLETED
+        return ExitCode.MITIGATED if (mitigated or reason) and self.settings.strict else ExitCode.COMPLETED

@@ -18,6 +18,7 @@ from interlock.engine.compute.job import Job
 from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.compute.source import completed
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
+from interlock.engine.corpus.placing import placed
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows.plan import OFFER, PlannedPass, RunPlan, lacking
 from interlock.engine.models.card import ModelCard
@@ -100,12 +101,39 @@ class Continuation:
         return self._recorder.look(lambda state: list(state.committed.get(job.model_pass, {}).values()))
 
     def survived(self, job: Job) -> list[ev.BatchCommitted]:
-        """List the committed batches whose vectors are still what was committed; tell of the others."""
+        """List the committed batches whose vectors are still what was committed, and that are not computed again for
+        the sake of a text that was parked; tell of the others."""
         committed = self.committed(job)
         if gone := _lost(job, committed):
             self._recorder.emit(ev.BatchesLost(model_pass=job.model_pass, batches=gone))
-        missing = set(gone)
+        missing = {*gone, *self._again(job.model_pass)}
         return [batch for batch in committed if batch.batch_index not in missing]
+
+    def _again(self, model_pass: int) -> list[int]:
+        """Tell of texts that earlier sessions parked, and return their batches where these are worth another try: where
+        that is asked for, and where devices or limits are others than those that they failed on."""
+        found, conditions = self._recorder.look(
+            lambda state: (list(state.parked.get(model_pass, {}).items()), state.conditions)
+        )
+        again, before = dict[int, set[int]](), self._recorder.look(lambda state: dict(state.parked_on))
+        for name, rows in found:
+            stay = list[ev.RowParked]()
+            for parked in rows.values():
+                other = before.get((model_pass, parked.row), conditions) != conditions
+                if parked.batch_index is None or not (self._settings.retry_parked or other):
+                    stay.append(parked)
+                else:
+                    again.setdefault(parked.batch_index, set()).add(parked.row)
+            if stay:
+                first = stay[0].place or f"text {stay[0].row + 1:,} of the run"
+                what = f"{several(len(stay), 'text')} failed before, {'first ' * (len(stay) > 1)}{first}"
+                message = f"{stay[0].model}: {what} ({stay[0].reason}); not tried again without --retry-parked"
+                self._recorder.emit(ev.Warned(message=message, collection=name))
+        if again:
+            texts = len(set().union(*again.values()))
+            why = "asked for" if self._settings.retry_parked else "devices or limits are others"
+            self._recorder.emit(ev.ParkedRetried(model_pass=model_pass, batches=sorted(again), rows=texts, cause=why))
+        return list(again)
 
     def check(self, job: Job) -> None:
         """Raise InterlockError unless every vector of a pass still is the one that the journal speaks of."""
@@ -256,7 +284,7 @@ class SessionEnd:
         for text in np.unique(rows.texts).tolist():
             for event in self._parked.get(text, ()):
                 if (event.model_pass, text) not in known:
-                    self.recorder.emit(replace(event, collection=name))
+                    self.recorder.emit(placed(replace(event, collection=name), self.plan.corpus))
 
     @cached_property
     def _parked(self) -> dict[int, list[ev.RowParked]]:

@@ -15,6 +15,7 @@ from interlock.engine.record.facts import (
     Computed,
     Cost,
     DeviceFacts,
+    DeviceLoss,
     Grant,
     KeptVectors,
     LawMeasured,
@@ -99,11 +100,8 @@ class DeviceSampled(Heartbeat, frozen=True, tag="device_sampled"):
     readings: Readings | None = None
 
 
-class DeviceLost(Event, frozen=True, tag="device_lost"):
+class DeviceLost(DeviceLoss, Event, frozen=True, kw_only=True, tag="device_lost"):
     """A device that failed in a way that it does not come back from in this process."""
-
-    device: str
-    reason: str
 
 
 class NodeJoined(Event, frozen=True, tag="node_joined"):
@@ -192,9 +190,10 @@ class RecordRefused(Refusal, Event, frozen=True, kw_only=True, tag="record_refus
 class CollectionRead(Event, frozen=True, tag="collection_read"):
     """What a collection holds; some of its texts stood in the collections of `borrows` before, and are theirs.
 
-    `reasons` counts everything that was refused, told or not, by its reason. Of its `records` each is a chunk, the
-    `same` as an earlier one in all that it holds and left out, or refused; `renamed` of the chunks have ids that others
-    gave themselves too. All three are 0 in older journals.
+    `reasons` counts everything that was refused, told or not, by its reason; `refused_files` of it are files, whole or
+    from some place on. Of its `records` each is a chunk, the `same` as an earlier one in all that it holds and left
+    out, or refused; `renamed` of the chunks have ids that others gave themselves too. `unread` files beside them only
+    look like chunk files. All five are 0 in older journals.
     """
 
     collection: str
@@ -209,6 +208,8 @@ class CollectionRead(Event, frozen=True, tag="collection_read"):
     records: int = 0
     same: int = 0
     renamed: int = 0
+    refused_files: int = 0
+    unread: int = 0
 
 
 class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
@@ -252,6 +253,15 @@ class BatchesLost(Event, frozen=True, tag="batches_lost"):
 
     model_pass: int
     batches: list[int]
+
+
+class ParkedRetried(Event, frozen=True, tag="parked_retried"):
+    """Batches of an earlier session with `rows` that were parked are computed again, and why."""
+
+    model_pass: int
+    batches: list[int]
+    rows: int
+    cause: str
 
 
 class LeaseGranted(Grant, Event, frozen=True, kw_only=True, tag="lease_granted"):
@@ -461,7 +471,7 @@ Beats = DeviceSampled
 Joins = NodeJoined | NodeLost | NodeRefused | BatchesDoubled
 Steers = DeviceLost | ControlApplied | ControlRefused | ControlReached
 Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
-Plans = RowsReused | PassPlanned | BatchesLost | LeaseGranted | ModelAttached | CanaryChecked
+Plans = RowsReused | PassPlanned | BatchesLost | ParkedRetried | LeaseGranted | ModelAttached | CanaryChecked
 Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPassedOver
 Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | RowParked
 Ends = LeaseReleased | ResidueFound | EnsemblePassCompleted | PassFailed

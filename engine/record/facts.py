@@ -149,6 +149,13 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     ceiling_bytes: int
 
 
+class DeviceLoss(Struct, frozen=True, kw_only=True):
+    """A device that was lost."""
+
+    device: str
+    reason: str
+
+
 class Resolution(Struct, frozen=True, kw_only=True):
     """Where the files of a model came from."""
 
@@ -161,14 +168,14 @@ class Resolution(Struct, frozen=True, kw_only=True):
 
 
 REFUSALS_TOLD = 100
-"""Refusals that each collection tells one by one, the first of them; all of them are counted when it has been read."""
+"""Refusals that each collection tells one by one, the first of all and of files; all are counted when it was read."""
 
 
 class Refusal(Struct, frozen=True):
-    """A record (or, without a number, a whole file) that was left out."""
+    """A record (or, without a number, a file as a whole or from some place on) that was left out."""
 
     file: str
-    record: Annotated[int | None, says("record number in its file, from 1; null for the whole file")]
+    record: Annotated[int | None, says("record number in its file, from 1; null for the file, or what is left of it")]
     reason: str
 
 
@@ -305,7 +312,7 @@ class Mitigation(Struct, frozen=True, kw_only=True):
     action: str
     rows: Annotated[int, says("distinct texts affected")]
     predicted_bytes: Annotated[int | None, says("bytes the forward was predicted to need besides the weights")] = None
-    measured_bytes: Annotated[int | None, says("former name of free_bytes")] = None
+    measured_bytes: Annotated[int | None, says("what earlier versions called free_bytes; null since")] = None
     free_bytes: Annotated[int | None, says("bytes that were free for it")] = None
     foreseen: Annotated[bool, says("predicted beforehand; nothing failed")] = False
     cost_seconds: Annotated[
@@ -329,6 +336,15 @@ class ParkedRow(Struct, frozen=True, kw_only=True):
     model: str
     row: Annotated[int, says("index of the distinct text in the run, from 0")]
     reason: str
+    file: Annotated[str, says("where the text stands first in its collection; empty in older journals")] = ""
+    record: Annotated[int | None, says("record number there, from 1")] = None
+    chunk_id: Annotated[str, says("the id of that chunk; empty where nobody looked it up")] = ""
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for people; empty in older journals."""
+        at = f"{self.file} record {self.record:,}" if self.file and self.record is not None else ""
+        return at + f", chunk {self.chunk_id}" * bool(at and self.chunk_id)
 
 
 class Residue(Struct, frozen=True, kw_only=True):

@@ -137,8 +137,10 @@ def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
             _equip(state, event.devices, list(state.devices))
         case ev.DeviceSampled(device=name) if gauge := state.devices.get(name):
             gauge.take(event, state.pace.second)
-        case ev.DeviceLost(device=name) if gauge := state.devices.get(name):
-            gauge.lost = event.reason
+        case ev.DeviceLost(device=name):
+            state.losses.append(event)
+            if gauge := state.devices.get(name):
+                gauge.lost = event.reason
         case ev.ControlApplied():
             state.controls.append(Control(event.control, event.value, event.who, state.latest_at))
             match event.control:
@@ -246,7 +248,12 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
         case ev.RowsReused():
             state.reused[event.model_pass] = event
         case ev.BatchesLost():
-            _lose(state, event)
+            state.batches_lost += len(event.batches)
+            state.lose(event.model_pass, event.batches)
+        case ev.ParkedRetried(model_pass=number):
+            rows = [row for by_name in state.parked.get(number, {}).values() for row in by_name.values()]
+            state.tried_again |= {(number, each.row) for each in rows if each.batch_index in event.batches}
+            state.lose(number, event.batches)
         case ev.LeaseGranted():
             if state.current_pass != event.model_pass:  # or the batch of another pass would be shown as its latest
                 state.current_pass, state.batch_index, state.slowest = event.model_pass, None, 0.0
@@ -282,6 +289,7 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
                 owner[0].pressure_passed.append(event)
         case ev.RowParked():
             state.parked.setdefault(event.model_pass, {}).setdefault(event.collection, {})[event.row] = event
+            state.parked_on[event.model_pass, event.row] = state.conditions
         case ev.EnsemblePassCompleted():
             state.passes_completed.add(event.model_pass)
         case ev.PassFailed():
@@ -330,21 +338,4 @@ def _commit(state: RunState, event: ev.BatchCommitted) -> None:
     state.pace.tokens[-1] += event.tokens
     state.committed.setdefault(event.model_pass, {})[event.batch_index] = event
     if owner := state.share_of(event.model_pass, event.batch_index):
-        owner[1].take(event, _usual_dtype(state, event.model_pass))
-
-
-def _lose(state: RunState, event: ev.BatchesLost) -> None:
-    state.batches_lost += len(event.batches)
-    state.passes_completed.discard(event.model_pass)
-    lost, parked = set(event.batches), state.parked.get(event.model_pass, {})
-    for name, rows in parked.items():
-        parked[name] = {row: each for row, each in rows.items() if each.batch_index not in lost}
-    for batch_index in event.batches:
-        gone = state.committed[event.model_pass].pop(batch_index)
-        if owner := state.share_of(event.model_pass, batch_index):
-            owner[1].lose(gone, _usual_dtype(state, event.model_pass))
-
-
-def _usual_dtype(state: RunState, model_pass: int) -> str:
-    """What a pass was computed in where a batch of an older journal does not say."""
-    return state.roster[model_pass].dtype if state.roster else ""
+        owner[1].take(event, state.usual_dtype(event.model_pass))

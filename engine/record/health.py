@@ -2,18 +2,20 @@
 sure that is, and what became of it and of its collections.
 
 Pure functions of a snapshot, and of the state where a run is closed: header, lists of runs and `ctl status` say the
-same. A collection is completed only when every model saw every row; anything less says what is missing. One that was
-delivered without some models is incomplete, and failed where they are missing and it was not.
+same. A collection is completed only when every model saw every row, and no more of it was refused than --max-refused
+allows; anything less says what is missing. One that was delivered without some models is incomplete, and failed where
+they are missing and it was not, or where nothing is left of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from interlock.engine.record.events import RowParked
+from interlock.engine.record.events import CollectionRead, RecordRefused, RowParked
 from interlock.engine.record.facts import MissingModel, Status, node_of, on_host
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_side
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import duration, human_bytes, several
+from interlock.engine.record.words import Allowance, duration, human_bytes, parse_allowance, several
 
 STALLED, DEGRADED = "STALLED", "DEGRADED"
 Level = Literal["ok", "idle", "warn", "error"]
@@ -44,8 +46,7 @@ def health(snapshot: Snapshot, now: float) -> Health:
     What ended it comes first, then what keeps it from going on, then what it goes on without.
     """
     if snapshot.over:
-        word, level = ENDED.get(snapshot.phase, (snapshot.phase.upper(), "error"))
-        return Health(word, level, snapshot.reason)
+        return ended(snapshot.phase, snapshot.reason)
     if snapshot.phase == GONE:
         return Health("PROCESS DIED", "error", snapshot.reason)
     if snapshot.paused:
@@ -56,6 +57,12 @@ def health(snapshot: Snapshot, now: float) -> Health:
         doing = "" if snapshot.phase == "running" else f", {snapshot.phase}"
         return Health(DEGRADED, "warn", without + doing)
     return Health("RUN", "ok") if snapshot.phase == "running" else Health(snapshot.phase.upper(), "idle")
+
+
+def ended(status: str, reason: str) -> Health:
+    """Say how a run stands that has ended so; one that is completed for a `reason` lacks what was refused."""
+    word, level = ENDED.get(status, (status.upper(), "error"))
+    return Health(word, "warn" if level == "ok" and reason else level, reason)
 
 
 def degraded(snapshot: Snapshot) -> str:
@@ -73,6 +80,12 @@ def _lost(snapshot: Snapshot) -> int:
     """Count lost devices, but for those that went with their node."""
     gone = {node.node for node in snapshot.nodes if node.lost}
     return sum(bool(device.lost) and node_of(device.facts.name) not in gone for device in snapshot.devices)
+
+
+def _losses(snapshot: Snapshot) -> int:
+    """Count what was lost in all sessions, but for what went with its node."""
+    gone = {node.node for node in snapshot.nodes if node.lost}
+    return sum(node_of(each.device) not in gone for each in snapshot.losses)
 
 
 def _patience(snapshot: Snapshot) -> float:
@@ -119,8 +132,8 @@ class Attention:
 def attention(snapshot: Snapshot) -> Attention:
     """Count what an operator should look at in a run."""
     return Attention(
-        lost=_lost(snapshot),
-        parked=sum(each.parked for each in snapshot.passes),
+        lost=max(_lost(snapshot), _losses(snapshot)),
+        parked=snapshot.parked,
         warnings=snapshot.warnings,
         mitigations=snapshot.mitigations,
         refused=sum(each.refused for each in snapshot.collections),
@@ -218,9 +231,14 @@ def lacking(state: RunState, name: str) -> list[MissingModel]:
 def collection_status(state: RunState, name: str) -> tuple[Status, str]:
     """Tell where a collection stands, before and after it is delivered."""
     collection = state.collections[name]
+    out, allowed = left_out(state, name)
     if not collection.read.chunks:
         found = f"no record in {several(collection.read.files, 'file')}" if collection.read.files else "no chunk files"
-        return "skipped", "no usable record" if collection.read.refused else found
+        if not out:
+            return "skipped", found
+        if not collection.read.refused:
+            return "skipped", out
+        return "skipped" if allowed else "failed", f"no usable record: {out}"
     without = {each.model for each in collection.missing}
     missing = [model for model in unfinished(state, name) if model not in without]
     failed = [failure for failure in state.failures.values() if failure.model in missing]
@@ -231,18 +249,57 @@ def collection_status(state: RunState, name: str) -> tuple[Status, str]:
     if collection.verification and not collection.verification.ok:
         return "failed", f"the store differs from what was written: {collection.verification.detail}"
     gaps = [f"delivered without {each.model}: {each.reason}" for each in collection.missing]
-    if faults := [*gaps, *filter(None, [_parked_texts(state, name)])]:
+    if faults := [*gaps, *filter(None, [_parked_texts(state, name), "" if allowed else out])]:
         return "incomplete", "; ".join(faults)
-    return "completed", ""
+    return "completed", out
+
+
+MEND = "mend what was refused and run again with --reuse, or allow it with --max-refused"
+ALL = Allowance(0, 100.0, files=True)
+
+
+def left_out(state: RunState, name: str) -> tuple[str, bool]:
+    """Say what of a collection's input was refused, with the first of it by its place, or was not looked at where
+    nothing else was there; and whether the run was told to do without. Nothing is said where all of it was taken."""
+    collection = state.collections[name]
+    config = state.started.config if state.started else {}
+    allowed = parse_allowance(str(config["max_refused"].value)) if "max_refused" in config else ALL
+    return refused(collection.read, collection.refusals), covered(collection.read, allowed)
+
+
+def covered(read: CollectionRead, allowed: Allowance) -> bool:
+    """Tell whether no more of a collection was refused than is allowed."""
+    records = read.refused - read.refused_files
+    return allowed.covers(records, read.chunks + read.same + records, read.refused_files)
+
+
+def refused(read: CollectionRead, told: Sequence[RecordRefused]) -> str:
+    """Say how many files and records of a collection were refused, and where the first of each is and why."""
+    if not read.files and not read.refused and read.unread:
+        return f"no chunk files, though {several(read.unread, 'file')} beside like them"
+    records, texts = read.refused - read.refused_files, list[str]()
+    for whole, number in ((True, read.refused_files), (False, records)):
+        first = next((each for each in told if (each.record is None) == whole), None)
+        of = "" if whole else f" of {read.chunks + read.same + records:,}"
+        place = first and (first.file if whole else f"{first.file} record {first.record:,}")
+        why = f" ({'first ' * (number > 1)}{place}: {first.reason})" if first else ""
+        texts += [
+            f"{number:,}{of} {'file' if whole else 'record'}{'s' * (number > 1 or not whole)} refused{why}"
+        ] * bool(number)
+    return ", ".join(texts)
 
 
 def run_status(state: RunState) -> tuple[Status, str]:
     """Tell what became of a run whose collections are all closed."""
     bad = [collection for collection in state.collections.values() if collection.status not in GOOD]
+    told = {collection.name: collection.reason for collection in bad}
+    told |= {name: out for name in state.collections if name not in told and (out := left_out(state, name)[0])}
+    reason = "; ".join(f"{name}: {why}" for name, why in told.items())
     if not bad:
-        return "completed", ""
+        return "completed", reason
     status: Status = "failed" if any(collection.status == "failed" for collection in bad) else "incomplete"
-    return status, "; ".join(f"{collection.name}: {collection.reason}" for collection in bad)
+    mend = any(not left_out(state, collection.name)[1] for collection in bad)
+    return status, reason + f"; {MEND}" * mend
 
 
 def _parked_texts(state: RunState, name: str) -> str:
@@ -250,10 +307,13 @@ def _parked_texts(state: RunState, name: str) -> str:
     by_model: dict[str, list[RowParked]] = {}
     for parked in rows:
         by_model.setdefault(parked.model, []).append(parked)
-    return "; ".join(
-        f"{several(len(mine), 'text')} {'has' if len(mine) == 1 else 'have'} no {model} vector: {mine[0].reason}"
-        for model, mine in sorted(by_model.items())
-    )
+    texts = []
+    for model, mine in sorted(by_model.items()):
+        first = f" ({'first ' * (len(mine) > 1)}{mine[0].place})" if mine[0].place else ""
+        again = all((each.model_pass, each.row) in state.tried_again for each in mine)
+        text = f"{several(len(mine), 'text')} {'has' if len(mine) == 1 else 'have'} no {model} vector{first}"
+        texts.append(f"{text}: {mine[0].reason}" + ", also when tried again" * again)
+    return "; ".join(texts)
 
 
 def batches_of(each: PassView) -> str:

@@ -23,7 +23,7 @@ from interlock.engine.record.atomic import SESSION, Occupant, held, lock, occupa
 from interlock.engine.record.events import RunClosed
 from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.health import ENDED, Attention, Health, attention, health
+from interlock.engine.record.health import Attention, Health, attention, ended, health
 from interlock.engine.record.inputs import moved
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_in
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
@@ -180,12 +180,16 @@ class _Pass(msgspec.Struct):
     seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
+class _Parked(msgspec.Struct):
+    row: int
+
+
 class _Collection(msgspec.Struct):
     chunks: int
     refused: int
     passes: list[_Pass]
     mitigations: list[msgspec.Raw]
-    parked: list[msgspec.Raw]
+    parked: list[_Parked]
     warnings: list[msgspec.Raw]
 
 
@@ -208,6 +212,7 @@ class _Summary(msgspec.Struct):
     configuration: dict[str, Setting] = {}
     residues: list[msgspec.Raw] = []
     devices: list[_Device] = []
+    losses: list[msgspec.Raw] = []
     share_done: float | None = None
 
 
@@ -217,30 +222,29 @@ def _closed(directory: Path) -> Overview | None:
         return None
     try:
         said = msgspec.json.decode(atomic.content(directory / SUMMARY), type=_Summary)
-        began, ended = said.started_at.timestamp(), said.finished_at.timestamp()
+        began, latest = said.started_at.timestamp(), said.finished_at.timestamp()
     except (OSError, ArithmeticError, ValueError, RecursionError, msgspec.MsgspecError):
         return None
     if (said.status, said.exit_code) != (closed.status, closed.exit_code):  # that of an earlier session
         return None
-    word, level = ENDED.get(said.status, (said.status.upper(), "error"))
     models = {each.model_pass: each.model for place in said.collections for each in place.passes}
     # A step of a whole lease stands in every collection of its pass.
     steps: Counter[bytes] = Counter()
     for place in said.collections:
         steps |= Counter(bytes(each) for each in place.mitigations)
     told = Attention(
-        lost=sum(bool(each.lost) for each in said.devices),
-        parked=sum(len(place.parked) for place in said.collections),
+        lost=max(len(said.losses), sum(bool(each.lost) for each in said.devices)),
+        parked=len({each.row for place in said.collections for each in place.parked}),
         warnings=len(said.warnings) + len(said.residues) + sum(len(place.warnings) for place in said.collections),
         mitigations=steps.total(),
         refused=sum(place.refused for place in said.collections),
     )
     return Overview(
         directory,
-        Health(word, level, said.reason),
+        ended(said.status, said.reason),
         told,
         began,
-        ended,
+        latest,
         tuple(models[number] for number in sorted(models)),
         sum(place.chunks for place in said.collections),
         1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),

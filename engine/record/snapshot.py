@@ -5,7 +5,7 @@ it; what is derived (rates, time left) is computed from the copy, outside the lo
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import TypeVar
@@ -178,6 +178,12 @@ class Snapshot(RunStatus, kw_only=True):
     models: tuple[ev.ModelResolved, ...] = ()
     retries: int = 0
     warnings: int = 0
+    parked: int = 0
+    """Texts that have no vector of a model, or of several."""
+    untried: int = 0
+    """Of them, those that were not computed again since."""
+    losses: tuple[ev.DeviceLost, ...] = ()
+    """Devices that were lost, in all sessions."""
     pace: Pace = field(default_factory=Pace)
     controls: tuple[Control, ...] = ()
     nodes: tuple[NodeState, ...] = ()
@@ -193,6 +199,19 @@ class Snapshot(RunStatus, kw_only=True):
     def over(self) -> bool:
         """Whether the run has ended."""
         return self.exit_code is not None
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a session more would find something to compute or to deliver in a run that has ended; it does not
+        where all that lacks was refused or parked."""
+        unfinished = any(each.failure or each.batches_done < each.batches for each in self.passes)
+        ended = ("completed", "incomplete", "skipped")
+        return (
+            self.phase == "stopped"
+            or not self.passes
+            or unfinished
+            or any(each.chunks and each.word not in ended for each in self.collections)
+        )
 
     @property
     def simulated(self) -> bool:
@@ -269,12 +288,22 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         collections=tuple(map(_collection, state.collections.values())),
         models=tuple(state.models),
         retries=len(state.retries),
+        parked=len({row for _, row in _parked(state)}),
+        untried=len({row for number, row in _parked(state) if (number, row) not in state.tried_again}),
+        losses=tuple(state.losses),
         warnings=sum(map(len, warnings)) + sum(bool(node.refused) for node in state.nodes.values()),
         pace=state.pace.copy(),
         controls=tuple(state.controls),
         nodes=tuple(state.nodes.values()),
         beats=dict(state.beats),
     )
+
+
+def _parked(state: RunState) -> Iterator[tuple[int, int]]:
+    """The pass and the text of each vector that is missing."""
+    for number, by_name in state.parked.items():
+        for rows in by_name.values():
+            yield from ((number, row) for row in rows)
 
 
 _STANDING = RunStatus.__struct_fields__

@@ -7,6 +7,7 @@ and snapshot both are one.
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import ClassVar
 
 from msgspec import Struct, field
@@ -357,6 +358,12 @@ class RunState(RunStatus, kw_only=True):
     batches_lost: int = 0
     parked: dict[int, dict[str, dict[int, ev.RowParked]]] = field(default_factory=dict)
     """By pass, collection and row."""
+    parked_on: dict[tuple[int, int], object] = field(default_factory=dict)
+    """The conditions under which the row of a pass was parked."""
+    tried_again: set[tuple[int, int]] = field(default_factory=set)
+    """Rows of a pass that were parked, and computed once more."""
+    losses: list[ev.DeviceLost] = field(default_factory=list)
+    """Of all sessions."""
     places: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
     """Of each pass, the first batch, the number of batches and the collection of every share, sorted."""
     reused: dict[int, ev.RowsReused] = field(default_factory=dict)
@@ -369,6 +376,13 @@ class RunState(RunStatus, kw_only=True):
     def timed(self) -> bool:
         """Whether the run's seconds say anything: those of devices that are not there do not."""
         return all(timed(kind) for kind in self.kinds or {self.device_kind})
+
+    @property
+    def conditions(self) -> object:
+        """What decides whether a text that failed might not: the devices of this session, their limits and faults."""
+        devices = sorted({(each.facts.label, each.facts.ceiling_bytes) for each in self.devices.values()})
+        config = self.started.config if self.started else {}
+        return devices, [config[name].value for name in ("faults", "host_ceiling", "cpu_fallback") if name in config]
 
     @property
     def elapsed(self) -> float:
@@ -392,3 +406,18 @@ class RunState(RunStatus, kw_only=True):
             return None
         collection = self.collections[places[at][2]]
         return collection, collection.shares[model_pass]
+
+    def lose(self, model_pass: int, batches: Sequence[int]) -> None:
+        """Take committed batches of a pass out again, with the rows that were parked in them."""
+        self.passes_completed.discard(model_pass)
+        lost, parked = set(batches), self.parked.get(model_pass, {})
+        for name, rows in parked.items():
+            parked[name] = {row: each for row, each in rows.items() if each.batch_index not in lost}
+        for batch_index in batches:
+            gone = self.committed[model_pass].pop(batch_index)
+            if owner := self.share_of(model_pass, batch_index):
+                owner[1].lose(gone, self.usual_dtype(model_pass))
+
+    def usual_dtype(self, model_pass: int) -> str:
+        """Return what a pass was computed in where a batch of an older journal does not say."""
+        return self.roster[model_pass].dtype if self.roster else ""

@@ -21,6 +21,7 @@ from interlock.engine.record.facts import (
     Canary,
     Computed,
     DeviceFacts,
+    DeviceLoss,
     Grant,
     KeptVectors,
     LawMeasured,
@@ -167,6 +168,7 @@ class ControlSummary(Struct, frozen=True, kw_only=True):
 class CacheEvent(Resolution, frozen=True, kw_only=True):
     """Where the files of a model came from, and how often that was tried again."""
 
+    seconds: Annotated[float | None, says("null if the device is simulated")]  # type: ignore[assignment]
     retries: int
 
 
@@ -236,6 +238,11 @@ class Summary(Struct, frozen=True, kw_only=True):
         float | None,
         says("share of the predicted cost of all passes that was done, 0 to 1; null in older summaries"),
     ] = None
+    losses: Annotated[list[DeviceLoss], says("devices that were lost, in all sessions")] = []
+    begun: Annotated[
+        bool,
+        says("false where it was refused before anything was read: what `collections` hold is not known then"),
+    ] = True
     nodes: Annotated[list[NodeSummary] | UnsetType, says("nodes of the cluster; left out on one machine")] = UNSET
 
 
@@ -327,12 +334,16 @@ def _collection(state: RunState, collection: CollectionState) -> CollectionSumma
         passes=[_pass(state, share) for share in shares.values()],
         leases=[_lease(state, lease) for lease in state.leases.values() if lease.model_pass in shares],
         mitigations=[
-            _untimed(state, _made(Mitigation, (step,), measured_bytes=step.free, free_bytes=step.free), "cost_seconds")
+            _untimed(state, _made(Mitigation, (step,), measured_bytes=None, free_bytes=step.free), "cost_seconds")
             for step in collection.mitigations
         ],
         parked=[row for rows in parked for row in rows.values()],
         cache=[
-            _made(CacheEvent, (model,), retries=sum(retry.model == model.model for retry in state.retries))
+            _untimed(
+                state,
+                _made(CacheEvent, (model,), retries=sum(retry.model == model.model for retry in state.retries)),
+                "seconds",
+            )
             for model in state.models
         ],
         warnings=list(collection.warnings),

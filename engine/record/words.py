@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from datetime import time
 from pathlib import Path
+from typing import NamedTuple
 from unicodedata import category
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -71,6 +72,26 @@ def parse_time_of_day(text: str) -> time:
         raise ValueError("expected a time of day such as 17:45")
     hour, minute, second = map(int, match.groups(default="0"))
     return time(hour, minute, second)
+
+
+class Allowance(NamedTuple):
+    """How many records of a collection may be refused, as a number or in percent of them, and whether files may."""
+
+    most: int
+    percent: float
+    files: bool
+
+    def covers(self, records: int, of: int, files: int) -> bool:
+        """Tell whether so many refused records `of` all that were read, and so many refused files, are allowed."""
+        return (self.files or not files) and (records <= self.most or records * 100 <= self.percent * of)
+
+
+def parse_allowance(text: str) -> Allowance:
+    """Read what may be refused as people write it: '3', '0.5%', '1%,files'. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d{1,15})((?:\.\d{1,6})?%)?(,files)?", re.sub(r"\s+", "", text.lower()))
+    if not match or (match[2] and not 0 <= (share := float(f"{match[1]}{match[2][:-1]}")) <= 100):
+        raise ValueError("expected a number of records or a share such as 1%; ,files may follow")
+    return Allowance(0, share, bool(match[3])) if match[2] else Allowance(int(match[1]), 0.0, bool(match[3]))
 
 
 def _countable(number: float) -> bool:

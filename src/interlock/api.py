@@ -259,7 +259,7 @@ def _ended(run: RecordedRun, code: ExitCode) -> InterlockError:
     reasons = [f"{each.name} {each.status}: {each.reason}" for each in summary.collections if each.reason]
     why = in_python(f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}")
     if code == ExitCode.MITIGATED:
-        why = f"run {run.id} needed mitigations, a failure under Settings(strict=True)"
+        why = f"run {run.id} {summary.reason or 'needed mitigations'}, a failure under Settings(strict=True)"
     if summary.status == "stopped":
         kind, why = Stopped, f"run {run.id} was stopped: continue it with Settings(run_id={run.id!r}, resume=True)"
     error = kind(f"{why}: open_run({str(run.path)!r}) has what was done")

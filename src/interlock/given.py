@@ -45,6 +45,8 @@ class GivenSettings:
     deadline: str | None = None
     reuse: str | PathLike[str] | None = None
     allow_missing: bool | None = None
+    max_refused: str | None = None
+    retry_parked: bool | None = None
     strict: bool | None = None
 
 
@@ -73,6 +75,7 @@ ARGUMENTS = {
     "index": "indexes",
     "keep": "keep",
     "limit": "limit",
+    "max-refused": "max_refused",
     "model": "model",
     "offline": "offline",
     "only": "only",
@@ -91,6 +94,7 @@ ARGUMENTS = {
     "rerank-depth": "rerank_depth",
     "rerank-share": "rerank_share",
     "resume": "resume",
+    "retry-parked": "retry_parked",
     "reuse": "reuse",
     "roster": "roster",
     "run-id": "run_id",

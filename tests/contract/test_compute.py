@@ -73,7 +73,16 @@ def run(home, models):
     def computed(*flags, check=0, again=""):
         name = again or "run" + "".join(each if each.isalnum() else "-" for each in "".join(map(str, flags)))
         given = ["--roster", "mean=2,cls=1,m3=1", "--sparse", "splade,m3", "--token-vectors", "m3"]
-        given += ["--token-precision", "float16", "--config", models / "interlock.toml", "--run-id", name]
+        given += [
+            "--max-refused",
+            "100%",
+            "--token-precision",
+            "float16",
+            "--config",
+            models / "interlock.toml",
+            "--run-id",
+            name,
+        ]
         given += ["--export", "npy,parquet"] if flags == ("--devices", "cpu") else ["--export", "npy"]
         interlock("run", home / "chunks", *given, "--out", home / "runs", "--quiet", *flags, check=check)
         return home / "runs" / name

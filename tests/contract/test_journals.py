@@ -99,7 +99,13 @@ def test_every_line_of_an_old_journal_is_read_in_its_order(kept, name):
 @pytest.mark.parametrize("name", OVER)
 def test_a_summary_is_folded_anew_from_an_old_journal_with_all_that_it_had(kept, name):
     run = kept / "runs" / name
-    holds(msgspec.to_builtins(product.open_run(run).summary), summary_of(run))
+    wanted = summary_of(run)
+    for collection in wanted["collections"]:
+        for step in collection["mitigations"]:  # earlier versions said the bytes that were free by two names
+            assert step.pop("measured_bytes") == step["free_bytes"]
+        for model in collection["cache"] if wanted["seconds"] is None else ():  # of simulated runs no other seconds
+            del model["seconds"]
+    holds(msgspec.to_builtins(product.open_run(run).summary), wanted)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -128,7 +128,6 @@ def cut(chunks):
     (chunks / "Torn" / "b_chunks.json").write_text(whole[: len(whole) // 2])
 
 
-@wrong("R5, R26", "a collection whose only file is refused is skipped, and the run counts as completed")
 def test_a_collection_that_is_refused_whole_is_no_success(chunks, tiny_a):
     cut(chunks)
     said = run(chunks, "--roster", tiny_a, check=None)
@@ -136,7 +135,6 @@ def test_a_collection_that_is_refused_whole_is_no_success(chunks, tiny_a):
     assert summary_of(chunks.parent / "runs" / "one")["status"] != "completed"
 
 
-@wrong("R5", "chunks of a refused file are missing without a line, also where --strict is asked for")
 def test_a_refused_file_beside_good_ones_is_told_and_counts(chunks, tiny_a):
     (chunks / "Docs" / "b_chunks.json").write_text('[{"text": "one"}, {"text": "tw')
     said = run(chunks, "--roster", tiny_a, "--strict", check=None)

@@ -10,6 +10,7 @@ ROSTER = "mean=2,cls=1"
 FLAGS = (
     *("--config", "interlock.toml", "--roster", ROSTER, "--sparse", "splade", "--token-vectors", "mean"),
     *("--threads", "1", "--out", "runs", "--export", "npy,parquet", "--no-ui", "--quiet"),
+    *("--max-refused", "1"),
 )
 
 

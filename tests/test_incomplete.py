@@ -1,0 +1,176 @@
+"""What is not delivered is told: whatever is missing of a run, each place that says how it ended says the same.
+
+A row of WAYS leaves something out; what the exit code says, the journal, the summary, the list of runs, the viewer, the
+end card, the line under --quiet, the command of --notify and the numbers for Prometheus is compared.
+"""
+
+import gzip
+import importlib.util
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from interlock.console.text.recap import recap
+from interlock.engine.record.events import RunClosed
+from interlock.engine.record.runs import state_of
+from interlock.engine.record.snapshot import snapshot
+from tests.builders import corpus, events_of, interlock, sentences, summary_of
+from tests.test_worker import POISON, poisoned
+
+TEXTS = sentences(12)
+WORDS = {"completed": "DONE", "incomplete": "INCOMPLETE", "failed": "FAILED", "stopped": "STOPPED"}
+GONE = """
+from interlock.engine.corpus import collections
+found = collections._collection
+def lost(directory, root):
+    seen = found(directory, root)
+    for name in seen.files:
+        if name.startswith("b"):
+            (directory / name).unlink()
+    return seen
+collections._collection = lost
+"""
+"""What makes a file vanish between the listing and the reading."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How something is left out of `chunks`, with which flags; what the run comes to, and what its one line names."""
+
+    spoil: Callable[[Path], object]
+    names: str
+    status: str = "incomplete"
+    code: int = 1
+    flags: tuple[object, ...] = ()
+    first: str = ""
+
+
+def beside(data, name="b_chunks.json", place="Docs"):
+    """Put a file beside the good one, or into a collection of its own."""
+
+    def spoil(chunks):
+        (chunks / place).mkdir(exist_ok=True)
+        (chunks / place / name).write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
+
+    return spoil
+
+
+def link(target):
+    return lambda chunks: (chunks / "Docs" / "b_chunks.json").symlink_to(target)
+
+
+def bad(count, good=0):
+    return [{"text": text} for text in sentences(good, start=50)] + [{"text": " "}] * count
+
+
+WHOLE = json.dumps([{"text": text} for text in sentences(9, start=20)])
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in sentences(9, start=20))
+CUT = len(WHOLE) // 2
+WAYS = {
+    "a list that is cut": Way(beside(WHOLE[:CUT].encode()), "b_chunks.json: file ends within record"),
+    "lines that are cut": Way(beside(LINES[:-9].encode(), "b.jsonl"), "b.jsonl: file ends within record 9"),
+    "nothing but a file that is cut": Way(
+        beside(b'[{"text": "a', place="Torn"), "Torn: no usable record: 1 file refused", "failed"
+    ),
+    "an empty file": Way(beside(b""), "b_chunks.json: empty file"),
+    "a link to nothing": Way(link("nowhere_chunks.json"), "b_chunks.json: broken link"),
+    "a link out of the root": Way(link(__file__), "b_chunks.json: link points outside the root"),
+    "a pipe": Way(lambda chunks: os.mkfifo(chunks / "Docs" / "b_chunks.json"), "b_chunks.json: not a regular file"),
+    "a file that vanishes": Way(beside([{"text": "b"}]), "b_chunks.json: cannot read the file", first=GONE),
+    "a compressed file": Way(beside(gzip.compress(WHOLE.encode())), "1 file refused (b_chunks.json"),
+    "compressed lines": Way(beside(gzip.compress(LINES.encode(), mtime=0), "b.jsonl"), "refused (first b.jsonl"),
+    "no list": Way(beside({"rows": []}), "b_chunks.json: object with none of"),
+    "a second list": Way(
+        beside({"chunks": [{"text": "b"}], "data": [{"text": "c"}]}), "b_chunks.json: only the list under"
+    ),
+    "text behind the list": Way(beside(WHOLE.encode() + b" and more"), "b_chunks.json: ignored text"),
+    "a name that is no text": Way(
+        lambda chunks: (chunks / "Docs" / os.fsdecode(b"\xe9_chunks.json")).write_text("[]"), "not UTF-8"
+    ),
+    "a record without a text": Way(
+        beside([{"body": "b"}]), "1 of 13 records refused (b_chunks.json record 1: no field"
+    ),
+    "texts that are empty": Way(beside(bad(3)), "3 of 15 records refused (first b_chunks.json record 1"),
+    "all texts empty": Way(beside(bad(5), place="Void"), "Void: no usable record: 5 of 5 records", "failed"),
+    "one record more than allowed": Way(beside(bad(3, good=5)), "3 of 20 records", flags=("--max-refused", "2")),
+    "as many records as allowed": Way(
+        beside(bad(2, good=86)), "2 of 100 records refused", "completed", 0, ("--max-refused", "2%")
+    ),
+    "a file that is allowed": Way(
+        beside(b"["), "1 file refused (b_chunks.json", "completed", 0, ("--max-refused", "0,files")
+    ),
+    "the same under --strict": Way(
+        beside(b"["), "1 file refused", "completed", 3, ("--max-refused", "0,files", "--strict")
+    ),
+    "too many under --strict": Way(beside(bad(3)), "3 of 15 records", "incomplete", 1, ("--strict",)),
+    "another kind of file alone": Way(
+        beside(b"PAR1", "b.parquet", "Other"), "Other: no chunk files, though 1 file", "completed", 0
+    ),
+    "a text that has no vector": Way(beside([{"text": f"a {POISON} b"}]), "1 text has no spoilt vector"),
+    "a model that breaks": Way(lambda _: None, "broken", "failed", flags=("--roster", "{broken}")),
+    "a model that is missing": Way(
+        lambda _: None, "delivered without", flags=("--roster", "{spoilt},/nowhere/at-all", "--allow-missing")
+    ),
+    "no GPU that is left": Way(
+        lambda _: None, "no GPU is left", "stopped", 4, ("--devices", "sim:1xT4", "--faults", "lose:60")
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def spoilt(tmp_path_factory):
+    return poisoned(tmp_path_factory.mktemp("models") / "spoilt")
+
+
+@pytest.fixture(scope="module")
+def broken(spoilt):
+    import shutil
+
+    place = shutil.copytree(spoilt, spoilt.with_name("broken"))
+    weights = (place / "model.safetensors").read_bytes()
+    (place / "model.safetensors").write_bytes(weights.replace(b"word_embeddings", b"word_embeddinks", 1))
+    return place
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_every_place_says_how_a_run_ended(tmp_path, spoilt, broken, way):
+    chunks, run = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}}), tmp_path / "runs" / "r"
+    way.spoil(chunks)
+    (tmp_path / "heard.py").write_text("import shutil, sys; shutil.copy(sys.argv[2], sys.argv[1])")
+    flags = [str(each).format(spoilt=spoilt, broken=broken) for each in way.flags]
+    flags = flags if "--roster" in flags else ["--roster", spoilt, *flags]
+    told = ("--notify", shlex.join([sys.executable, str(tmp_path / "heard.py"), str(tmp_path / "heard")]))
+    counted = ("--metrics", tmp_path / "run.prom") if importlib.util.find_spec("prometheus_client") else ()
+    where = ("--out", tmp_path / "runs", "--run-id", "r", "--devices", "cpu", "--summary", tmp_path / "copy")
+    said = interlock("run", chunks, *where, *flags, *told, *counted, "--quiet", check=way.code, first=way.first)
+
+    (line,) = [each for each in said.stderr.splitlines() if re.match(r"[\d:]{8} (warning: |error: )?run ", each)]
+    (closed,) = events_of(run, RunClosed)
+    summary = summary_of(run)
+    assert (closed.status, closed.exit_code, closed.reason) == (way.status, way.code, summary["reason"])
+    assert (summary["status"], summary["exit_code"]) == (way.status, way.code)
+    assert way.names in line and way.names in summary["reason"] and way.status in line
+    assert json.loads((tmp_path / "copy").read_text()) == json.loads((tmp_path / "heard").read_text()) == summary
+    (listed,) = json.loads(interlock("runs", "--out", tmp_path / "runs", "--json").stdout)
+    assert (listed["state"], listed["exit_code"], listed["detail"]) == (
+        WORDS[way.status], way.code, summary["reason"],
+    )  # fmt: skip
+    assert WORDS[way.status] in interlock("runs", "--out", tmp_path / "runs").stdout
+    viewed = interlock("view", run, "--plain").stdout
+    assert f"{way.status}" in viewed and f"exit {way.code}" in viewed and way.names in " ".join(viewed.split())
+    card = recap(snapshot(state_of(run), 0), run)
+    assert card[0].startswith(WORDS[way.status]) and way.names in card[0]
+    if counted:
+        assert f'interlock_run_info{{run="r",status="{way.status}"}} 1.0' in (tmp_path / "run.prom").read_text()
+
+
+def test_a_whole_run_says_nothing_under_quiet(tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS, "c_chunks.json": []}})
+    assert interlock("run", chunks, "--out", tmp_path / "runs", "--roster", tiny_a, "--quiet", "--strict").stderr == ""
