@@ -100,7 +100,7 @@ def test_a_hostile_tokenizer_ends_the_command_with_5_and_one_line(tmp_path, mode
 def test_a_tokenizer_that_passed_is_not_tried_again_until_it_changes(model, monkeypatch):
     cards(model)
     tried = []
-    monkeypatch.setattr(tokenizer, "_tried", lambda folder, lower: tried.append(lower) or tokenizer.Found())
+    monkeypatch.setattr(tokenizer, "_tried", lambda folder, lower: tried.append(lower) or tokenizer.Tried())
     cards(model)
     assert tried == []
     edit(model / "tokenizer.json", version="1.0", padding=None, added_tokens=[])
@@ -181,7 +181,7 @@ def test_being_stopped_for_longer_than_a_trial_may_take_refuses_no_tokenizer(mon
         return patient(process, *args, timeout=timeout)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", jumping)
-    assert tokenizer._tried(tmp_path, lower=False) == tokenizer.Found()
+    assert tokenizer._tried(tmp_path, lower=False) == tokenizer.Tried()
 
 
 def test_a_killed_trial_is_told_as_killed_and_not_as_slow(monkeypatch, tmp_path):

@@ -63,7 +63,7 @@ class Types(msgspec.Struct, frozen=True):
         return types
 
 
-class Found(msgspec.Struct, frozen=True):
+class Tried(msgspec.Struct, frozen=True):
     """What a trial found."""
 
     fault: str = ""
@@ -131,16 +131,16 @@ def build(model: str, folder: Path, config: Mapping[str, object], cache: Path) -
     )
 
 
-def _known(kept: Path) -> Found | None:
+def _known(kept: Path) -> Tried | None:
     """What an earlier trial found."""
     try:
-        found = msgspec.json.decode((kept / "found.json").read_bytes(), type=Found)
+        found = msgspec.json.decode((kept / "found.json").read_bytes(), type=Tried)
     except (OSError, msgspec.MsgspecError):
         return None
     return found if found.same or (kept / "tokenizer.json").is_file() else None
 
 
-def _made(file: Path, settings: dict[str, object], kept: Path) -> Found:
+def _made(file: Path, settings: dict[str, object], kept: Path) -> Tried:
     """Try and build a tokenizer, and keep what came of it, of faults nothing."""
     with tempfile.TemporaryDirectory(prefix="interlock-tokenizer-") as name:
         folder = Path(name)
@@ -157,7 +157,7 @@ def _made(file: Path, settings: dict[str, object], kept: Path) -> Found:
     return found
 
 
-def _tried(folder: Path, *, lower: bool) -> Found:
+def _tried(folder: Path, *, lower: bool) -> Tried:
     """What a process of its own found of a tokenizer within its limits."""
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical"}
     words_of_it = [str(folder), "lower" if lower else "", str(SECONDS), str(MEMORY)]
@@ -170,14 +170,14 @@ def _tried(folder: Path, *, lower: bool) -> Found:
     ) as process:
         written = _answer(process)
     if written is None:
-        return Found(f"timed out after {PATIENCE} s")
+        return Tried(f"timed out after {PATIENCE} s")
     if process.returncode == -signal.SIGXCPU:
-        return Found(f"timed out after {SECONDS} s of CPU time")
+        return Tried(f"timed out after {SECONDS} s of CPU time")
     try:
-        return msgspec.json.decode(written.splitlines()[-1], type=Found)
+        return msgspec.json.decode(written.splitlines()[-1], type=Tried)
     except (msgspec.MsgspecError, IndexError):
         limit = words.human_bytes(MEMORY)
-        return Found(
+        return Tried(
             f"its process ended with {process.returncode}: it needs more than {limit}, crashes it, or was killed"
         )
 

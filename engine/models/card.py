@@ -170,12 +170,7 @@ def read_card(
     if modules:
         check_whole(spec.key, root, dim)
     width = whole(path / "config.json", config, *WIDTHS) or dim
-    tokenizer = tokenizer_of(spec, path, config)
-    if tokenizer.chat and not modules:
-        raise UnavailableError(
-            f"model {spec.key}: {root} has a chat template and no modules.json: texts would become messages, which "
-            "is not supported: use another model"
-        )
+    tokenizer = tokenizer_of(spec, path, config, plain=not modules)
     tokens = token_outputs(spec, snapshot, path, tokenizer.file, width, padded_because, lexical=lexical, ours=ours)
     hard = positions_of(snapshot, path, config)
     card = ModelCard(
@@ -314,14 +309,19 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
     return read
 
 
-def tokenizer_of(spec: ModelSpec, path: Path, config: Config) -> Built:
+def tokenizer_of(spec: ModelSpec, path: Path, config: Config, *, plain: bool = False) -> Built:
     """Build the tokenizer of the network in `path`. Raises UnavailableError where texts would not be given to it as
-    they are here."""
+    they are here; `plain` says that it has no `modules.json`."""
     built = build(spec.key, path, config, model_cache() / "tokenizers")
     if built.side != "right":
         raise UnavailableError(
             f"model {spec.key}: {path / 'tokenizer_config.json'}: truncation_side: expected 'right', got "
             f"{built.side!r} (texts are truncated at the end only)"
+        )
+    if built.chat and plain:
+        raise UnavailableError(
+            f"model {spec.key}: {path} has a chat template and no modules.json: texts would become messages, which "
+            "is not supported: use another model"
         )
     return built
 
