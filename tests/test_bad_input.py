@@ -50,8 +50,8 @@ BAD_RECORDS = {
     "string": (b'"text"', "got a string"),
     "missing-text": (b'{"metadata": {}}', 'no field "text"'),
     "text-of-another-name": (
-        b'{"content": "a", "title": "b"}',
-        'no field "text" (found content, title): rename the one',
+        b'{"body": "a", "title": "b"}',
+        'no field "text" (found body, title): rename the one',
     ),
     "many-other-names": (b'{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}', "(found a, b, c, d, e, ...): "),
     "null-text": (b'{"text": null}', "Expected `str`, got `null`"),
@@ -369,9 +369,9 @@ def test_nothing_to_embed_is_a_usage_error_and_leaves_no_run(tmp_path, tiny_a, k
 
 
 def test_records_without_a_text_are_named_once_with_their_fields_when_no_chunk_is_good(tmp_path, tiny_a):
-    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"content": "a"}] * 5 + [4]}, "No": {"b.jsonl": []}})
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"body": "a"}] * 5 + [4]}, "No": {"b.jsonl": []}})
     done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=2)
-    first = 'records 1, 2, 3 and 2 more: no field "text" (found content): rename the one that holds the text'
+    first = 'records 1, 2, 3 and 2 more: no field "text" (found body): rename the one that holds the text'
     second = 'record 6: expected an object with a field "text", got a number'
     said = f"nothing to embed: Docs/a_chunks.json {first}; Docs/a_chunks.json {second}"
     assert done.stderr == f"interlock: {said}; No/b.jsonl: empty file\n"

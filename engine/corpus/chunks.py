@@ -21,6 +21,8 @@ from interlock.engine.record.words import safe
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 RECORD = "record"
 """The name in a payload under which a record's other fields are kept."""
+TEXTS = ("page_content", "content")
+"""What other producers call a text, whose metadata may be their `meta`."""
 NAME = 60
 """Signs of a name that are told."""
 NAMES_SHOWN, LONGEST_SHOWN = 5, 40
@@ -138,7 +140,7 @@ class ChunkReader:
             record, others = msgspec.json.decode(data, type=_Plain), b""
         except (ValueError, RecursionError):
             raw = _fields(data)
-            record = _decode(data, _Record)
+            record = _Record(_decode(bytes(raw["text"]), str, "$.text"), raw.get("metadata", UNSET))
             rest = {key: value for key, value in raw.items() if key not in _OWN}
             others = msgspec.json.encode(rest) if rest else b""
         if not record.text.strip():
@@ -178,6 +180,12 @@ def _fields(data: bytes) -> dict[str, Raw]:
         kind = _KINDS[type(_decode(data, object))]
         raise _Refused(f'expected an object with a field "text", got {kind}')
     fields = _decode(data, dict[str, Raw])
+    if "lc" in fields and bytes(fields.get("kwargs", b""))[:1] == b"{":  # as LangChain dumps an object
+        fields = _decode(bytes(fields["kwargs"]), dict[str, Raw])
+    if "text" not in fields and (name := next((each for each in TEXTS if _is_text(fields.get(each))), "")):
+        fields["text"] = fields.pop(name)
+        if "metadata" not in fields and bytes(fields.get("meta", b""))[:1] == b"{":
+            fields["metadata"] = fields.pop("meta")
     if "text" not in fields:
         found = [name[:LONGEST_SHOWN] for name in fields if name != "metadata"]
         if not found:
@@ -185,6 +193,10 @@ def _fields(data: bytes) -> dict[str, Raw]:
         names = ", ".join(found[:NAMES_SHOWN]) + ", ..." * (len(found) > NAMES_SHOWN)
         raise _Refused(f'no field "text" (found {names}): rename the one that holds the text')
     return fields
+
+
+def _is_text(value: Raw | None) -> bool:
+    return value is not None and bytes(value)[:1] == b'"'
 
 
 def _decode(data: bytes, kind: type[T], place: str = "$") -> T:
