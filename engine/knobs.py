@@ -129,7 +129,8 @@ class DeviceSettings:
         parsers.cluster,
         "auto|HOST:PORT|local:N",
         "compute on every machine of a Ray cluster: the one that this machine is in, the one at an address, or N nodes "
-        "on this machine alone, for trials; --devices, limits, threads and faults then count on each",
+        "on this machine alone, for trials; --devices, limits, threads and faults then count on each; "
+        "ADDRESS,twice has every batch computed by two nodes and compared",
     )
     window: int | Literal["shared"] = knob(
         "0",

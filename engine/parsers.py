@@ -168,8 +168,12 @@ def seconds(value: object) -> float:
 
 
 def cluster(value: object) -> str:
-    """Read where Ray is: `auto`, `HOST:PORT`, or `local:N`; an empty text is a run without it."""
-    text = str(value).strip()
+    """Read where Ray is: `auto`, `HOST:PORT`, or `local:N`, and `,twice` behind it; an empty text is a run without."""
+    text, comma, twice = (part.strip() for part in str(value).strip().partition(","))
+    if comma:
+        if text and twice == "twice" and (found := cluster(text)):
+            return f"{found},twice"
+        raise ValueError("expected nothing but twice after the comma, and an address before it")
     if text.startswith("ray://"):
         raise ValueError("expected HOST:PORT of the cluster without ray://, on a machine of it")
     local = re.fullmatch(r"local:(\d{1,3})", text)

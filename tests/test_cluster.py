@@ -135,6 +135,10 @@ class Stand:
             self.spoils(machine, node)
             return node
 
+        self.twice = False
+        self.context: Any = None
+        """What the head computes with, where it proves what nodes give."""
+        self.shop = shop
         self.threads = Threads(made, [f"m{number}" for number in range(machines)])
         hello = Hello("run", "", "sim", (), CEILING, 0, 1 << 30, 0)
         self.crew = ClusterMembers(self.threads, hello, versions(), patience)
@@ -149,8 +153,8 @@ class Stand:
                 GridPlan.of(self.grid, self.specs, Policy(offline=True), self.controls), lambda key: ModelFiles(key, {})
             )
             source = BatchSource(self.grid, [[] for _ in self.grid], [1.0] * len(self.grid), self.heard)
-            until = deadline or Deadline()
-            ClusterExecutor(source, self.crew, self.controls, self.heard, lambda: None, until).run()
+            told = self.controls, self.heard, lambda: None, deadline or Deadline(), self.context
+            ClusterExecutor(source, self.crew, *told, twice=self.twice).run()
         finally:
             self.crew.close()
             self.threads.join()
@@ -556,6 +560,108 @@ def test_a_batch_that_is_begun_while_it_is_dropped_costs_no_node(shop):
     source.follow(Orders(dropped={0: [0]}))
     assert queue.left() == []
     assert not source.commit(committed(0), OUTPUTS)
+
+
+def lying(stand: Stand, machine: str, lie: Callable[[Any], object]) -> None:
+    """Have a machine change what it gives before it sends it, and the head prove what nodes give."""
+    from types import SimpleNamespace
+
+    from interlock.engine.compute.encoder import encoder_for
+
+    shop = stand.shop
+    backend = Backend(laws=shop.law, load=shop.network, encoders=encoder_for)
+    stand.context = SimpleNamespace(backend=backend, host=CpuDevice(), lessor=SimpleNamespace(budget=lambda _: 1 << 40))
+
+    def spoil(name: str, node: ClusterNode) -> None:
+        exchange = node.exchange
+
+        def told(orders: Orders) -> Report:
+            report = exchange(orders)
+            for news in report.news:
+                if name == machine and news.outputs is not None:
+                    dense = news.outputs.dense.copy()
+                    lie(dense)
+                    dense /= np.linalg.norm(dense, axis=1, keepdims=True)
+                    object.__setattr__(news, "outputs", Outputs(dense))
+                    from msgspec.structs import replace as other
+
+                    object.__setattr__(news, "event", other(news.event, crc=news.outputs.crc()))
+            return report
+
+        node.exchange = told  # type: ignore[method-assign]
+
+    stand.spoils = spoil
+
+
+def right(stand: Stand) -> bool:
+    """Whether every row is what the model gives of it alone, by the encoder itself."""
+    from interlock.engine.compute.encoder import encoder_for, one_by_one
+
+    for job in stand.grid:
+        card = replace(job.card, dtype="float32")
+        alone = one_by_one(encoder_for(card, stand.shop.network(card), CpuDevice()), job.ids(np.arange(40))).dense
+        if not (np.sum(alone * job.files.array, axis=1) > 0.9999).all():
+            return False
+    return True
+
+
+def test_a_node_that_computes_wrongly_is_stopped_and_what_it_gave_is_computed_again(shop):
+    stand = Stand(shop, 3, "flat", "deep")
+    stand.seconds = {"m0": 0.02, "m1": 0.02, "m2": 0.02}
+    lying(stand, "m1", lambda dense: np.roll(dense, 1, axis=1).copy().__setitem__(0, 0) or dense.__iadd__(0.3))
+    stand.run()
+    (refused,) = stand.of(ev.NodeRefused)
+    assert refused.node == "node-2" and "computes flat wrongly (cosine" in refused.reason
+    assert {event.node for event in stand.of(ev.BatchesLost)} <= {"node-2"}
+    assert right(stand)
+
+
+def test_honest_nodes_pass_and_nothing_is_told(shop):
+    stand = Stand(shop, 3, "flat", "deep")
+    lying(stand, "nobody", lambda dense: None)
+    stand.run()
+    assert not [*stand.of(ev.NodeRefused), *stand.of(ev.BatchesLost), *stand.of(ev.Warned)]
+    assert stand.whole() and right(stand)
+
+
+@pytest.mark.parametrize("which", [0, 3, 9])
+def test_with_every_batch_computed_twice_one_wrong_row_finds_out_who_gave_it(shop, monkeypatch, which):
+    monkeypatch.setattr("interlock.engine.compute.cluster.proofs.ROWS", 1)
+    stand = Stand(shop, 3)
+    stand.twice = True
+    stand.seconds = {"m0": 0.01, "m1": 0.02, "m2": 0.02}
+    given = iter(range(1000))
+
+    def noise(dense: Any) -> None:
+        if next(given) == which % 5:
+            dense[which % len(dense)] += 0.5
+
+    lying(stand, "m1", noise)
+    stand.run()
+    lied = next(given) > which % 5
+    assert [event.node for event in stand.of(ev.NodeRefused)] == ["node-2"] * lied
+    assert right(stand)
+
+
+def test_with_one_node_nothing_is_computed_twice_and_that_is_told(shop):
+    stand = Stand(shop, 1)
+    stand.twice = True
+    lying(stand, "nobody", lambda dense: None)
+    stand.run()
+    assert "only one node computes it" in stand.of(ev.Warned)[0].message and len(stand.of(ev.Warned)) == 1
+    assert stand.whole() and right(stand)
+
+
+def test_a_head_without_the_memory_to_prove_says_so_once_a_model(shop):
+    stand = Stand(shop, 2, "flat", "deep")
+    lying(stand, "nobody", lambda dense: None)
+    stand.context.lessor.budget = lambda _: 0
+    stand.run()
+    said = [event.message for event in stand.of(ev.Warned)]
+    assert len(said) >= 1 and all(
+        "is not compared with the head's: float32 on the head's host needs" in each for each in said
+    )
+    assert stand.whole()
 
 
 def test_bytes_that_changed_on_the_way_are_not_kept(shop):

@@ -7,6 +7,7 @@ from bench.campaigns import (
     inputs,
     journals,
     kills,
+    liars,
     limits,
     models,
     ownfiles,
@@ -35,4 +36,5 @@ CAMPAIGNS = [
     tokenizers.CAMPAIGN,
     servers.CAMPAIGN,
     silence.CAMPAIGN,
+    liars.CAMPAIGN,
 ]

@@ -207,5 +207,7 @@ def _completed(event: ev.EnsemblePassCompleted, timed: bool) -> str:
 def _lost(event: ev.BatchesLost) -> str:
     number, named = len(event.batches), ", ".join(str(index + 1) for index in event.batches[:20])
     lost = f"{several(number, 'committed batch', 'committed batches')} lost {'its' if number == 1 else 'their'} vectors"
+    if event.node:
+        lost = f"{several(number, 'batch', 'batches')} of {event.node} {'counts' if number == 1 else 'count'} no more"
     which = f"{'batch' if number == 1 else 'batches'} {named}{', ...' * (number > 20)}"
     return f"{pass_of(event.model_pass)}: {lost}; recomputing {which}"

@@ -112,6 +112,11 @@ class BatchSource:
         self._done[model_pass] += committed
         self.left = self.without({model_pass: indices(committed)})
 
+    def take_back(self, model_pass: int, batches: Iterable[int]) -> None:
+        """Count batches as not done: they are computed again."""
+        self._done[model_pass] = [each for each in self._done[model_pass] if each.batch_index not in {*batches}]
+        self.left[model_pass] = sorted({*self.left[model_pass], *batches})
+
     def close(self, model_pass: int) -> None:
         """End a pass that has nothing left."""
         if not self.left[model_pass]:

@@ -22,6 +22,7 @@ from interlock.engine.models.masters import Masters
 from interlock.engine.record.events import BatchCommitted, Emit
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings
 
+TWICE = ",twice"
 Executor = PassExecutor | ClusterExecutor
 Clusters = Callable[[str, str], Cluster]
 """Connects to the cluster at an address, whose nodes are to compute on these devices."""
@@ -57,7 +58,7 @@ def gathered(
         threads=threads,
     )
     members = ClusterMembers(
-        (clusters or connected)(settings.cluster, settings.devices), hello, versions(), clock=clock
+        (clusters or connected)(settings.cluster.removesuffix(TWICE), settings.devices), hello, versions(), clock=clock
     )
     try:
         members.gather(lambda: controls.stop_requested)
@@ -140,4 +141,5 @@ def executor_of(
     snapshots, controls = {card.key: card.snapshot for card in models.cards.values()}, context.controls
     plan = GridPlan.of([*source.grid.values()], request.specs, request.policy, controls, granted)
     members.begin(plan, lambda key: pack(key, snapshots[key]), lambda: controls.stop_requested)
-    return ClusterExecutor(source, members, controls, context.emit, context.sync, context.deadline)
+    told, twice = (controls, context.emit, context.sync, context.deadline), request.settings.cluster.endswith(TWICE)
+    return ClusterExecutor(source, members, *told, context, twice=twice)

@@ -249,10 +249,12 @@ class RowsReused(Event, frozen=True, tag="rows_reused"):
 
 
 class BatchesLost(Event, frozen=True, tag="batches_lost"):
-    """Batches that an earlier session committed but whose vectors did not survive; they are done again."""
+    """Batches that an earlier session committed but whose vectors did not survive, or that a `node` gave which computes
+    wrongly; they are done again."""
 
     model_pass: int
     batches: list[int]
+    node: str = ""
 
 
 class ParkedRetried(Event, frozen=True, tag="parked_retried"):

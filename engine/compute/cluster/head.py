@@ -6,21 +6,21 @@ talked with in the thread of its member; one lock guards what they share, and is
 """
 
 import math
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
+from interlock.engine.compute.cluster.counting import Counting
 from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers, NodeGone
 from interlock.engine.compute.cluster.messages import ClusterEnded, Handed, NodeEvent, Orders, Report
 from interlock.engine.compute.cluster.peers import Peer
 from interlock.engine.compute.cluster.pool import BatchPool
-from interlock.engine.compute.context import Deadline
+from interlock.engine.compute.context import Deadline, RunContext
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.schedule import Assignment, Placement, Schedule, due
-from interlock.engine.compute.source import BatchSource, indices
+from interlock.engine.compute.schedule import Assignment, Placement, Schedule
+from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import Stopped
 from interlock.engine.record import events as ev
 
@@ -32,7 +32,7 @@ ENDING, RECEIPTS = 600.0, 10.0
 _FADES = 0.9
 
 
-class ClusterExecutor:
+class ClusterExecutor(Counting):
     """Computes what a run has left on the nodes of a cluster; `run` may be called once."""
 
     def __init__(
@@ -43,26 +43,20 @@ class ClusterExecutor:
         emit: ev.Emit,
         sync: Callable[[], None],
         deadline: Deadline,
+        context: RunContext | None = None,
+        *,
+        twice: bool = False,
     ) -> None:
-        self._source = source
-        self._members = members
-        self._controls = controls
-        self._emit = emit
-        self._sync_journal = sync
-        self._deadline = deadline
-        self._clock = deadline.clock
-        self._changed = threading.Condition(threading.RLock())
-        """Guards all below; the thread of the run waits for it."""
-        self._pools = {number: BatchPool(source.left[number]) for number in source.grid}
-        self._peers: dict[str, Peer] = {}
+        """`context` is what the head itself computes with, to prove what nodes give; `twice` has each batch computed by
+        two nodes."""
+        super().__init__(source, members, controls, emit, sync, deadline, context, twice=twice)
         self._devices = 0  # of all peers
         self._error: Exception | None = None
         """What ends the run, of a thread that talks with a node."""
-        self._committed: dict[int, list[ev.BatchCommitted]] = defaultdict(list)
         self._usual = 0.0
         """Seconds for each unit of a batch's cost, lately."""
         self._over = False
-        self._looked, self._synced = -math.inf, self._clock()
+        self._looked = -math.inf
         self._idle_since = self._clock()
 
     def unplaceable(self) -> dict[int, str]:
@@ -91,25 +85,29 @@ class ClusterExecutor:
                 with self._changed:
                     self._conduct()
         finally:
+            if self._proofs:
+                self._proofs.close()
             self._members.close()
         self._controls.end(self._emit)
 
     # In the thread of the run, which holds the lock but while it waits.
 
     def _conduct(self) -> None:
-        while any(self._pools.values()) and not self._controls.stop_requested:
+        while (any(self._pools.values()) or self._proving()) and not self._controls.stop_requested:
             self._watch()
         self._over, began = True, self._clock()
         self._nudge()
         while any(
             not peer.report.ended and self._clock() - began < (RECEIPTS if peer.superseded else ENDING)
             for peer in self._peers.values()
-        ):
+        ) or (self._proving() and self._clock() - began < RECEIPTS):
             self._watch()
         self._members.look(self._emit)
         self._take_in()
         if any(self._pools.values()):
             whose = "the deadline" if self._deadline.near else "the operator"
+            if not self._controls.stop_requested:  # a node was found out by the last that was computed
+                whose = "what a node computed wrongly"
             raise Stopped(f"stopped by {whose} between batches: --resume continues")
 
     def _watch(self) -> None:
@@ -138,6 +136,14 @@ class ClusterExecutor:
         if not self._over:
             self._double(now)
             self._check_members(now)
+            for number, pool in self._pools.items():  # nobody else is there to compare with
+                able = [peer for peer in self._peers.values() if number not in peer.member.refused]
+                if self._every and len(able) < 2 and pool.checks:
+                    self._alone(number)
+                for batch in pool.checks if len(able) < 2 else ():
+                    pool.checked(batch)
+                    self._twice.pop((number, batch), None)
+                    self._complete(number)
 
     def _double(self, now: float) -> None:
         """Where nodes are idle and nothing waits for them, let them take from the end of what others hold for long."""
@@ -167,31 +173,6 @@ class ClusterExecutor:
                 self._pools[number] = BatchPool(())
                 self._source.fail(number, refused[0][number])
 
-    def _take_in(self, *passes: int) -> None:
-        """Count what was committed of passes, or of all, and end those that have nothing left."""
-        self._sync()
-        for number in passes or [*self._committed]:
-            self._source.take_in(number, self._committed.pop(number))
-            self._source.close(number)
-
-    def _due(self, schedule: Schedule) -> Mapping[int, Sequence[int]]:
-        done = {number: indices(each) for number, each in [*self._committed.items()]}
-        return due(schedule, self._source.without(done), self._controls.window, None)
-
-    def _sync(self) -> None:
-        """Vectors first: what the journal says is there must be there."""
-        for number in self._committed:
-            self._source.grid[number].files.sync()
-        self._sync_journal()
-        self._synced = self._clock()
-
-    def _nudge(self) -> None:
-        """Have every node hear soon of what has changed, and the thread of the run."""
-        for peer in self._peers.values():
-            if peer.member.link:
-                peer.member.link.nudge()
-        self._changed.notify_all()
-
     # In the thread of a node.
 
     def _serve(self, member: ClusterMember) -> None:
@@ -220,6 +201,8 @@ class ClusterExecutor:
         report = self._members.answer(peer.member.link.exchange(orders))
         with self._changed:
             self._hear(peer, report)
+            if peer.member.out:
+                raise NodeGone(peer.member.out)
 
     def _join(self, peer: Peer) -> None:
         member = peer.member
@@ -265,6 +248,8 @@ class ClusterExecutor:
         """Take in an event; of a batch that counts no more only what is not about it."""
         event = news.event
         batch, pool = getattr(event, "batch_index", None), self._pools.get(getattr(event, "model_pass", -1))
+        if peer.member.out or self._compared(peer, news):
+            return
         if batch is not None and (pool is None or batch not in pool.held(peer.member.name)):
             return
         if isinstance(event, ev.LeaseGranted):
@@ -276,9 +261,18 @@ class ClusterExecutor:
         number, job = event.model_pass, self._source.grid[event.model_pass]
         if job.files.put(job.batches[event.batch_index].rows, news.outputs) != event.crc:
             raise NodeGone(f"batch {event.batch_index + 1} of {job.card.key} arrived with other bytes than it sent")
-        for other in pool.commit(event.batch_index, peer.member.name):
+        others, outputs = pool.commit(event.batch_index, peer.member.name), news.outputs
+        for other in others:
             self._peers[other].dropped[number].append(event.batch_index)
             self._peers[other].superseded = True
+        if self._proofs:
+            if others or self._chosen(number, pool):
+                self._twice[number, event.batch_index] = peer.member.name, outputs
+                if not others:
+                    pool.check(event.batch_index, peer.member.name)
+            if not peer.gave[number]:
+                self._proofs.see(job, event.batch_index, {peer.member.name: outputs})
+        peer.gave[number].append(event.batch_index)
         for each in (*news.before, event):
             self._emit(each)
         self._committed[number].append(event)
@@ -286,9 +280,7 @@ class ClusterExecutor:
         peer.member.failures, peer.progress = 0, self._clock()
         pace = event.seconds / max(job.layout.cost(event.batch_index), 1e-12)
         self._usual = _FADES * self._usual + (1 - _FADES) * pace if self._usual else pace
-        if not pool:
-            self._take_in(number)
-            self._changed.notify_all()
+        self._complete(number)
 
     def _orders(self, peer: Peer) -> Orders:
         report, stop = peer.report, self._controls.stop_requested

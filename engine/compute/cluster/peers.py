@@ -17,6 +17,8 @@ class Peer:
     """When it gave a batch last, or was handed the first."""
     report: Report = field(default_factory=Report)
     dropped: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    gave: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The batches that count of what it gave, by pass."""
     superseded: bool = False
     """Whether another node was first with a batch that this one may be computing still."""
 

@@ -14,10 +14,11 @@ class BatchPool:
         self._holders: dict[int, list[str]] = {}
         self._held: defaultdict[str, dict[int, None]] = defaultdict(dict)
         self._doubled: set[int] = set()
+        self._checks: dict[int, str] = {}
 
     def __len__(self) -> int:
-        """How many are not done."""
-        return self._left
+        """How many are not done, or wait for another node to compute them too."""
+        return self._left + len(self._checks)
 
     def held(self, node: str) -> Mapping[int, None]:
         """What a node holds, in the order in which it was taken."""
@@ -30,12 +31,15 @@ class BatchPool:
 
     def waiting(self, node: str) -> list[int]:
         """List what a node may take, in order."""
-        return sorted(batch for batch in self._waiting if batch not in self._held[node])
+        return sorted(batch for batch in self._waiting if self._may(batch, node))
 
     def next(self, node: str, last: float = math.inf) -> int | None:
         """The batch that a node is given next, up to the `last` that it would take; None: nothing waits for it."""
-        mine = self._held[node]  # what was doubled waits behind later ones
-        return next((batch for batch in self._waiting if batch <= last and batch not in mine), None)
+        may = (batch for batch in self._waiting if batch <= last and self._may(batch, node))
+        return next(may, None)  # what was doubled waits behind later ones
+
+    def _may(self, batch: int, node: str) -> bool:
+        return batch not in self._held[node] and self._checks.get(batch) != node
 
     def take(self, batch: int, node: str) -> list[str]:
         """Give a batch that waits to a node; returns who holds it too."""
@@ -55,6 +59,31 @@ class BatchPool:
         self._left -= 1
         return [other for other in holders if other != node]
 
+    def check(self, batch: int, node: str) -> None:
+        """Have a batch that a node gave computed by another one too, before all that waits."""
+        self._checks[batch] = node
+        self._waiting.appendleft(batch)
+
+    def checked(self, batch: int) -> None:
+        """Another node has given it too, or nobody else is to."""
+        if self._checks.pop(batch, ""):
+            for holder in self._holders.pop(batch, ()):
+                del self._held[holder][batch]
+            if batch in self._waiting:
+                self._waiting.remove(batch)
+
+    @property
+    def checks(self) -> list[int]:
+        """List what waits for another node."""
+        return [*self._checks]
+
+    def again(self, batches: Iterable[int]) -> None:
+        """Have batches that are done computed again, first of all."""
+        for batch in batches:
+            self.checked(batch)
+            self._left += 1
+            self._waiting.appendleft(batch)
+
     def give_back(self, node: str) -> list[int]:
         """Take everything from a node; what it alone held waits again, first of all."""
         held = self._held.pop(node, {})
@@ -71,7 +100,8 @@ class BatchPool:
         """Have what a node alone holds wait too, from its end, as far as it would be long: `seconds` are those of each
         batch, of which it computes as many side by side as it has `devices`, and `silent` is how long it gave nothing.
         Twice a batch's seconds and a `lead` are not long. Tells whether there is any."""
-        alone, before = [batch for batch in self._held[node] if batch not in self._doubled], len(self._doubled)
+        known, before = self._doubled | self._checks.keys(), len(self._doubled)
+        alone = [batch for batch in self._held[node] if batch not in known]
         while alone and max(sum(map(seconds.__getitem__, alone)) / devices, silent) > 2 * seconds[alone[-1]] + lead:
             self._waiting.append(alone[-1])
             self._doubled.add(alone.pop())

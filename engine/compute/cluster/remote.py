@@ -227,10 +227,10 @@ class RemoteSource(BatchSource):
             queue.fill(handed.batches)
 
     def _drop(self, model_pass: int, batch: int) -> None:
-        if batch in self._held[model_pass]:
+        """Leave out a batch that nobody has begun; of one that somebody has the head compares the result."""
+        queue = self._queues.get(model_pass)
+        if batch in self._held[model_pass] and (queue is None or queue.drop(batch)):
             self._forget(model_pass, batch)
-            if (queue := self._queues.get(model_pass)) is not None:
-                queue.drop(batch)
 
     def _forget(self, model_pass: int, batch: int) -> None:
         del self._held[model_pass][batch]
@@ -267,10 +267,12 @@ class RemoteQueue(Queue):
         """Add batches."""
         self._left.extend(batches)
 
-    def drop(self, batch: int) -> None:
-        """Leave a batch out that nobody has begun."""
-        with suppress(ValueError):  # somebody has begun it
+    def drop(self, batch: int) -> bool:
+        """Leave a batch out; whether nobody has begun it."""
+        with suppress(ValueError):
             self._left.remove(batch)
+            return True
+        return False
 
 
 class RemoteTokens(Tokenised):
