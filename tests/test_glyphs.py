@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import drawn as drawn_on_screens
 from interlock.widgets import formats as words
 from interlock.widgets import glyphs
 from interlock.widgets.text import ascii_only, kept, width_of
@@ -153,7 +153,7 @@ def test_sizes_under_a_ceiling_below_one_gibibyte_are_told_in_mebibytes() -> Non
 
 @given(st.text())
 def test_what_is_drawn_in_ascii_takes_as_many_cells(text: str) -> None:
-    shown = safe(text)
+    shown = drawn_on_screens(text)
     drawn = ascii_only(shown)
     assert drawn.isascii() and len(drawn) == width_of(shown)
 

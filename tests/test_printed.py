@@ -14,7 +14,7 @@ import pytest
 
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.runs import resume_words
-from interlock.engine.record.words import command, safe
+from interlock.engine.record.words import command, drawn, safe
 from tests.builders import corpus, environment, interlock, sentences, start, tiny_model, toml
 
 ENDS = ("--devices", "sim:1xT4", "--faults", "lose:60", "--no-ui")
@@ -220,3 +220,29 @@ def test_the_commands_of_one_that_is_in_use_name_it(pasted, chunks, models, tmp_
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def test_letters_are_joined_as_their_writers_join_them_and_only_what_steers_is_escaped():
+    written = "می\u200cخواهم क्\u200dष soft\u00adhyphen ❤\ufe0f 🇩🇪"
+    assert safe(written) == written
+    assert safe("a\u202eb\x1b[2J\x07\u2028c\ufeff") == "a\\u202eb\\x1b[2J\\x07\\u2028c\\ufeff"
+
+
+def test_what_is_drawn_takes_the_same_cells_on_every_terminal():
+    from rich.cells import cell_len
+    from wcwidth import wcwidth
+
+    from interlock.widgets.text import fit
+
+    for text in (
+        "❤\ufe0f love",
+        "🇩🇪 flags",
+        "👨\u200d👩\u200d👧",
+        "1\ufe0f\u20e3",
+        "soft\u00adhyphen",
+        "می\u200cخواهم",
+        "👍🏽",
+    ):
+        shown = drawn(text)
+        assert cell_len(shown) == sum(map(wcwidth, shown)), text
+        assert sum(map(wcwidth, fit(text, 30))) == 30

@@ -236,7 +236,7 @@ async def test_what_is_no_key_or_pasted_begins_another_question_and_a_burst_lose
             await shows(pilot, lambda typed=typed: line.value == typed.strip("/"))
             await pilot.press("escape")
         app.screen._list.post_message(events.Paste("pasted how\nand more"))
-        await shows(pilot, lambda: line.value == "pasted how")
+        await shows(pilot, lambda: line.value == "pasted how and more")
         await pilot.press("escape", "q")
         await pilot.pause()
         assert not app.is_running

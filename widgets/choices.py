@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import drawn
 from interlock.widgets.text import CURSOR, LONGEST, Row
 
 COLOURS = {
@@ -92,7 +92,7 @@ class Choices(OptionList, inherit_bindings=False):
             if self._heads
             else []
             if blocks
-            else [Content("\n".join(f" {safe(line)}" for line in none))]
+            else [Content("\n".join(f" {drawn(line)}" for line in none))]
         )
         options = [self._content(number) for number in range(len(self._keys))]
         self.set_options([*(Option(each, disabled=True) for each in above), *map(Option, options)])
@@ -132,7 +132,7 @@ def _content(rows: Sequence[Row], sign: str = " ") -> Content:
     """Rows as Textual draws them, the sign before the first."""
     lines = []
     for number, row in enumerate(rows):
-        spans = ((safe(text, LONGEST), COLOURS.get(style, "")) for text, style in row)
+        spans = ((drawn(text, LONGEST), COLOURS.get(style, "")) for text, style in row)
         lines.append(
             Content.assemble(" " if number else sign, *((text, style) if style else text for text, style in spans))
         )

@@ -19,7 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from interlock.engine.record.snapshot import PassCells, Snapshot
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import drawn
 from interlock.widgets.text import LONGEST, STYLES, Row, Span, fitted, row, width_of, wrapped
 
 GAP = "  "
@@ -121,7 +121,7 @@ class Pane(ScrollView, can_focus=True):
         for text, name in self._rows[line]:
             # Blended with what is behind it: a partial style would lose the alpha of its colour.
             style = self.get_component_rich_style(f"pane--{name}") if name else Style.null()
-            segments.append(Segment(safe(text, LONGEST), base + style))
+            segments.append(Segment(drawn(text, LONGEST), base + style))
         return Strip(segments).adjust_cell_length(width, base)
 
 
@@ -309,7 +309,7 @@ class Note(Bar):
     def tell(self, text: str, most: int) -> None:
         """Say so many lines of it at most."""
         width = self.screen.size.width
-        lines = [line for each in text.splitlines() for line in wrapped(safe(each, 1000), width - 1)][:most]
+        lines = [line for each in text.splitlines() for line in wrapped(drawn(each, 1000), width - 1)][:most]
         self.styles.display = "block" if lines else "none"
         self.styles.height = max(1, len(lines))
         self.show([row((f" {line}", "warn")) for line in lines])

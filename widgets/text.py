@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import drawn
 from interlock.widgets.formats import numeric
 
 STYLES = (
@@ -34,7 +34,7 @@ def row(*parts: str | Span | tuple[str, str]) -> Row:
 
 def plain(rows: Iterable[Row]) -> list[str]:
     """Take the text of rows, as a terminal without colour shows it."""
-    return ["".join(safe(span.text, LONGEST) for span in each) for each in rows]
+    return ["".join(drawn(span.text, LONGEST) for span in each) for each in rows]
 
 
 LONGEST = 4000
@@ -46,7 +46,7 @@ ASCII = str.maketrans("…▸·±▁▂▃▄▅▆▇█▒│┤╌●○▲�
 
 def width_of(text: str) -> int:
     """Count the terminal cells that a text takes."""
-    return len(text) if _easy(text) else cell_len(safe(text, LONGEST))
+    return len(text) if _easy(text) else cell_len(drawn(text, LONGEST))
 
 
 def _easy(text: str) -> bool:
@@ -56,7 +56,7 @@ def _easy(text: str) -> bool:
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
     """Bring `text` to exactly `width` cells: padded, or cut with an ellipsis."""
-    text = text if _easy(text) else safe(text, LONGEST)
+    text = text if _easy(text) else drawn(text, LONGEST)
     size = cell_len(text)
     if size <= width:
         return " " * (width - size) + text if right else text + " " * (width - size)
@@ -151,7 +151,7 @@ LEAST_TEXT = 14
 
 def table_rows(heads: Sequence[str], cells: Sequence[Sequence[str]], width: int, *, of: int | None = None) -> list[Row]:
     """Draw the heads and one row for each of `cells`, each `width` cells wide; `of` is how many there are in all."""
-    texts = [[safe(cell) for cell in line] for line in cells]
+    texts = [[drawn(cell) for cell in line] for line in cells]
     right = numeric(texts, len(heads))
     needs = [max(map(width_of, column)) for column in zip(heads, *texts, strict=True)]
     widths = _widths(needs, right, width)

@@ -14,7 +14,7 @@ from textual import on
 from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import drawn, several
 from interlock.widgets.nodes import No, Node, Steps, children, human, title, written
 from interlock.widgets.text import CURSOR, FOLDED, UNFOLDED, Row, Span, fit, fitted, plain, width_of
 
@@ -44,9 +44,9 @@ def _label(node: Node, name: str) -> list[Span]:
     if not node.steps:
         return [Span(name, "title")]
     if isinstance(node.steps[-1], str):
-        return [Span(safe(node.label, 80), MARKS[node.mark])]
+        return [Span(drawn(node.label, 80), MARKS[node.mark])]
     called = title(node.value)
-    return [Span(node.label, "dim"), *([Span(f" {safe(called, 80)}", "bold")] if called else [])]
+    return [Span(node.label, "dim"), *([Span(f" {drawn(called, 80)}", "bold")] if called else [])]
 
 
 def _value(node: Node, room: int) -> list[Span]:

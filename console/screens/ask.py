@@ -17,7 +17,7 @@ from textual.widgets import Input, Label, Static
 
 from interlock.console.actions import HELP, MAIN, actions_of, bindings_of, first_key, named, shown_keys
 from interlock.console.look import Look
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import drawn
 from interlock.widgets.panes import PANES
 
 NARROW = 60
@@ -74,7 +74,7 @@ class Dialog(ModalScreen[str]):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = self._title
-            yield Static(Text("\n".join(safe(line) for line in self._lines) + "\n"))
+            yield Static(Text("\n".join(drawn(line) for line in self._lines) + "\n"))
             for choice in self._choices:
                 yield DialogAnswer(choice.keys.partition(",")[0], choice.label, str(choice.value))
             yield DialogAnswer("esc", self.BACK, "")
@@ -138,7 +138,7 @@ class Find(ModalScreen[str | None]):
         narrow = self.app.size.width < NARROW
         keys = "enter keeps  esc clears" if self._typed else "esc cancels"
         keys = "" if narrow and text else keys
-        self._said.update(Text(safe("  ".join(filter(None, [text, keys])))))
+        self._said.update(Text(drawn("  ".join(filter(None, [text, keys])))))
 
     @on(Input.Changed)
     def _changed(self, event: Input.Changed) -> None:

@@ -15,7 +15,7 @@ from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Choice, Dialog, Find, Help
 from interlock.console.screens.layout import too_small
 from interlock.engine.record.crash import reportable
-from interlock.engine.record.words import human_bytes, safe
+from interlock.engine.record.words import drawn, human_bytes
 from interlock.widgets.pane import Key, Pane
 from interlock.widgets.text import Row
 
@@ -73,7 +73,7 @@ def copied(app: App[Any], text: str, what: str) -> str:
     if (size := len(text.encode(errors="replace"))) > CLIPBOARD:
         return f"{what} is {human_bytes(size)}, too large for a terminal's clipboard: open the file instead"
     app.copy_to_clipboard(text)
-    return f"copied {what}: {safe(text, 200)}"
+    return f"copied {what}: {drawn(text, 200)}"
 
 
 class Keyed(Screen[None]):

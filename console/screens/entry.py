@@ -23,7 +23,7 @@ from interlock.console.form import ModelRow, directory, placed, toggled
 from interlock.console.screens.base import aside
 from interlock.console.text import form_text
 from interlock.engine.corpus.collections import SUFFIXES
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import drawn
 from interlock.widgets.choices import Choices
 
 
@@ -166,7 +166,7 @@ class FormField(Vertical):
         self.set_class(bool(problem), "bad")
         self.set_class(bool(problem or hint), "told")
         self.query_one(Label).update(Text(f"X {self._label}" if problem else self._label))
-        self.query_one(Static).update(Text(safe(problem or hint, 500)))
+        self.query_one(Static).update(Text(drawn(problem or hint, 500)))
 
 
 class Directories(DirectoryTree):
@@ -219,7 +219,7 @@ class Browse(ModalScreen[str | None]):
         with Vertical() as box:
             box.border_title = "Choose a directory"
             box.border_subtitle = "enter chooses  space opens  backspace goes up  esc cancels"
-            yield Static(Text(safe(self._start)), id="place")
+            yield Static(Text(drawn(self._start)), id="place")
             yield Directories(self._start)
 
     def on_mount(self) -> None:
@@ -231,7 +231,7 @@ class Browse(ModalScreen[str | None]):
 
     @on(DirectoryTree.NodeHighlighted)
     def _show(self) -> None:
-        self.query_one("#place", Static).update(Text(safe(self._chosen)))
+        self.query_one("#place", Static).update(Text(drawn(self._chosen)))
 
     @property
     def _chosen(self) -> Path:

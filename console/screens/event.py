@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from interlock.console.actions import EVENT, bindings_of
 from interlock.console.screens.base import DetailScreen
 from interlock.engine.record.events import Entry
-from interlock.engine.record.words import human_bytes, safe, several
+from interlock.engine.record.words import drawn, human_bytes, several
 from interlock.widgets.formats import clock
 from interlock.widgets.nodes import is_bytes
 from interlock.widgets.text import Row, Span, fitted, wrapped
@@ -105,8 +105,8 @@ def _text(name: str, value: object) -> str:
 def _folded(depth: int, name: str, text: str, width: int) -> Iterator[Row]:
     """`name: value` in rows of `width`; what the first has no room for stands below it, indented."""
     indent = min(depth * INDENT, max(0, width - LEAST_VALUE))
-    name = safe(name, sys.maxsize) + ":"
-    first, *others = wrapped(f"{name} {safe(text, sys.maxsize)}".rstrip(), max(1, width - indent - INDENT))
+    name = drawn(name, sys.maxsize) + ":"
+    first, *others = wrapped(f"{name} {drawn(text, sys.maxsize)}".rstrip(), max(1, width - indent - INDENT))
     yield fitted([Span(" " * indent + first[: len(name)], "title"), Span(first[len(name) :])], width)
     for other in others:
         yield fitted([Span(" " * (indent + INDENT) + other)], width)

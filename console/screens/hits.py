@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from textual import on, work
+from textual import events, on, work
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
@@ -15,7 +15,7 @@ from interlock.console.screens.ask import Find
 from interlock.console.screens.base import DetailScreen, aside, copied
 from interlock.console.text import answer_rows
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import drawn
 from interlock.engine.search.conditions import Condition, read_condition
 from interlock.engine.search.hits import Hit
 from interlock.widgets.choices import Choices
@@ -29,6 +29,11 @@ class QuestionLine(Input):
 
     def __init__(self) -> None:
         super().__init__(placeholder="type a question, enter asks", compact=True, id="question", select_on_focus=False)
+
+    def _on_paste(self, event: events.Paste) -> None:
+        """Take all lines of what was pasted as one."""
+        event.prevent_default().stop()
+        self.replace(" ".join(event.text.split()), *sorted(self.selection))
 
     def take(self, character: str) -> None:
         """Take a key that another widget was given."""
@@ -93,7 +98,7 @@ class HitScreen(DetailScreen):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings_of(HIT), Binding("enter,space", "close", show=False)]
 
     def __init__(self, hit: Hit, question: str, look: Look) -> None:
-        super().__init__(safe(hit.payload.get("chunk_id"), 80), look.keys)
+        super().__init__(drawn(hit.payload.get("chunk_id"), 80), look.keys)
         self._hit, self._question, self._look = hit, question, look
 
     def rows(self, width: int) -> list[Row]:

@@ -25,7 +25,7 @@ from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed, Steps, grouped
 from interlock.engine.record.health import Attention, attention, health
 from interlock.engine.record.snapshot import PassCells, Snapshot
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import drawn, several
 from interlock.widgets import header
 from interlock.widgets.pane import Bar, Pane, RunPane, View
 from interlock.widgets.panes import PANES
@@ -155,7 +155,7 @@ class Main(Steering):
         self._draw_header()
         self._draw_footer()
         pace = self.source.pace if isinstance(self.source, Replayed) else ""
-        self._events.entitle(below=safe("  ".join(filter(None, [self.source.note, pace]))))
+        self._events.entitle(below=drawn("  ".join(filter(None, [self.source.note, pace]))))
         shown = [name for name, pane in self._panes.items() if pane.display]
         view = View(snapshot, zoomed=self._zoomed, shown=shown, cells=self._picture.cells)
         for pane in self._panes.values():

@@ -12,7 +12,7 @@ from interlock.console.screens.base import aside
 from interlock.console.text.form_text import no_plan
 from interlock.console.text.plan_text import PASSES, emptied, long_texts, sizes_of, sums
 from interlock.engine.errors import InterlockError
-from interlock.engine.record.words import duration, human_bytes, safe, several
+from interlock.engine.record.words import drawn, duration, human_bytes, several
 from interlock.widgets.pane import Pane
 from interlock.widgets.text import Row, row, table_rows, wrapped
 
@@ -70,7 +70,7 @@ class PlanPane(Pane):
         width = self.inner_width
         if self._why:
             lines = [
-                row((line, "warn")) for text in self._why.splitlines() for line in wrapped(safe(text, 2000), width)
+                row((line, "warn")) for text in self._why.splitlines() for line in wrapped(drawn(text, 2000), width)
             ]
             self.show([row(("no plan:", "warn")), *lines])
         elif self._plan and width > 0:

@@ -20,7 +20,7 @@ from interlock.console.summary.document import load
 from interlock.console.text import runs_text
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.runs import Overview, delete, resume_words
-from interlock.engine.record.words import command, human_bytes, safe, several
+from interlock.engine.record.words import command, drawn, human_bytes, several
 from interlock.widgets.choices import Choices
 from interlock.widgets.pane import Bar
 from interlock.widgets.panes.events import LONGEST_PATTERN
@@ -112,14 +112,14 @@ class RunsScreen(Keyed):
             self._list.choose(self._begin)
             self._begin = None
         chosen = self._chosen
-        detail = [row(safe(runs_text.about(chosen) if chosen else "", max(1, width - 4)))]
-        above = f"Runs  /{safe(self._pattern, LONGEST_PATTERN)}" if self._pattern else "Runs"
+        detail = [row(drawn(runs_text.about(chosen) if chosen else "", max(1, width - 4)))]
+        above = f"Runs  /{drawn(self._pattern, LONGEST_PATTERN)}" if self._pattern else "Runs"
         self._list.entitle(above, plain(detail)[0])
         self._draw_keys()
 
     def _draw_keys(self) -> None:
         if self._notice:
-            self._keys.show([row((f" {safe(self._notice, 1000)}", "warn"))])
+            self._keys.show([row((f" {drawn(self._notice, 1000)}", "warn"))])
             return
         self._keys.offer(self.footer_keys(), self.size.width)
 

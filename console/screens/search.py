@@ -24,7 +24,7 @@ from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import StoreShown
 from interlock.console.text.answer_text import cut_text
 from interlock.engine.errors import InterlockError
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import drawn, several
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.conditions import Condition
 from interlock.engine.search.hits import Answer, Hit
@@ -205,7 +205,7 @@ class SearchScreen(Keyed):
         """Take what was pasted beside the line."""
         event.stop()
         self.set_focus(self._question)
-        self._question.value = next(iter(event.text.splitlines()), "")
+        self._question.value = " ".join(event.text.split())
         self._question.action_end()
 
     @on(events.DescendantFocus)
@@ -217,7 +217,7 @@ class SearchScreen(Keyed):
         if not self.is_mounted:
             return
         told = answer_rows.head(self._shown, wide=self.size.width >= WIDE)
-        words = Span(f" SEARCH {safe(self._shown.collection, 60)}  ", "title"), Span(told)
+        words = Span(f" SEARCH {drawn(self._shown.collection, 60)}  ", "title"), Span(told)
         self._head.show([fitted(words, self.size.width)])
         self._draw_hits()
         self._draw_detail()
@@ -234,7 +234,7 @@ class SearchScreen(Keyed):
         lines = [row(line) for text in none for line in wrapped(text, width - 2)]
         blocks = answer_rows.blocks(answer, width) if answer else []
         self._list.show(enumerate(blocks), none=["", *plain(lines)])
-        asked = fit(safe(" ".join(answer.text.split()), 500), max(10, width - 30)).rstrip() if answer else ""
+        asked = fit(drawn(" ".join(answer.text.split()), 500), max(10, width - 30)).rstrip() if answer else ""
         above = f"{several(len(answer.hits), 'chunk')} for {asked}" if answer else "Chunks"
         below = answer_rows.stages(self._hit) if self._hit else ""
         self._list.entitle(above, fit(below, max(1, width - 4)).rstrip())
@@ -242,7 +242,7 @@ class SearchScreen(Keyed):
     def _draw_detail(self) -> None:
         hit, width, answer = self._hit, self._detail.inner_width, self._answer
         shown = answer_rows.whole(hit, answer.text, width) if hit and answer else []
-        name = fit(safe(hit.payload.get("chunk_id")), max(1, width - 4)).rstrip() if hit else "Chunk"
+        name = fit(drawn(hit.payload.get("chunk_id")), max(1, width - 4)).rstrip() if hit else "Chunk"
         self._detail.entitle(above=name)
         self._detail.show(shown)
         self._detail.scroll_to(0, 0, animate=False)
@@ -262,8 +262,8 @@ class SearchScreen(Keyed):
         rules = answer_rows.rules(self._ask, self._shown, reranked=self._reranked)
         told = "  ".join([*rules, ""])
         second = f"{told}{answer_rows.in_memory(self._resident, width - 1 - width_of(told))}"
-        lines = [row((f" {fit(safe(first), max(1, width - 1))}", "bold" if under_way else ""))]
-        self._status.show([*lines, row((f" {fit(safe(second), max(1, width - 1))}", "dim"))])
+        lines = [row((f" {fit(drawn(first), max(1, width - 1))}", "bold" if under_way else ""))]
+        self._status.show([*lines, row((f" {fit(drawn(second), max(1, width - 1))}", "dim"))])
 
     def _draw_keys(self) -> None:
         width, typing = self.size.width, self._question.has_focus

@@ -30,7 +30,7 @@ from interlock.console.screens.planning import PlanPane
 from interlock.console.text import form_text
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.crash import reportable
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import drawn
 from interlock.widgets.pane import Bar, Key
 from interlock.widgets.text import row
 
@@ -165,7 +165,7 @@ class Setup(Keyed):
         if wrong and not fresh:
             said.update(Text(form_text.fixes(wrong)))
         elif note or not fresh:
-            said.update(Text(safe(note, 400) if note else safe(shlex.join(["interlock", *self._command]), 1000)))
+            said.update(Text(drawn(note, 400) if note else drawn(shlex.join(["interlock", *self._command]), 1000)))
         else:
             said.update(Text("fill in the chunks, and the command appears here", "dim"))
 

@@ -22,7 +22,7 @@ from interlock.console.screens.layout import LEAST_HEIGHT, LEAST_WIDTH, WIDE, to
 from interlock.console.summary import detail
 from interlock.console.summary.document import Document, header, load, told, top
 from interlock.engine.errors import UsageError
-from interlock.engine.record.words import human_bytes, safe
+from interlock.engine.record.words import drawn, human_bytes
 from interlock.widgets.nodes import Node, Steps, children, differences, inside, sought
 from interlock.widgets.pane import Bar, Note, Pane
 from interlock.widgets.text import ELLIPSIS, Row, Span, fit, fitted, kept, width_of
@@ -144,7 +144,7 @@ class SummaryScreen(Keyed):
         if not search.text:
             return f"differences {place}{len(places):,}"
         more = "" if search.over else f" so far, searching... ({self.shown_key('back')} ends it)"
-        return f"/{safe(search.text, 20)} {place}{search.count}{more}"
+        return f"/{drawn(search.text, 20)} {place}{search.count}{more}"
 
     @property
     def _places(self) -> list[Steps]:

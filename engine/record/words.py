@@ -171,6 +171,11 @@ LIMIT = 500
 _PLAIN = re.compile(r"[\x20-\x7e]*")
 _STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # controls, formats (bidi too), surrogates, line separators
+_JOINING = frozenset(" \u00ad\u200b\u200c\u200d\u2060")
+"""What parts and joins letters in a line, as Persian and Hindi are written, and moves nothing."""
+_UNSTEADY = dict.fromkeys([0xAD, 0x200B, 0x200D, 0x2060, 0x20E3, *range(0xFE00, 0xFE10), *range(0x1F3FB, 0x1F400)])
+_UNSTEADY |= {0x1F1E6 + place: letter for place, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}
+"""Signs whose cells each terminal counts in its own way, and what is drawn for them; a flag is its two letters."""
 DELETE = 0x7F
 
 
@@ -180,10 +185,16 @@ def safe(text: object, limit: int = LIMIT) -> str:
     shown = line[:limit]
     if not _PLAIN.fullmatch(shown):
         shown = "".join(
-            sign if sign == " " or category(sign) not in _UNSAFE else sign.encode("unicode_escape").decode()
+            sign if sign in _JOINING or category(sign) not in _UNSAFE else sign.encode("unicode_escape").decode()
             for sign in shown
         )
     return shown if len(line) <= limit else shown + "…"
+
+
+def drawn(text: object, limit: int = LIMIT) -> str:
+    """Make `text` safe for a place of a screen where every terminal has to count the same cells."""
+    line = safe(text, limit)
+    return line if line.isascii() else line.translate(_UNSTEADY)
 
 
 def command(words: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from textual import events
 from textual.binding import Binding, BindingType
 
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import drawn, several
 from interlock.widgets.formats import clock
 from interlock.widgets.pane import Pane, PaneKind
 from interlock.widgets.text import CURSOR, DOT, ELLIPSIS, Row, Span, fit, fitted, width_of
@@ -90,7 +90,7 @@ class Sieve:
         """Say what it holds back."""
         hidden = sorted(self.hidden)
         without = f"without {', '.join(hidden)}" if len(hidden) < 3 else f"{len(hidden)} kinds hidden"
-        pattern = f"/{safe(self.pattern, LONGEST_PATTERN)}"
+        pattern = f"/{drawn(self.pattern, LONGEST_PATTERN)}"
         return [self.level, *[without] * bool(hidden), *filter(None, [self.about]), *[pattern] * bool(self.pattern)]
 
 
