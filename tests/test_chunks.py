@@ -90,6 +90,24 @@ def test_other_fields_of_a_record_are_kept_beside_its_metadata(tmp_path):
     assert (without.record, without.whole_payload) == (b"", b"{}")
 
 
+@pytest.mark.parametrize(
+    ("record", "payload"),
+    [
+        ({"page_content": "a", "metadata": {"p": 1}, "type": "Document"}, {"p": 1, "record": {"type": "Document"}}),
+        (
+            {"lc": 1, "type": "constructor", "id": ["x"], "kwargs": {"page_content": "a", "metadata": {"p": 1}}},
+            {"p": 1},
+        ),
+        ({"id": "i", "content": "a", "meta": {"p": 1}, "blob": None}, {"p": 1, "record": {"id": "i", "blob": None}}),
+        ({"content": "a", "page": 2}, {"record": {"page": 2}}),
+        ({"text": "a", "content": "b", "meta": {"p": 1}}, {"record": {"content": "b", "meta": {"p": 1}}}),
+    ],
+)
+def test_a_text_has_the_name_that_its_producer_gives_it(tmp_path, record, payload):
+    (chunk,) = chunks(corpus(tmp_path, {"D": {"a_chunks.json": [record]}}))
+    assert (chunk.text, json.loads(chunk.whole_payload)) == ("a", payload)
+
+
 def test_metadata_with_a_field_called_record_loses_nothing_to_other_fields(tmp_path):
     (chunk,) = chunks(raw(tmp_path, b'[{"text": "a", "metadata": {"record": 1}, "id": 7}]'))
     assert json.loads(chunk.whole_payload) == {"record": 1, "record_": {"id": 7}}

@@ -65,7 +65,7 @@ def _haystack(text: str, doc: str, n: int, rng: random.Random) -> Record:
 
 def _flat(text: str, doc: str, n: int, rng: random.Random) -> Record:
     nested = _haystack(text, doc, n, rng)
-    return {**nested, **nested.pop("meta")} if rng else {}
+    return {**nested, **nested.pop("meta")}
 
 
 def _element(text: str, doc: str, n: int, rng: random.Random) -> Record:
