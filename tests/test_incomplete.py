@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from interlock.console.text.recap import recap
-from interlock.engine.record.events import RunClosed
+from interlock.engine.record.events import BatchCommitted, RunClosed
 from interlock.engine.record.runs import state_of
 from interlock.engine.record.snapshot import snapshot
 from tests.builders import corpus, events_of, interlock, sentences, summary_of
@@ -174,3 +174,64 @@ def test_every_place_says_how_a_run_ended(tmp_path, spoilt, broken, way):
 def test_a_whole_run_says_nothing_under_quiet(tmp_path, tiny_a):
     chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS, "c_chunks.json": []}})
     assert interlock("run", chunks, "--out", tmp_path / "runs", "--roster", tiny_a, "--quiet", "--strict").stderr == ""
+
+
+@pytest.fixture
+def parked(tmp_path, spoilt):
+    """A run of which one text has no vector, and what goes on with it."""
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [*TEXTS, f"a {POISON} b"]}})
+
+    def again(*flags):
+        where = ("--out", tmp_path / "runs", "--run-id", "r", "--devices", "cpu", *flags)
+        said = interlock("run", chunks, "--roster", spoilt, *where, check=1)
+        return said.stderr, len(events_of(tmp_path / "runs" / "r", BatchCommitted)), tmp_path / "runs" / "r"
+
+    return again
+
+
+def test_a_text_that_failed_before_is_tried_again_only_when_that_is_asked_for(parked):
+    said, batches, run = parked()
+    assert "error: Docs/a_chunks.json record 13, chunk " in said
+    assert "next: " in said and "--resume --retry-parked" in said
+    said, after, _ = parked("--resume")
+    assert after == batches and "1 text failed before, a_chunks.json record 13, chunk " in said
+    assert "--resume --retry-parked" in said
+    said, after, _ = parked("--resume", "--retry-parked")
+    assert after == batches + 1 and "also when tried again" in said
+    assert "--resume" not in said.partition("summary: ")[2]
+    (docs,) = summary_of(run)["collections"]
+    assert len(docs["parked"]) == 1 and summary_of(run)["batches_lost"] == 0
+
+
+def test_a_text_that_failed_before_is_tried_again_where_the_limits_are_others(parked):
+    _, batches, _ = parked()
+    said, after, _ = parked("--resume", "--ceiling", "3GiB")
+    assert after == batches + 1 and "computed again: devices or limits are others" in said
+
+
+def test_a_text_without_vectors_of_two_models_is_one(tmp_path, spoilt):
+    import shutil
+
+    other = shutil.copytree(spoilt, tmp_path / "other")
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [*TEXTS, f"a {POISON} b"]}})
+    said = interlock("run", chunks, "--roster", f"{spoilt},{other}", "--out", tmp_path / "runs", check=1)
+    assert "to look at: 1 parked" in said.stderr
+    (listed,) = json.loads(interlock("runs", "--out", tmp_path / "runs", "--json").stdout)
+    assert listed["parked"] == 1
+
+
+def test_a_gpu_that_was_lost_is_told_after_a_resume_too(tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    where = ("--out", tmp_path / "runs", "--run-id", "r", "--roster", tiny_a)
+    interlock("run", chunks, *where, "--devices", "sim:1xT4", "--faults", "lose:60", check=4)
+    said = interlock("run", chunks, *where, "--resume", "--faults", "").stderr
+    assert "lost in an earlier session: cuda:0" in said and "to look at: 1 GPU lost" in said
+    assert [each["device"] for each in summary_of(tmp_path / "runs" / "r")["losses"]] == ["cuda:0"]
+
+
+def test_the_summary_of_a_run_that_never_began_says_so(tmp_path):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    words = ("--roster", "/nowhere/at-all", "--out", tmp_path / "runs", "--summary", tmp_path / "copy")
+    interlock("run", chunks, *words, "--quiet", check=5)
+    said = json.loads((tmp_path / "copy").read_text())
+    assert (said["status"], said["begun"]) == ("failed", False)

@@ -186,7 +186,8 @@ def judged(
             lost += 1
             refused = sum(each.begun - each.good for each in files if each.whole)
             beyond |= bool(broken and not allowed[1])
-            beyond |= refused * 100 > allowed[0] * (refused + _rows(run, name)) or (lacks - refused > 0 and not broken)
+            beyond |= refused * 100 > allowed[0] * (begun - sum(each.begun for each in files if not each.whole))
+            beyond |= _rows(run, name) > points  # parked
             if f"{name}: " not in outcome.err:
                 found.append(f"{lacks} records of {name} are missing, and its name is not in the last line: {named}")
             numbers = re.findall(

@@ -129,7 +129,7 @@ def summarise_failure(
     try:
         summary = work.recorder.look(lambda state: summarise(state) if state.started else None) if work else None
         if summary is None:
-            summary = replace(summarise(_refused(chunks, configuration, status, failure)), begun=False)
+            summary = summarise(_refused(chunks, configuration, status, failure))
         elif summary.exit_code is None:  # it ended for this reason unless it says itself how it ended
             summary = replace(summary, status=status, reason=str(failure), exit_code=int(failure.exit_code))
         deliver_summary(dumps(summary), audience.summary)

@@ -292,9 +292,11 @@ def refused(read: CollectionRead, told: Sequence[RecordRefused]) -> str:
 def run_status(state: RunState) -> tuple[Status, str]:
     """Tell what became of a run whose collections are all closed."""
     bad = [collection for collection in state.collections.values() if collection.status not in GOOD]
-    told = {collection.name: collection.reason for collection in bad}
-    told |= {name: out for name in state.collections if name not in told and (out := left_out(state, name)[0])}
-    reason = "; ".join(f"{name}: {why}" for name, why in told.items())
+    told = {collection.name: [collection.reason] for collection in bad}
+    for name in state.collections:  # what was allowed to be refused is told too
+        out, why = left_out(state, name)[0], told.get(name, [])
+        told |= {name: [*why, out]} if out and out not in "".join(why) else {}
+    reason = "; ".join(f"{name}: {'; '.join(why)}" for name, why in told.items())
     if not bad:
         return "completed", reason
     status: Status = "failed" if any(collection.status == "failed" for collection in bad) else "incomplete"

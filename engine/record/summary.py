@@ -241,7 +241,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     losses: Annotated[list[DeviceLoss], says("devices that were lost, in all sessions")] = []
     begun: Annotated[
         bool,
-        says("false where it was refused before anything was read: what `collections` hold is not known then"),
+        says("false where it ended before any chunks were read: what there was to embed is not known then"),
     ] = True
     nodes: Annotated[list[NodeSummary] | UnsetType, says("nodes of the cluster; left out on one machine")] = UNSET
 
@@ -268,6 +268,7 @@ def summarise(state: RunState) -> Summary:
         calibrations=list(state.calibrations.values()),
         collections=[_collection(state, collection) for collection in state.collections.values()],
         configuration=started.config,
+        begun=bool(state.collections),
         warnings=list(state.warnings),
         share_done=round(snapshot(state, 0).share_done, 4),
         nodes=_nodes(state) if state.nodes else UNSET,
