@@ -17,6 +17,7 @@ from bench.campaigns import (
     signals,
     silence,
     tokenizers,
+    values,
 )
 
 CAMPAIGNS = [
@@ -30,6 +31,7 @@ CAMPAIGNS = [
     models.CAMPAIGN,
     caches.CAMPAIGN,
     signals.CAMPAIGN,
+    values.CAMPAIGN,
     pairs.CAMPAIGN,
     producers.CAMPAIGN,
     heads.CAMPAIGN,
