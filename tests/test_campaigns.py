@@ -30,7 +30,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
     )
     assert file.exists(), done.stdout + done.stderr
     return {each["name"]: each for each in json.loads(file.read_text())["campaigns"]}
