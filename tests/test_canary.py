@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from interlock.engine.compute import batch_runner
 from interlock.engine.compute.batch_runner import BatchRunner
-from interlock.engine.compute.checks import canary, findings
+from interlock.engine.compute.checks import canary, findings, sampling
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.compute.parts.outputs import Outputs
@@ -253,7 +253,7 @@ def steps(run: Path) -> list[tuple[str, str]]:
 @pytest.fixture
 def blind(desk: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """The canary sees the shortest text alone, and a sign of others overflows in float16."""
-    monkeypatch.setattr(canary, "ROWS", 1)
+    monkeypatch.setattr(sampling, "ROWS", 1)
     spoil(desk.model, "@")
     return desk
 
@@ -443,9 +443,11 @@ def test_fused_attention_that_is_at_fault_is_not_what_a_padded_network_is_compar
     assert found == [("sdpa", "failed", "float16"), ("eager", "passed", "float16")]
 
 
-def test_a_canary_has_the_longest_text_that_is_not_longer_than_1024_tokens():
-    (cells,) = grid_of([card_of("MiniLM-L6", packed=True)], [64, 1025, 1024, 5000], ids_of)
-    assert [len(row) for row in canary.sample(cells, cells.card, 1e15)] == [1024, 64]
+def test_a_canary_has_the_longest_text_of_its_corpus_and_the_shortest():
+    (cells,) = grid_of([card_of("MiniLM-L6", packed=True)], [64, 205, 204, *[100] * 30, 500], ids_of)
+    lengths = [len(row) for row in sampling.sample(cells, cells.card, 500, 1e15)]
+    assert (lengths[0], lengths[-1], len(lengths)) == (500, 64, sampling.ROWS)
+    assert [len(row) for row in sampling.sample(cells, cells.card, 500, 1.0)] == [500, 64]
 
 
 def test_what_a_canary_found_on_one_card_is_not_taken_for_another(desk):

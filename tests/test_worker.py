@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from interlock.engine.compute import worker as workers
-from interlock.engine.compute.batch_runner import DeviceGone, Result
+from interlock.engine.compute.batch_runner import DeviceGone
 from interlock.engine.compute.context import REAL, Backend
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import encoder_for
 from interlock.engine.compute.parts.dense import DenseRows, VectorFile
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
-from interlock.engine.compute.source import Queue
+from interlock.engine.compute.source import Queue, Result
 from interlock.engine.compute.worker import PROBES, Worker
 from interlock.engine.errors import DiskError, ExitCode, InterlockError
 from interlock.engine.flows.run import Run

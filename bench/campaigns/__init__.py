@@ -1,6 +1,7 @@
 """What can be done to a run, one module a kind; `CAMPAIGNS` are all of them."""
 
 from bench.campaigns import (
+    architectures,
     caches,
     fulldisk,
     heads,
@@ -39,4 +40,5 @@ CAMPAIGNS = [
     servers.CAMPAIGN,
     silence.CAMPAIGN,
     liars.CAMPAIGN,
+    architectures.CAMPAIGN,
 ]

@@ -45,6 +45,7 @@ def warm() -> None:
     os.environ |= {**interlock.console.main.ENVIRONMENT, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     import pyarrow.parquet
     import qdrant_edge
+    import sentence_transformers
     import torch
     import transformers
 
@@ -55,7 +56,7 @@ def warm() -> None:
     import interlock.engine.flows.run
     import interlock.engine.search.searcher
 
-    assert all((pyarrow.parquet, qdrant_edge, transformers, interlock))
+    assert all((pyarrow.parquet, qdrant_edge, sentence_transformers, transformers, interlock))
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()

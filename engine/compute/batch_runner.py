@@ -4,25 +4,34 @@ A batch is one forward unless the law says that it does not fit now. What falls 
 its cause, what was done and what it cost; a row that nothing helps is parked with its reason and leaves NaN.
 """
 
+import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from interlock.engine.compute.encoder import Ids
+from interlock.engine.compute.encoder import Apart, Ids
 from interlock.engine.compute.instance import ModelInstance, Shortfall
-from interlock.engine.compute.job import Batch, Job
-from interlock.engine.compute.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, Step, next_step, slices
-from interlock.engine.compute.parts.files import Rows as Indices
-from interlock.engine.compute.parts.outputs import Outputs
-from interlock.engine.compute.source import Queue
+from interlock.engine.compute.ladder import (
+    CLIMBED,
+    MOVES,
+    Cause,
+    Effort,
+    Evidence,
+    Means,
+    Outgrown,
+    Rung,
+    Step,
+    next_step,
+    slices,
+)
+from interlock.engine.compute.source import Piece, Queue, Result, Unfinished
 from interlock.engine.gpu.device_errors import Trouble, may_recur
 from interlock.engine.models.networks.kernels import lay
-from interlock.engine.record.events import Emit, Mitigated, PressurePassed, RowParked
-from interlock.engine.record.facts import Computed
+from interlock.engine.record.events import Emit, Mitigated, PressurePassed
 from interlock.engine.record.words import distinct_sizes, several
 
 MOST_REFUSED = 16
@@ -70,83 +79,6 @@ class Fallbacks(Protocol):
         """Whether `host` may be asked: the fallback is allowed, and host memory suffices."""
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Rows of the batch that go through together, by their index in it, longest first."""
-
-    indices: Indices
-    effort: Effort
-    instance: ModelInstance
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of a batch: what its rows gave; its forwards; what computed how many rows; the rows that were
-    parked."""
-
-    outputs: Outputs
-    forwards: int
-    parts: Sequence[Computed]
-    parked: Sequence[RowParked] = ()
-
-
-@dataclass
-class _State:
-    """A batch while it is computed: what is still to do, and what has come of the rest."""
-
-    job: Job
-    index: int
-    rows: Sequence[Ids]
-    pieces: deque[_Piece]
-    done: list[tuple[Indices, Outputs]] = field(default_factory=list)
-    computed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Rows by device and precision."""
-    parked: list[RowParked] = field(default_factory=list)
-    forwards: int = 0
-    calm: bool = True
-    """Whether nothing has fallen short."""
-
-    @property
-    def batch(self) -> Batch:
-        return self.job.batches[self.index]
-
-    def lengths(self, piece: _Piece) -> list[int]:
-        return [len(self.rows[index]) for index in piece.indices]
-
-    def rows_of(self, piece: _Piece) -> Sequence[Ids]:
-        whole = len(piece.indices) == len(self.rows)
-        return self.rows if whole else [self.rows[index] for index in piece.indices]
-
-    def take(self, piece: _Piece, outputs: Outputs, bad: Sequence[int]) -> None:
-        """Take in what a forward gave, but for its rows that are `bad`."""
-        indices = piece.indices
-        if bad:
-            sound = np.setdiff1d(np.arange(len(outputs)), bad)
-            indices, outputs = indices[sound], outputs.taken(sound)
-        self.done.append((indices, outputs))
-        if len(indices):  # where all were refused, it computed nothing that counts
-            self.computed[piece.instance.device.name, piece.instance.dtype] += len(indices)
-
-    def park(self, piece: _Piece, reason: str) -> None:
-        job = self.job
-        self.parked += [
-            RowParked(
-                model_pass=job.model_pass,
-                model=job.card.key,
-                collection=job.layout.collections[self.index],
-                row=row,
-                reason=reason,
-                batch_index=self.index,
-            )
-            for row in self.batch.rows[piece.indices].tolist()
-        ]
-
-    def result(self) -> Result:
-        parts = [Computed(device=device, dtype=dtype, rows=rows) for (device, dtype), rows in self.computed.items()]
-        outputs = Outputs.none(self.job.card).joined(len(self.rows), self.done)
-        return Result(outputs, self.forwards, parts, self.parked)
-
-
 class BatchRunner:
     """Computes the batches of a queue on one instance of its model."""
 
@@ -157,11 +89,14 @@ class BatchRunner:
         self._fallbacks = fallbacks
         self._emit = emit
         self._pressed = False
+        self._tried = Outgrown()
 
     def prepare(self, index: int) -> Sequence[Ids]:
         """Read the ids of a batch and lay them out for the device; for any thread, while another batch computes."""
         rows = self._job.ids(self._job.batches[index].rows)
-        if self.instance.encoder.padded or rows[0].ndim > 1:  # what has token types too is laid out with them
+        encoder = self.instance.encoder
+        # What has token types too is laid out with them, and rows that are computed apart are laid out so.
+        if encoder.padded or isinstance(encoder, Apart) or rows[0].ndim > 1:
             return rows
         return lay(rows, self.instance.device.torch)
 
@@ -175,12 +110,12 @@ class BatchRunner:
         if reason := instance.lease.lost.get(instance.device.name):
             raise DeviceGone(reason)
         rows = self.prepare(index) if rows is None else rows
-        whole = _Piece(np.flatnonzero([len(row) for row in rows]), Effort(), instance)
+        whole = Piece(np.flatnonzero([len(row) for row in rows]), Effort(), instance)
         todo = [whole] if len(whole.indices) else []
         try:
-            now = self._through(_State(job, index, rows, deque(todo)), planned=True)
+            now = self._through(Unfinished(job, index, rows, deque(todo)), planned=True)
         except DeviceGone as gone:
-            now = self._through(self._on_host_only(gone, _State(job, index, rows, deque(todo))))
+            now = self._through(self._on_host_only(gone, Unfinished(job, index, rows, deque(todo))))
         now.park(replace(whole, indices=np.setdiff1d(np.arange(len(rows)), whole.indices)), NO_TOKENS)
         for parked in now.parked:  # only now: what is not committed is done again
             self._emit(parked)
@@ -191,18 +126,54 @@ class BatchRunner:
             self._emit(PressurePassed(model_pass=job.model_pass, batch_index=index, device=instance.device.name))
         return now.result()
 
-    def _through(self, now: _State, *, planned: bool = False) -> _State:
+    def _through(self, now: Unfinished, *, planned: bool = False) -> Unfinished:
         """Compute all pieces of a batch and what comes of them; one that is `planned` first as the law says."""
         if planned:
             self._plan(now)
         while now.pieces:
+            self._sort_out(now)
+            if not now.pieces:
+                break
             piece = now.pieces.popleft()
             again = self._try(piece, now)
             now.forwards, now.calm = now.forwards + 1, now.calm and not again
             now.pieces.extendleft(reversed(again))
         return now
 
-    def _on_host_only(self, gone: DeviceGone, now: _State) -> _State:
+    def _sort_out(self, now: Unfinished) -> None:
+        """Spare rows a climb of which it is known how it ends, and have the one that tells most of the others go first.
+
+        A row in the middle of its own climb goes on.
+        """
+        tried, instance = self._tried, self.instance
+        first = now.pieces[0]
+        climbing = len(first.indices) == 1 and (first.effort.again or first.effort.tried & CLIMBED)
+        if tried.off == math.inf or climbing or not tried.holds(instance.room()):
+            return
+        rows = [row for piece in now.pieces if piece.instance is instance for row in piece.indices.tolist()]
+        lengths = [len(now.rows[row]) for row in rows]
+        if spared := [row for row, length in zip(rows, lengths, strict=True) if length >= tried.off]:
+            now.remove(spared)
+            self._spare(now, spared)
+        if (middle := tried.middle(lengths)) is not None:
+            now.remove([rows[middle]])
+            now.pieces.appendleft(Piece(np.array([rows[middle]]), Effort(), instance))
+
+    def _spare(self, now: Unfinished, rows: Sequence[int]) -> None:
+        """Have rows that are as long as one that failed computed on the CPU at once, as that was, or parked."""
+        tried, longest = self._tried, [len(now.rows[row]) for row in rows]
+        host = self._fallbacks.host(longest) if min(longest) < tried.out and self._fallbacks.host_possible() else None
+        out = tried.out if host else 0
+        lost = [row for row in rows if len(now.rows[row]) >= out]
+        now.park(Piece(np.array(lost, np.int64), Effort(), self.instance), f"{tried.why}; nothing left to try")
+        if host and (kept := [row for row in rows if row not in {*lost}]):
+            piece = Piece(np.array(kept), Effort(frozenset({Rung.CPU}), moves=frozenset({Rung.CPU})), host)
+            action = f"computing texts of {int(tried.off):,} tokens and more on the CPU in float32 at once"
+            short = Shortfall(None, "", 0, 0, 0.0)
+            self._mitigated(now, Rung.CPU, tried.why, action, replace(piece, instance=self.instance), short)
+            now.pieces.append(piece)
+
+    def _on_host_only(self, gone: DeviceGone, now: Unfinished) -> Unfinished:
         """The whole batch on the CPU, where it may be what the device was lost of: it would cost the next GPU too.
 
         Raises `gone` where it is not, or the CPU may not be used.
@@ -219,7 +190,7 @@ class BatchRunner:
         now.pieces = deque([replace(whole, instance=host)])
         return now
 
-    def _plan(self, now: _State) -> None:
+    def _plan(self, now: Unfinished) -> None:
         """Cut a batch that does not fit as one forward so that each piece does."""
         if not now.pieces:
             return
@@ -244,7 +215,7 @@ class BatchRunner:
             short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
             self._mitigated(now, Rung.REPLAN, cause, action, whole, short)
 
-    def _try(self, piece: _Piece, now: _State) -> list[_Piece]:
+    def _try(self, piece: Piece, now: Unfinished) -> list[Piece]:
         """One forward, whose sound rows are done; the pieces that are still to do because of it."""
         began = time.monotonic()
         got = piece.instance.attempt(now.rows_of(piece), piece.effort.tried)
@@ -261,6 +232,8 @@ class BatchRunner:
         if self.queue.refused >= MOST_REFUSED:
             raise TooNarrow
         now.take(piece, got, [*bad])
+        if piece.instance is self.instance:
+            self._tried.passed(max(now.lengths(piece)))
         if not bad:
             return []
         short = Shortfall(None, "; ".join(sorted(set(bad.values()))), 0, 0, time.monotonic() - began)
@@ -273,7 +246,7 @@ class BatchRunner:
         if instance is self.instance:
             raise DeviceGone(reason)
 
-    def _climb(self, piece: _Piece, cause: Cause, short: Shortfall, now: _State) -> list[_Piece]:
+    def _climb(self, piece: Piece, cause: Cause, short: Shortfall, now: Unfinished) -> list[Piece]:
         """Take the next rung; the pieces that come of it."""
         began, instance, lengths = time.monotonic(), piece.instance, now.lengths(piece)
         longest, on_host, fallbacks = max(lengths), instance.device.kind == "cpu", self._fallbacks
@@ -296,6 +269,8 @@ class BatchRunner:
             cpu=not on_host and fallbacks.host_possible(),
         )
         step = next_step(piece.effort, evidence, means)
+        if cause is Cause.MEMORY and len(lengths) == 1 and step.rung in (Rung.CPU, Rung.PARK):
+            self._tried.learn(longest, self.instance.room(), step, on_host=on_host and instance is not self.instance)
         if step.rung is Rung.PARK:
             now.park(piece, short.message if not_finite else step.reason)
             return []
@@ -310,7 +285,7 @@ class BatchRunner:
         short = replace(short, seconds=short.seconds + time.monotonic() - began)
         self._mitigated(now, step.rung, happened, step.action, piece, short)
         cuts = step.pieces(lengths, padded=instance.encoder.padded)
-        return [_Piece(piece.indices[cut], step.effort, target) for cut in cuts]
+        return [Piece(piece.indices[cut], step.effort, target) for cut in cuts]
 
     def _taken(self, step: Step, instance: ModelInstance, lengths: Sequence[int]) -> ModelInstance | None:
         """Do what the step says; the instance that computes from now on. None where that turns out not to help, and is
@@ -330,7 +305,7 @@ class BatchRunner:
                 return self._fallbacks.host(lengths)
         return instance
 
-    def _mitigated(self, now: _State, rung: Rung, cause: str, action: str, piece: _Piece, short: Shortfall) -> None:
+    def _mitigated(self, now: Unfinished, rung: Rung, cause: str, action: str, piece: Piece, short: Shortfall) -> None:
         """Emit a step of the ladder for a piece, and what the forward cost that fell short."""
         measured = short.trouble is not None
         self._emit(

@@ -7,7 +7,7 @@ What measured batches have taught about a law is kept here from one assignment o
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from msgspec.structs import asdict
@@ -97,7 +97,8 @@ class MemoryPlanner:
     def card_on(self, card: ModelCard, device: Device) -> ModelCard:
         """Return the card as the model computes on a device: beside GPUs the host computes in float32."""
         beside = device is self._host and device is not self._devices[0]
-        return card.on_host if beside else self._settled.get(card.key, card)
+        settled = self._settled.get(card.key, card)
+        return replace(card.on_host, batching=settled.batching) if beside else settled
 
     def settle(self, card: ModelCard) -> None:
         """Have a model computed as this card says from now on; what was known of its memory holds no more."""

@@ -27,6 +27,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.heads import KeepVectors, unit_states
 from interlock.engine.models.layout import POSITIONS
 from interlock.engine.models.networks.attention import attending
+from interlock.engine.models.networks.batching import Batching
 from interlock.engine.models.networks.kernels import Kernel, PackedBatch, filling, pack, padded_tokens
 from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.networks.pooling import POOLINGS, TermPooling
@@ -56,13 +57,29 @@ def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
             return PackedRows(network, *how, terms=terms, tokens=tokens, types=card.types)
         modules, tokens = list(network.children()), late_vectors(card, nn.ModuleDict())
         return PackedRows(Hidden(modules[0]), *how, modules[2:], tokens=tokens, types=card.types)
-    return PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch, card.positions, card.types)
+    padded = PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch, card.positions, card.types)
+    return padded if card.batching is Batching.MIXED else Apart(padded, card.batching)
 
 
 def one_by_one(encoder: Encoder, rows: Sequence[Ids]) -> Outputs:
     """Compute each row alone."""
-    each = [encoder.encode([row]) for row in rows]
-    return each[0].joined(len(each), [(np.array([place]), outputs) for place, outputs in enumerate(each)])
+    return Apart(encoder, Batching.SINGLE).encode(rows)
+
+
+class Apart:
+    """Encodes rows of a network that may see what lies beside them: those of one length together, or each alone."""
+
+    padded = False
+
+    def __init__(self, encoder: Encoder, batching: Batching) -> None:
+        self.encoder = encoder
+        self._single = batching is Batching.SINGLE
+
+    def encode(self, rows: Sequence[Ids]) -> Outputs:
+        kin = np.arange(len(rows)) if self._single else np.array([len(row) for row in rows])
+        groups = [np.flatnonzero(kin == one) for one in dict.fromkeys(kin.tolist())]
+        pieces = [(group, self.encoder.encode([rows[int(place)] for place in group])) for group in groups]
+        return pieces[0][1].joined(len(rows), pieces)
 
 
 def typed(batch: PackedBatch, types: Types | None) -> PackedBatch:

@@ -17,7 +17,7 @@ from traceback import clear_frames
 from msgspec.structs import replace
 from torch import nn
 
-from interlock.engine.compute.batch_runner import BatchRunner, DeviceGone, Result, TooNarrow
+from interlock.engine.compute.batch_runner import BatchRunner, DeviceGone, TooNarrow
 from interlock.engine.compute.context import Laws, LeasedFor, MemoryPlanner, tell_granted, tell_released, too_small
 from interlock.engine.compute.encoder import Encoder, encoder_for
 from interlock.engine.compute.instance import ModelInstance
@@ -25,13 +25,14 @@ from interlock.engine.compute.job import Job
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import MemoryNeed
-from interlock.engine.compute.source import Queue
+from interlock.engine.compute.source import Queue, Result
 from interlock.engine.errors import NoDeviceError, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import classify, summed_up
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.memory import law_for
+from interlock.engine.models.networks.batching import Batching
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host, load
 from interlock.engine.record.events import AnyEvent, Emit, Mitigated, ModelMoved, ModelUnloaded
 from interlock.engine.record.words import human_bytes, several
@@ -248,6 +249,8 @@ class HeldModel:
             lease = stack.enter_context(self._lessor.lease(card.key, {device.name: needed}, released, shared=shared))
             tell_granted(self._emit, lease, 0, LeasedFor(sum(len(each.rows) for each in job.batches), needed))
             attached = self._attached(card, device)
+            if card.kind != "scores":  # no canary looks at it, and questions are few: padded ones are computed alone
+                card = dataclasses.replace(card, batching=Batching.SINGLE)
             encoder = self._encoders(card, attached.network, device)
             instance = ModelInstance(device, attached, encoder, card.dtype, law, known, lease, self._lessor, stays=True)
             attached.streams = False  # no canary looks at it

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import RLock
 
-from interlock.engine.compute.encoder import Encoder, Ids, computed_tokens
+from interlock.engine.compute.encoder import Apart, Encoder, Ids, computed_tokens
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.gpu.device import Device
@@ -194,7 +194,7 @@ class ModelInstance:
             if self.device.metered and Rung.SLICE_MLP not in tried and predicted > (room := max(0, self.room())):
                 return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True)
             # Rows of one length that are padded carry no mask, which the law counts: they would teach too little.
-            telling = not self.encoder.padded or len({*lengths}) > 1
+            telling = not isinstance(self.encoder, Apart) and (not self.encoder.padded or len({*lengths}) > 1)
             done = self._forward(rows, self.law.activations(self.tokens(lengths), max(lengths)), telling=telling)
             if not isinstance(done, tuple):
                 return done

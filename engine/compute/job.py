@@ -105,12 +105,12 @@ class Layout:
     def least_bytes(self, law: Law, calibration: Calibration, *, streamed: bool = False) -> int:
         """Predict what the pass cannot do without: the weights, and its longest row alone."""
         longest = max((batch.longest for batch in self.batches), default=1)
-        alone = computed_tokens([longest], padded=not self.card.packed)
+        alone = computed_tokens([longest], padded=not self.card.tight)
         return (law.slots if streamed else law.weights) + calibration.activations(law, alone, longest)
 
     def computed(self, batch: Batch) -> int:
         """Count the tokens that the model computes for a batch."""
-        if self.card.packed:
+        if self.card.tight:
             return batch.tokens + filling(batch.tokens)
         return padded_tokens(len(batch.rows), batch.longest, 0 if batch.padding else batch.longest)
 

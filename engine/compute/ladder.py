@@ -14,6 +14,7 @@ row is computed or parked within 14 + log2(rows) steps, rounded up, and none is 
 Pure: no torch, no device, no clock. Sizes are bytes; tokens count padding where there is any.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -45,6 +46,8 @@ class Rung(StrEnum):
         return list(Rung).index(self)
 
 
+CLIMBED = frozenset({Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE, Rung.FLOAT32, Rung.CPU})
+"""Rungs that a single row climbs."""
 MOVES = frozenset({Rung.RELOCATE, Rung.CPU})
 """Rungs that take a piece to another device."""
 
@@ -127,6 +130,51 @@ class Step:
         if self.tokens is not None:
             return slices(lengths, self.tokens, padded=padded)
         return halves(len(lengths)) if self.rung is Rung.SPLIT else [slice(0, len(lengths))]
+
+
+ROOMIER = 1.1
+"""How much more has to be free than when a text did not fit, for one as long to be tried again."""
+
+
+@dataclass
+class Outgrown:
+    """What single texts have shown of their device: one that failed on every rung says the same of longer ones, while
+    no more is free than there was. Between it and what went through, the text in the middle is tried next."""
+
+    fits: int = 0
+    """Tokens of the longest text that went through."""
+    off: float = math.inf
+    """Tokens from which on texts leave the device for the CPU."""
+    out: float = math.inf
+    """Tokens from which on nothing helps."""
+    room: int = 0
+    """Bytes that were free then."""
+    why: str = ""
+
+    def learn(self, length: int, room: int, step: Step, *, on_host: bool) -> None:
+        """Take in that a text alone has left the device by this step, or is parked, `on_host` after it had left."""
+        if step.rung is Rung.PARK:
+            self.out = min(self.out, length)
+        if not on_host:
+            self.off, self.room, self.why = min(self.off, length), room, step.happened
+            self.fits = min(self.fits, length - 1)
+
+    def passed(self, length: int) -> None:
+        """Take in that a text went through on its device."""
+        self.fits = max(self.fits, length)
+        if length >= self.off:
+            self.off = self.out = math.inf
+
+    def holds(self, room: int) -> bool:
+        """Whether anything is known not to fit in what is free now; where more is, it is forgotten."""
+        if self.off < math.inf and room > ROOMIER * self.room:
+            self.off = self.out = math.inf
+        return self.off < math.inf
+
+    def middle(self, lengths: Sequence[int]) -> int | None:
+        """Choose the text that tells most of those of which nothing is known; None where there is none."""
+        unknown = sorted({length for length in lengths if self.fits < length < self.off})
+        return lengths.index(unknown[len(unknown) // 2]) if unknown else None
 
 
 def next_step(effort: Effort, evidence: Evidence, means: Means) -> Step:

@@ -186,7 +186,7 @@ class ResidentModel:
         """Find the same model on the CPU in float32, for rows of these lengths; the first call attaches it."""
         card, host = self.job.card, self.context.host
         law, known = self.planner.law(card, host), self.planner.calibration(self.job.model_pass, host)
-        tokens = computed_tokens(lengths, padded=not card.packed)
+        tokens = computed_tokens(lengths, padded=not card.tight)
         return self._on_host(LeasedFor(len(lengths), law.weights + known.activations(law, tokens, max(lengths)), 1))
 
     def _on_host(self, work: LeasedFor) -> ModelInstance | None:

@@ -1,18 +1,26 @@
 """Where an executor gets its batches from, and what becomes of each: the source of a run on this machine.
 
-A `BatchSource` says what each pass has left, and makes the queue of an assignment; a cluster has another one.
+A `BatchSource` says what each pass has left, and makes the queue of an assignment; a cluster has another one. While a
+batch is computed it is `Unfinished`, then a `Result`.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as changed
 
+import numpy as np
 from msgspec.structs import replace
 
-from interlock.engine.compute.job import Job
+from interlock.engine.compute.encoder import Ids
+from interlock.engine.compute.instance import ModelInstance
+from interlock.engine.compute.job import Batch, Job
+from interlock.engine.compute.ladder import Effort
+from interlock.engine.compute.parts.files import Rows as Indices
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment
-from interlock.engine.record.events import BatchCommitted, Emit, EnsemblePassCompleted, PassFailed
-from interlock.engine.record.facts import joined
+from interlock.engine.record.events import BatchCommitted, Emit, EnsemblePassCompleted, PassFailed, RowParked
+from interlock.engine.record.facts import Computed, joined
 
 
 class Queue:
@@ -74,6 +82,88 @@ class Queue:
         """Return a batch that `device` took and did not compute."""
         self._left.appendleft(index)
         self.returned[device] += len(self.job.batches[index].rows)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of the batch that go through together, by their index in it, longest first."""
+
+    indices: Indices
+    effort: Effort
+    instance: ModelInstance
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a batch: what its rows gave; its forwards; what computed how many rows; the rows that were
+    parked."""
+
+    outputs: Outputs
+    forwards: int
+    parts: Sequence[Computed]
+    parked: Sequence[RowParked] = ()
+
+
+@dataclass
+class Unfinished:
+    """A batch while it is computed: what is still to do, and what has come of the rest."""
+
+    job: Job
+    index: int
+    rows: Sequence[Ids]
+    pieces: deque[Piece]
+    done: list[tuple[Indices, Outputs]] = field(default_factory=list)
+    computed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Rows by device and precision."""
+    parked: list[RowParked] = field(default_factory=list)
+    forwards: int = 0
+    calm: bool = True
+    """Whether nothing has fallen short."""
+
+    @property
+    def batch(self) -> Batch:
+        return self.job.batches[self.index]
+
+    def lengths(self, piece: Piece) -> list[int]:
+        return [len(self.rows[index]) for index in piece.indices]
+
+    def rows_of(self, piece: Piece) -> Sequence[Ids]:
+        whole = len(piece.indices) == len(self.rows)
+        return self.rows if whole else [self.rows[index] for index in piece.indices]
+
+    def take(self, piece: Piece, outputs: Outputs, bad: Sequence[int]) -> None:
+        """Take in what a forward gave, but for its rows that are `bad`."""
+        indices = piece.indices
+        if bad:
+            sound = np.setdiff1d(np.arange(len(outputs)), bad)
+            indices, outputs = indices[sound], outputs.taken(sound)
+        self.done.append((indices, outputs))
+        if len(indices):  # where all were refused, it computed nothing that counts
+            self.computed[piece.instance.device.name, piece.instance.dtype] += len(indices)
+
+    def remove(self, rows: Sequence[int]) -> None:
+        """Take rows out of what is still to do."""
+        left = [changed(piece, indices=piece.indices[~np.isin(piece.indices, rows)]) for piece in self.pieces]
+        self.pieces = deque(piece for piece in left if len(piece.indices))
+
+    def park(self, piece: Piece, reason: str) -> None:
+        job = self.job
+        self.parked += [
+            RowParked(
+                model_pass=job.model_pass,
+                model=job.card.key,
+                collection=job.layout.collections[self.index],
+                row=row,
+                reason=reason,
+                batch_index=self.index,
+            )
+            for row in self.batch.rows[piece.indices].tolist()
+        ]
+
+    def result(self) -> Result:
+        parts = [Computed(device=device, dtype=dtype, rows=rows) for (device, dtype), rows in self.computed.items()]
+        outputs = Outputs.none(self.job.card).joined(len(self.rows), self.done)
+        return Result(outputs, self.forwards, parts, self.parked)
 
 
 class BatchSource:

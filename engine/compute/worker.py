@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from interlock.engine.compute.batch_runner import BatchRunner, Crowded, DeviceGone, Result, TooNarrow
+from interlock.engine.compute.batch_runner import BatchRunner, Crowded, DeviceGone, TooNarrow
 from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.encoder import Ids
+from interlock.engine.compute.source import Result
 from interlock.engine.errors import DiskError
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.memory import Calibration

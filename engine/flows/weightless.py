@@ -94,7 +94,7 @@ class WeightlessRows:
         spoilt: int = -1,
     ) -> None:
         """Give a row that holds the id `spoilt` a vector that is not finite, wherever it is computed."""
-        self.padded = not card.packed
+        self.padded = not card.tight
         self._card = card
         self._network = network
         self._pace = pace

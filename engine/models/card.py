@@ -17,6 +17,7 @@ from interlock.engine.models.heads import TokenOutputs, check_kind, is_lexical, 
 from interlock.engine.models.layout import POSITIONS, Module, document_modules, home_of, modules_of, read_object
 from interlock.engine.models.limits import UNBOUNDED, max_tokens_of, positions_of, whole
 from interlock.engine.models.networks.attention import why_padded
+from interlock.engine.models.networks.batching import Batching, batching_of
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
 from interlock.engine.models.networks.pooling import POOLINGS, TermPooling
@@ -70,6 +71,8 @@ class ModelCard:
     """The longest row that the network itself takes."""
     padded_because: str = ""
     """Why its rows are padded, where they are not packed."""
+    batching: Batching = Batching.MIXED
+    """Which rows may be computed together."""
     capability: Capability = OLDEST
     """The lowest of the GPUs that compute it."""
     tokenizer: Built | None = None
@@ -106,6 +109,11 @@ class ModelCard:
     def on_host(self) -> "ModelCard":
         """The same model as a host computes it beside GPUs: in float32."""
         return replace(self, dtype="float32", kernel=Kernel.RUNS)
+
+    @property
+    def tight(self) -> bool:
+        """Whether nothing is computed for padding."""
+        return self.packed or self.batching is not Batching.MIXED
 
     def kernel_on(self, device_kind: str) -> Kernel:
         """Return how a device of this kind attends to its rows: only a GPU that is there does it otherwise."""
@@ -195,7 +203,7 @@ def read_card(
         kernel=kernel_for(config, dtype, capability, packed=not padded_because)
         if device_kind == "cuda"
         else Kernel.RUNS,
-        padded_because=padded_because,
+        **padding(padded_because, config, kinds),
         capability=capability,
         tokenizer=tokenizer,
         unused_prompts=unused,
@@ -222,6 +230,12 @@ def _why_padded(config: Config, attention: str, kinds: Sequence[str], pooling: s
         return f"its pooling is {pooling or 'a mixture'}"
     usual = not kinds or (kinds[:2] == ["Transformer", "Pooling"] and set(kinds[2:]) <= {"Dense", "Normalize"})
     return why_padded(config, attention) if usual else f"its modules are {', '.join(kinds)}"
+
+
+def padding(because: str, config: Config, kinds: Sequence[str] = ()) -> dict[str, Any]:
+    """Say which rows may be computed together of a model that is padded for a cause, and the whole cause."""
+    batching, why = batching_of(config, kinds) if because else (Batching.MIXED, "")
+    return {"batching": batching, "padded_because": f"{because}; {batching} at a time: {why}" if why else because}
 
 
 def attention_of(spec: ModelSpec, path: Path, config: Config) -> Literal["sdpa", "eager"]:

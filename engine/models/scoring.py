@@ -10,7 +10,7 @@ from typing import Literal
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.card import ModelCard, attention_of, tokenizer_of
+from interlock.engine.models.card import ModelCard, attention_of, padding, tokenizer_of
 from interlock.engine.models.layout import Module, modules_of, read_object
 from interlock.engine.models.limits import UNBOUNDED, max_tokens_of, positions_of
 from interlock.engine.models.networks.checkpoint import NAMES, check_settings, packable, usual
@@ -75,7 +75,7 @@ def read_scorer(
         batch_tokens=spec.tokens_for(device_kind, processors),
         attention=attention,
         kernel=kernel_for(config, dtype, capability, packed=packed) if device_kind == "cuda" else Kernel.RUNS,
-        padded_because="" if packed else f"its network is a {_architecture(config) or 'foreign one'}",
+        **padding("" if packed else f"its network is a {_architecture(config) or 'foreign one'}", config),
         capability=capability,
         tokenizer=tokenizer,
     )

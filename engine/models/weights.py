@@ -21,6 +21,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.heads import load_heads
 from interlock.engine.models.networks.attention import register, spread_heads
+from interlock.engine.models.networks.batching import forgetting
 from interlock.engine.models.networks.checkpoint import Shape, Weights
 from interlock.engine.models.networks.fused import fuse, pack_for_cpu
 from interlock.engine.models.networks.network import PackedEncoder, PackedPairEncoder, PackedTermEncoder
@@ -251,6 +252,7 @@ def _graph(card: ModelCard) -> nn.Module:
         ).eval()
     _check_read(card, network)
     unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
+    forgetting(network)
     return fuse(network) if card.packed else network
 
 
@@ -272,6 +274,7 @@ def _pair_graph(card: ModelCard) -> nn.Module:
         ).eval()
     _check_read(card, network)
     unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
+    forgetting(network)
     return network
 
 

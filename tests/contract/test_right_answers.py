@@ -98,7 +98,6 @@ def test_type_ids_of_a_template_are_used(tmp_path, chunks):
     assert cosines(vectors(run(chunks, "--roster", model)), by_sentence_transformers(model)).min() >= NEAR
 
 
-@wrong("R27", "a network whose rows depend on the padding beside them is not computed row by row")
 def test_a_network_that_sees_its_padding_is_computed_without(tmp_path):
     model = tiny_model(tmp_path / "model", seed=1, kind="fnet", tpu_short_seq_length=128)
     texts = [" ".join(["the"] * (1 + number * 9 % 100)) for number in range(12)]

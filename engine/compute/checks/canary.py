@@ -10,6 +10,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
@@ -17,32 +18,29 @@ from msgspec.structs import asdict, replace
 
 from interlock.engine.compute.checks import findings
 from interlock.engine.compute.checks.findings import Finding, attention_of
+from interlock.engine.compute.checks.sampling import affordable, budget_on, left_out, lengths_of, longest_of, sample
 from interlock.engine.compute.context import MemoryPlanner, RunContext
-from interlock.engine.compute.encoder import Ids, one_by_one
+from interlock.engine.compute.encoder import Apart, Ids, one_by_one
 from interlock.engine.compute.instance import ModelInstance, Shortfall
-from interlock.engine.compute.job import Job
+from interlock.engine.compute.job import Job, Lengths
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.tokens import TokenRows
-from interlock.engine.errors import InterlockError, reason
+from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.layout import cost_of
+from interlock.engine.models.networks.batching import Batching
 from interlock.engine.models.networks.kernels import TILE, Kernel, wider
 from interlock.engine.record.events import CanaryChecked
 from interlock.engine.record.words import distinct_sizes
 
-ROWS = 8
-OPERATIONS, OPERATIONS_ON_HOST = 4e12, 1e11
-"""What the plain path may cost. By arithmetic, not measured: half of a T4's 8 TFLOP/s in float32 for a second, and a
-second of a host that does 100 GFLOP/s."""
 LEAST, LEAST_IN_HALVES = 0.99999, 0.999
 """The cosine in float32, and in less, below which vectors are not those of the model."""
 LEAST_OF_TOKENS = 0.9
 """The same of the tokens of a row as they are stored, on average: with a cosine of 0.999 one in 70 bits is another."""
-MOST_TOKENS = 1024
-"""Of a row: the plain path may take memory with the square of it."""
+APART = {Batching.EVEN: "computing rows of one length together", Batching.SINGLE: "computing each row alone"}
+"""What follows where rows come out otherwise for what is beside them."""
 IN_TURN = "copying its layers one after the other"
 """What follows where a streamed model fails."""
 
@@ -94,6 +92,8 @@ class Canaries:
     def __init__(self, context: RunContext, planner: MemoryPlanner) -> None:
         self._context = context
         self._planner = planner
+        self._apart: dict[str, Batching] = {}
+        """By model which rows may be computed together, where its own network was the cause of a failure."""
         self._found: dict[tuple[str, ...], Finding] = {}
         """By way and make what passed or could not be compared, by way and device all."""
         self._counted: set[tuple[str, str, str]] = set()
@@ -116,6 +116,9 @@ class Canaries:
             card = self._planner.card_on(job.card, instance.device)
             then, way = plainer(card, job.card), instance.way
             outcome = self.outcome(job, card, instance, remedy(card, then, instance.device))
+            if outcome == "failed" and (apart := self._apart.pop(card.key, None)):
+                self._planner.settle(dataclasses.replace(card, batching=apart))  # no device is to blame
+                return None
             if instance.way != way:
                 self._act(card, instance.device, Rung.REPLAN, IN_TURN, mitigate)
             if outcome == "failed":
@@ -151,7 +154,7 @@ class Canaries:
         """Return what a canary shows of an instance that computes as `card` says; `otherwise` is what follows where it
         fails. What passed on one GPU holds for all of its make; each that fails has failed itself."""
         device = instance.device
-        way = card.key, card.dtype, card.kernel, card.attention, instance.way
+        way = card.key, card.dtype, card.kernel, card.attention, card.batching, instance.way
         with self._lock:  # several GPUs of one make ask at the same time when memory gets short in mid-pass
             found = self._found.get((*way, device.name))
             if found is None and not findings.failed(card, instance):
@@ -169,62 +172,91 @@ class Canaries:
         return found.outcome
 
     def _checked(self, job: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
-        """What a canary shows now, or an earlier run saw pass; None where the device is gone."""
-        device = instance.device
-        if device.lasting and (known := findings.passed(card, instance)):
-            return replace(known, remembered=True, seconds=0.0)
-        began = time.monotonic()
-        found = self._compared(job, card, instance)
+        """What a canary shows now, or an earlier run saw pass of such rows; None where the device is gone."""
+        device, began = instance.device, time.monotonic()
+        found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="")
+        lengths = lengths_of(job)
+        where, most, lacks = self._where(lengths, card, device)
+        if where is None:
+            return replace(found, detail=lacks)
+        shortest, longest = int(lengths.min()), min(int(lengths.max()), most)
+        known = findings.passed(card, instance) if device.lasting else None
+        if known and known.covers(shortest, longest):
+            return replace(known.finding, remembered=True, seconds=0.0)
+        with device.trying():
+            result = self._compared(job, card, instance, where, most)
         instance.clear()  # small pieces that stay cached would stand in the way of a large batch
-        if found:
-            found = replace(found, seconds=round(time.monotonic() - began, 3))
-            if device.lasting and found.cosine is not None:  # what raised an error may not do so again
-                findings.keep(card, instance, found)
+        if result is None:
+            return None
+        found, rows = result
+        found = replace(found, seconds=round(time.monotonic() - began, 3))
+        if device.lasting and found.cosine is not None:  # what raised an error may not do so again
+            findings.keep(card, instance, found, len(rows[-1]), len(rows[0]))
         return found
 
-    def _compared(self, job: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
-        where, lacks = self._where(job, card, instance.device)
-        found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="", detail=lacks)
-        if where is None:
-            return found
+    def _compared(
+        self, job: Job, card: ModelCard, instance: ModelInstance, where: Device, most: int
+    ) -> tuple[Finding, Sequence[Ids]] | None:
+        """What a few rows of at most `most` tokens show, and which those were."""
+        found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="")
         try:
-            rows = sample(job, card, OPERATIONS if where.kind == "cuda" else OPERATIONS_ON_HOST)
+            rows: Sequence[Ids] = sample(job, card, most, budget_on(where))
             got = _tried(instance, rows)
         except InterlockError as error:  # no fault of the device: the pass's first batch says the same
-            return replace(found, detail=str(error))
-        found = replace(found, rows=len(rows), tokens=sum(map(len, rows)))
-        if not rows:
-            return replace(found, detail=f"every text is longer than {MOST_TOKENS:,} tokens")
+            return replace(found, detail=str(error)), []
         if got is Trouble.LOST:
             return None
+        found = replace(found, rows=len(rows), tokens=sum(map(len, rows)))
         if isinstance(got, Trouble):
-            return replace(found, detail=f"not even the shortest of them fits on {instance.device.name} now")
+            return replace(found, detail=f"not even the shortest of them fits on {instance.device.name} now"), rows
         found = replace(found, reference=f"float32 on {where.name}")
         if isinstance(got, str):
-            return replace(found, outcome="failed", detail=got)
+            return replace(found, outcome="failed", detail=got), rows
         rows = rows[-len(got) :]
         try:
             wanted = self._plainly(plain(card), rows, where)
         except Exception as error:  # whatever the plain path lacks, the device has shown no fault
             gone = where is instance.device and classify(error) is Trouble.LOST
-            return None if gone else replace(found, detail=f"its plain path failed: {reason(error)}")
+            return None if gone else (replace(found, detail=f"its plain path failed: {reason(error)}"), rows)
         if (cosine := lowest_cosine(got, wanted)) is None:
-            return replace(found, detail="none of its texts has a vector")
-        passed = cosine >= least_cosine(card.dtype)
+            return replace(found, detail="none of its texts has a vector"), rows
         found = replace(found, rows=len(rows), tokens=sum(map(len, rows)), cosine=round(cosine, 7))
-        return replace(found, outcome="passed" if passed else "failed")
+        if cosine >= least_cosine(card.dtype):
+            return replace(found, outcome="passed", detail=left_out(job, rows)), rows
+        if not card.packed:
+            if wanted.crc() != self._plainly(plain(card), rows, where).crc():
+                raise UnavailableError("gives another vector each time of the same text: drop it from --roster")
+            self._blame(card, instance, rows, wanted)
+        return replace(found, outcome="failed"), rows
 
-    def _where(self, job: Job, card: ModelCard, device: Device) -> tuple[Device | None, str]:
-        """Where the plain path is computed: a GPU with room for it too, else the host; None, and what it lacks."""
+    def _blame(self, card: ModelCard, instance: ModelInstance, rows: Sequence[Ids], wanted: Outputs) -> None:
+        """Find out whether the rows of a padded network come out right where they are computed apart."""
+        order = list(Batching)
+        for batching in order[order.index(card.batching) + 1 :]:
+            with suppress(Exception), instance.device.computing():  # what fails here too, is not the network's alone
+                got = Apart(instance.encoder, batching).encode(rows)
+                if (lowest_cosine(got, wanted) or -1.0) >= least_cosine(card.dtype):
+                    self._apart[card.key] = batching
+                    return
+
+    def _where(self, lengths: Lengths, card: ModelCard, device: Device) -> tuple[Device | None, int, str]:
+        """Where the plain path is computed, a GPU with room for it too, else the host; how many tokens a row of it may
+        have; and what it lacks where it is nowhere."""
         budget, host = self._context.lessor.budget, self._context.host
-        longest = min(MOST_TOKENS, max((batch.longest for batch in job.batches), default=1))
-        law = self._planner.law_as(card.on_host, host)
-        scores = 3 * 4 * int(card.config.get("num_attention_heads") or 16) * longest**2  # where they are written out
-        needed = law.weights + law.activations(longest + TILE, longest) + scores
-        if needed > (free := budget(host)):  # its weights come by way of the host in any case
-            needs, has = distinct_sizes(needed, max(0, free))
-            return None, f"float32 on the host needs {needs}, {has} free"
-        return (device if device.kind == "cuda" and needed <= budget(device) else host), ""
+        law, heads = self._planner.law_as(card.on_host, host), int(card.config.get("num_attention_heads") or 16)
+        free = budget(host)  # its weights come by way of the host in any case
+
+        def needed(longest: int) -> int:  # three times the scores, where they are written out
+            return law.weights + law.activations(longest + TILE, longest) + 3 * 4 * heads * longest**2
+
+        for where in (device, host) if device.kind == "cuda" else (host,):
+            room = min(free, budget(where))
+            most = longest_of(lengths, lambda longest: needed(longest) <= room)  # noqa: B023  # it is called here
+            most = min(most, affordable(lengths, card, budget_on(where)))
+            if most:
+                return where, most, ""
+        needs, has = distinct_sizes(needed(int(lengths.min())), max(0, free))
+        return None, 0, f"float32 on the host needs {needs}, {has} free"
 
     def _plainly(self, card: ModelCard, rows: Sequence[Ids], where: Device) -> Outputs:
         """What each row alone gives."""
@@ -252,22 +284,6 @@ class Canaries:
                 **asdict(found),
             )
         )
-
-
-def sample(job: Job, card: ModelCard, operations: float) -> list[Ids]:
-    """Choose rows of a pass of different lengths, the longest first: as many as cost no more `operations`, or one."""
-    every = np.concatenate([batch.rows for batch in job.batches] or [np.empty(0, np.int64)])
-    long = job.tokens.lengths(card.max_tokens)[every]
-    every = every[(long > 0) & (long <= MOST_TOKENS)]
-    order = every[np.argsort(job.tokens.lengths(card.max_tokens)[every], kind="stable")]
-    cost, most = cost_of(card.config, card.network_kind), len(order)
-    while most:
-        places = np.unique(np.linspace(0, most - 1, ROWS).round().astype(int))
-        rows = job.ids(order[places[::-1]])
-        if most == 1 or cost is None or sum(cost.of(1, len(row)) for row in rows) <= operations:
-            return rows
-        most -= max(1, most // 4)
-    return []
 
 
 def lowest_cosine(found: Outputs, wanted: Outputs) -> float | None:
@@ -304,17 +320,16 @@ def _same_tokens(found: TokenRows, wanted: TokenRows) -> bool:
 
 def _tried(instance: ModelInstance, rows: Sequence[Ids]) -> Outputs | Trouble | str:
     """What comes of the rows, or of the shorter ones of them; what went wrong, where that was not a want of memory."""
-    with instance.device.trying():
-        while rows:
-            try:
-                got = instance.attempt(rows)
-            except InterlockError:
-                raise
-            except Exception as error:  # a kernel that this build of torch or this card does not have
-                return reason(error)
-            if not isinstance(got, Shortfall):
-                return got
-            if got.trouble is Trouble.LOST:
-                return Trouble.LOST
-            rows = rows[(len(rows) + 1) // 2 :]
+    while rows:
+        try:
+            got = instance.attempt(rows)
+        except InterlockError:
+            raise
+        except Exception as error:  # a kernel that this build of torch or this card does not have
+            return reason(error)
+        if not isinstance(got, Shortfall):
+            return got
+        if got.trouble is Trouble.LOST:
+            return Trouble.LOST
+        rows = rows[(len(rows) + 1) // 2 :]
     return Trouble.MEMORY

@@ -16,7 +16,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.sources import model_cache
 from interlock.engine.record import atomic
 
-VERSION = 3
+VERSION = 4
 _FOLDER = "canaries"
 _LIBRARIES = ("interlock", "torch", "transformers")
 
@@ -43,6 +43,15 @@ class Remembered(Struct, frozen=True, kw_only=True):
     dtype: str
     attention: str
     finding: Finding
+    shortest: int = 0
+    """Tokens of the shortest and of the longest row that it saw."""
+    longest: int = 0
+    beside: int = 0
+    """Tokens of the longest row that it saw beside one at most half as long."""
+
+    def covers(self, shortest: int, longest: int) -> bool:
+        """Tell whether what it shows holds for rows of these lengths together."""
+        return longest <= self.longest and (shortest >= self.shortest or longest <= self.beside)
 
 
 def attention_of(card: ModelCard) -> str:
@@ -60,11 +69,11 @@ def remembered() -> list[Remembered]:
     return [each for each, _ in sorted(kept.values(), key=lambda item: item[1], reverse=True)]
 
 
-def passed(card: ModelCard, instance: ModelInstance) -> Finding | None:
+def passed(card: ModelCard, instance: ModelInstance) -> Remembered | None:
     """Read what an earlier run saw pass on this make of device; None where this very device has failed since."""
     if not failed(card, instance):
         with suppress(OSError, msgspec.MsgspecError), atomic.opened(_pass(card, instance)) as handle:
-            return msgspec.json.decode(handle.read(), type=Remembered).finding
+            return msgspec.json.decode(handle.read(), type=Remembered)
     return None
 
 
@@ -73,11 +82,20 @@ def failed(card: ModelCard, instance: ModelInstance) -> bool:
     return _failure(card, instance).exists()
 
 
-def keep(card: ModelCard, instance: ModelInstance, found: Finding) -> None:
-    """Keep a finding for later runs: a pass for the make of the device, a failure for this very one. What cannot be
-    written can be looked at again."""
+def keep(card: ModelCard, instance: ModelInstance, found: Finding, shortest: int, longest: int) -> None:
+    """Keep for later runs what rows of these lengths showed: a pass for the make of the device, a failure for this very
+    one. What cannot be written can be looked at again."""
+    before = passed(card, instance)
+    beside = longest if 2 * shortest <= longest else 0
     about = Remembered(
-        model=card.key, label=instance.device.label, dtype=card.dtype, attention=attention_of(card), finding=found
+        model=card.key,
+        label=instance.device.label,
+        dtype=card.dtype,
+        attention=attention_of(card),
+        finding=found,
+        shortest=shortest,
+        longest=longest,
+        beside=max(beside, before.beside if before else 0),
     )
     with suppress(InterlockError, OSError):
         if found.outcome == "passed":
@@ -101,7 +119,7 @@ def _file(card: ModelCard, instance: ModelInstance, *more: str) -> Path:
     device = instance.device
     about = [
         VERSION, card.snapshot.fingerprint, card.outputs, card.snapshot.head_digests, card.dtype, card.kernel,
-        card.attention, card.packed, card.pooling,
+        card.attention, card.packed, card.batching, card.pooling,
         device.kind, device.label, device.capability, instance.way, *map(metadata.version, _LIBRARIES), *more,
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()

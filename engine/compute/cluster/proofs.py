@@ -14,11 +14,10 @@ import numpy as np
 
 from interlock.engine.compute.checks.canary import (
     LEAST_IN_HALVES,
-    MOST_TOKENS,
-    OPERATIONS_ON_HOST,
     lowest_cosine,
     plain,
 )
+from interlock.engine.compute.checks.sampling import OPERATIONS_ON_HOST
 from interlock.engine.compute.context import RunContext
 from interlock.engine.compute.encoder import Encoder, one_by_one
 from interlock.engine.compute.job import Job
@@ -29,6 +28,8 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import cost_of
 from interlock.engine.record.words import distinct_sizes
 
+MOST_TOKENS = 1024
+"""Of a row that is compared: the plain path may take memory with the square of it."""
 ROWS = 4
 SHARE = 64
 """One batch in so many is computed by another node too: 1.6 % of what nodes compute."""

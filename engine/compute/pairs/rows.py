@@ -15,7 +15,7 @@ import torch
 from tokenizers import Encoding
 from torch import nn
 
-from interlock.engine.compute.encoder import Encoder, Ids
+from interlock.engine.compute.encoder import Apart, Encoder, Ids
 from interlock.engine.compute.parts.dense import ScoreRows
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.corpus.tokens import Ids as StoredIds
@@ -24,6 +24,8 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import modules_of
 from interlock.engine.models.memory import HeadLaw, Law, law_for
+from interlock.engine.models.networks.attention import ROTARY
+from interlock.engine.models.networks.batching import Batching
 from interlock.engine.models.networks.kernels import Kernel, filling, pack, padded_tokens
 from interlock.engine.models.networks.network import PackedPairEncoder
 from interlock.engine.models.scoring import ANSWER, Activation
@@ -103,7 +105,11 @@ def scorer_for(activation: Activation, card: ModelCard, network: nn.Module, devi
     to them."""
     if isinstance(network, PackedPairEncoder):
         return PackedPairs(network, activation, device.torch, card.kernel_on(device.kind))
-    return PaddedPairs(network, activation, device.torch, card.positions)
+    padded = PaddedPairs(network, activation, device.torch, card.positions)
+    # A network that counts places from the left sees how far padding on the left pushes a row.
+    moved = padded.left and card.config.get("model_type") not in ROTARY
+    batching = Batching.EVEN if moved and card.batching is Batching.MIXED else card.batching
+    return padded if batching is Batching.MIXED else Apart(padded, batching)
 
 
 def _ids_and_types(rows: Sequence[Ids]) -> tuple[Sequence[Ids], Sequence[Ids]]:
@@ -145,6 +151,7 @@ class PaddedPairs:
         self._activation = activation
         self._device = device
         self._limit = limit
+        self.left = network.tokenizer.padding_side == "left"
         made = network.preprocess([["a", "b"]])
         self._more = {
             name: made[name] for name in made if name not in ("input_ids", "attention_mask", "token_type_ids")
@@ -157,12 +164,11 @@ class PaddedPairs:
         longest, even = max(lengths), len(set(lengths)) == 1
         width = longest if even else max(longest, min(self._limit, padded_tokens(1, longest, 0)))
         tokenizer = self._network.tokenizer
-        left = tokenizer.padding_side == "left"
 
         def filled(values: Sequence[Ids], fill: int) -> torch.Tensor:
             table = np.full((len(values), width), fill, np.int64)
             for line, value in zip(table, values, strict=True):
-                line[width - len(value) if left else 0 :][: len(value)] = value
+                line[width - len(value) if self.left else 0 :][: len(value)] = value
             return torch.from_numpy(table).to(self._device)
 
         ids, types = _ids_and_types(rows)

@@ -49,7 +49,7 @@ class PairPlan:
             pairs=len(cut),
             batches=len(layout.batches),
             tokens=sum(batch.tokens for batch in layout.batches),
-            padding=0 if card.packed else sum(batch.padding for batch in layout.batches),
+            padding=0 if card.tight else sum(batch.padding for batch in layout.batches),
             truncated=int((cut > 0).sum()),
             truncated_tokens=int(cut.sum()),
         )

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from interlock.engine.models.networks.batching import stretched
 from interlock.engine.models.networks.kernels import ALIGNED, FILLED, Kernel, PackedBatch
 
 NAME = "interlock-packed"
@@ -32,6 +33,8 @@ def why_padded(config: Mapping[str, Any], attention: str) -> str:
         return "its attention is eager"
     if config.get("attn_logit_softcapping"):
         return "its attention scores are capped"
+    if stretched(config):
+        return "its positions stretch with the longest row"
     architecture = config.get("model_type")
     return "" if architecture in ROTARY else f"the {architecture} network of transformers has no packed form"
 
