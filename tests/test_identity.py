@@ -10,6 +10,7 @@ from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus, reread
 from interlock.engine.corpus.identity import point_of
+from interlock.engine.search.hits import Hit
 from tests.builders import corpus
 
 PINNED = [
@@ -130,3 +131,17 @@ def test_ids_with_a_nul_do_not_meet(tmp_path):
     rng = random.Random(5)
     pairs = {tuple("".join(rng.choices("a\0", k=rng.randint(1, 4))) for _ in range(2)) for _ in range(200)}
     assert len({point_of("c", *pair) for pair in pairs}) == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("payload", "source"),
+    [
+        ({"source": "a.jsonl", "metadata": {"source": "b.pdf"}}, "b.pdf"),
+        ({"source": "p.md", "metadata": {"source_path": "p.md", "source": "web"}}, "p.md"),
+        ({"source": "a.jsonl", "metadata": {"source": ["x"], "url": ""}}, "a.jsonl"),
+        ({"source": "a.jsonl"}, "a.jsonl"),
+        ({}, ""),
+    ],
+)
+def test_a_hit_shows_the_source_that_its_record_names(payload, source):
+    assert Hit("id", 1.0, payload).source == source

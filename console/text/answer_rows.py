@@ -248,7 +248,7 @@ def _combined(ask: Ask, shown: StoreShown) -> str:
 
 def _head(hit: Hit, lead: str, width: int) -> Row:
     """Where a chunk stands, as `lead` says it, with its id and source."""
-    name, source = (safe(hit.payload.get(key) or "", LONGEST) for key in ("chunk_id", "source"))
+    name, source = safe(hit.payload.get("chunk_id") or "", LONGEST), safe(hit.source, LONGEST)
     left = max(0, width - width_of(lead))
     beside = min(width_of(source), left // 3)
     if hit.stale:

@@ -26,7 +26,7 @@ def answer_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
         yield safe(f"weights calibrated by `interlock eval`: {', '.join(parts)}")
     for place, hit in enumerate(answer.hits, 1):
         was = f"(was {hit.before}.)  " if isinstance(hit, RankedHit) else ""
-        source = safe(hit.payload.get("source"))
+        source = safe(hit.source)
         gone = "  [left the corpus]" if hit.stale else ""
         yield f"{place:3}. {was}{hit.score:.3f}  {safe(hit.payload.get('chunk_id'))}  ({source}){gone}"
         if explained:

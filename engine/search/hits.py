@@ -14,6 +14,9 @@ class StageScore:
     score: float
 
 
+SOURCES = ("source_path", "source_file", "filename", "source", "file_path", "file_name", "url", "source_id")
+
+
 @dataclass(frozen=True)
 class Hit:
     """A found chunk. `score` is that of the stage which found it: a (weighted mean of) cosines, or a sum over terms;
@@ -23,6 +26,13 @@ class Hit:
     score: float
     payload: Mapping[str, object]
     stages: Mapping[str, StageScore] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def source(self) -> str:
+        """What its chunk comes from: what its metadata says, by the names that producers use, else its source."""
+        metadata = self.payload.get("metadata")
+        said = [metadata.get(name) for name in SOURCES] if isinstance(metadata, Mapping) else []
+        return next((str(each) for each in (*said, self.payload.get("source")) if each and isinstance(each, str)), "")
 
     @property
     def stale(self) -> bool:
