@@ -190,9 +190,8 @@ def judged(
             beyond |= _rows(run, name) > points  # parked
             if f"{name}: " not in outcome.err:
                 found.append(f"{lacks} records of {name} are missing, and its name is not in the last line: {named}")
-            numbers = re.findall(
-                rf"{name}: .*?(\d[\d,]*) of (\d[\d,]*) records? refused", outcome.err.replace("\n", " ")
-            )
+            own = re.split(r"(?:Docs|Notes): ", outcome.err.partition(f" {name}: ")[2])[0]
+            numbers = re.findall(r"(\d[\d,]*) of (\d[\d,]*) records? refused", own)
             told = int(numbers[0][0].replace(",", "")) if numbers else 0
             if not broken and refused != told:
                 found.append(f"{refused} records of {name} were refused, and {told} are told: {named}")
