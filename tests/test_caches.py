@@ -15,7 +15,10 @@ import pytest
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import Policy, counting, resolve
+from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import REGISTRY, ModelSpec
+from interlock.engine.models.weights import load
+from interlock.engine.record.words import alike
 from tests.builders import environment, hub_snapshot, interlock, tiny_model
 from tests.hub import Hub
 
@@ -197,3 +200,73 @@ def test_a_module_that_is_not_computed_is_refused_by_name_before_what_lacks(tmp_
     (model / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(UnavailableError, match=rf"model m: .*modules.json: module {kind} is not supported"):
         offline(ModelSpec("m", (str(model),)))
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "x"}}),
+        ("config.json", {"is_causal": True}),
+        ("config.json", {"transformers_weights": "other.safetensors"}),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}),
+        ("config_sentence_transformers.json", {"default_prompt_name": "none"}),
+        ("config_sentence_transformers.json", {"requirements": {"torch": ">=99"}}),
+        ("sentence_bert_config.json", {"modality_config": {}}),
+    ],
+)
+def test_a_setting_that_sentence_transformers_takes_otherwise_is_refused_by_name(model, tmp_path, file, change):
+    place = shutil.copytree(model, tmp_path / "m")
+    document = json.loads((place / file).read_text())
+    (place / file).write_text(json.dumps(document | change))
+    with pytest.raises(UnavailableError, match=rf"{file}: {next(iter(change))}"):
+        card_of(place)
+
+
+def card_of(place: Path):
+    spec = ModelSpec("m", (str(place),))
+    return read_card(spec, offline(spec), "cpu")
+
+
+def test_requirements_that_are_met_or_are_none_change_nothing(model, tmp_path):
+    place = shutil.copytree(model, tmp_path / "m")
+    told = json.loads((place / "config_sentence_transformers.json").read_text())
+    told["requirements"] = {"torch": {"specifier": ">=1"}, "python": ">=3", "numpy": "whichever"}
+    (place / "config_sentence_transformers.json").write_text(json.dumps(told))
+    assert card_of(place).document_prompt == card_of(model).document_prompt
+
+
+def test_a_language_model_without_modules_pools_by_its_last_token_and_a_copy_by_its_registry(tmp_path):
+    model = tiny_model(tmp_path / "plain", kind="qwen3", num_key_value_heads=2, head_dim=8)
+    (model / "modules.json").unlink()
+    assert card_of(model).pooling == "mean"
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
+    assert card_of(model).pooling == "lasttoken"
+    (model / "config.json").write_text(json.dumps(config))
+    copy = shutil.copytree(model, tmp_path / "Qwen3-Embedding-0.6B")
+    spec = ModelSpec(copy.name, (str(copy),))
+    card = read_card(spec, offline(spec), "cpu")
+    assert (card.pooling, card.query_prompt.startswith("Instruct: ")) == ("lasttoken", True)
+
+
+@pytest.mark.parametrize("other", ["ctx_encoder.", "aux_encoder."])
+def test_a_second_encoder_in_the_weights_is_not_taken_for_the_model(model, tmp_path, other):
+    from safetensors.numpy import load_file, save_file
+
+    place = shutil.copytree(model, tmp_path / "m")
+    own = load_file(place / "model.safetensors")
+    both = own | {f"{other}{name}": -tensor for name, tensor in own.items()}
+    save_file(both, place / "model.safetensors", {"format": "pt"})
+    read = dict(load(card_of(place)).named_parameters())
+    assert all((read[name] == tensor).all() for name, tensor in load(card_of(model)).named_parameters())
+    save_file({f"{other}{name}": tensor for name, tensor in own.items()}, place / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnavailableError, match=r"lacks the tensor (bert\.)?embeddings"):
+        load(card_of(place))
+
+
+def test_what_earlier_versions_wrote_of_a_model_is_known_again(model):
+    whole = offline(ModelSpec("m", (str(model),))).fingerprint
+    assert len(whole) == 128
+    assert alike(whole[64:], whole) and alike(whole, whole[64:])
+    assert not alike(whole[:64], whole) and not alike("x" * 64, "x" * 128)
+    assert not alike(whole, "0" * 64 + whole[64:])

@@ -186,7 +186,10 @@ def ours(source: str) -> tuple[np.ndarray | None, str]:
 
 def theirs(model: Path) -> np.ndarray:
     """The unit vectors of sentence-transformers, one text at a time."""
-    network = builders.sentence_transformer(model)
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    network = SentenceTransformer(str(model), device="cpu", model_kwargs={"dtype": torch.float32})
     return np.stack([network.encode_document(text, normalize_embeddings=True) for text in TEXTS])
 
 

@@ -176,7 +176,7 @@ def read_card(
     document, query, unused = _prompts(spec, root, _pooling_file(root, modules))
     dim = _dim(spec, path, config, modules, len(poolings))
     if modules:
-        check_whole(spec.key, root, dim)
+        check_whole(spec.key, root, dim, spec.kind == "dense")
     width = whole(path / "config.json", config, *WIDTHS) or dim
     tokenizer = tokenizer_of(spec, path, config, plain=not modules)
     tokens = token_outputs(spec, snapshot, path, tokenizer.file, width, padded_because, lexical=lexical, ours=ours)

@@ -1,7 +1,9 @@
 """What a model tells sentence-transformers and its tokenizer beside its configuration: used, harmless, or refused."""
 
+import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -65,10 +67,21 @@ def check_sentence(model: str, path: Path, config: Settings, usual: Settings = P
         )
 
 
-def check_whole(model: str, path: Path, dim: int) -> None:
-    """Raise UnavailableError where the model's `dim` numbers are to be cut by its own settings."""
+def check_whole(model: str, path: Path, dim: int, dense: bool) -> None:
+    """Raise UnavailableError for a model that is not what it says as a whole, or whose `dim` numbers its own
+    settings cut; `dense` says whether it makes vectors of texts."""
     file = path / "config_sentence_transformers.json"
-    cut = read_object(file).get("truncate_dim")
+    told = read_object(file)
+    known = {"document", "query", *group_of(told, "prompts")}
+    for key, fits, wanted in (
+        ("model_type", lambda said: said == "SentenceTransformer" or not dense, "'SentenceTransformer'"),
+        ("default_prompt_name", lambda said: said in known, "the name of a prompt"),
+        ("requirements", _met, "versions that are installed"),
+        ("__version__", lambda said: isinstance(said, dict), "versions by library"),
+    ):
+        if told.get(key) is not None and not fits(told[key]):
+            raise UnavailableError(f"model {model}: {file}: {key}: expected {wanted}, got {told[key]!r:.100}")
+    cut = told.get("truncate_dim")
     if cut is not None and not (isinstance(cut, int) and cut >= dim):
         raise UnavailableError(
             f"model {model}: {file}: truncate_dim is {cut!r:.100}, but its vectors have {dim} "
@@ -76,8 +89,27 @@ def check_whole(model: str, path: Path, dim: int) -> None:
         )
 
 
+def _met(requirements: object) -> bool:
+    """Whether the libraries that a model asks for are here in the versions that it asks for; what is no version is not
+    asked for, as in sentence-transformers."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    for name, wanted in requirements.items() if isinstance(requirements, dict) else ():
+        with suppress(InvalidSpecifier):
+            asked = SpecifierSet(str(wanted.get("specifier", "") if isinstance(wanted, dict) else wanted))
+            try:
+                here = platform.python_version() if name == "python" else metadata.version(str(name))
+            except metadata.PackageNotFoundError:
+                return False
+            if not asked.contains(here, prereleases=True):
+                return False
+    return True
+
+
 def _unknown(settings: Settings, config: Settings, usual: Settings) -> Iterator[tuple[str, object]]:
     """Keys and values that are neither used nor harmless."""
+    if "modality_config" in settings and "module_output_name" not in settings:
+        yield "modality_config", settings["modality_config"]
     for key, value in settings.items():
         if value is None or value == {} or key in USED or key in UNHEARD:
             continue

@@ -103,8 +103,8 @@ class Shape:
         _one_of({"position_embedding_type": "absolute", **config}, "position_embedding_type", {"absolute"})
         self.activation = _one_of(config, "hidden_act", {"gelu", "relu"})
         self.head_activation = "gelu" if self.names.head == _LM_HEAD else self.activation
-        if config.get("is_decoder"):
-            raise ValueError("config.json: is_decoder is not supported by the packed encoder")
+        if told := [key for key in ("is_decoder", "add_cross_attention") if config.get(key)]:
+            raise ValueError(f"config.json: {told[0]} is not supported by the packed encoder")
         self.width, self.inner = _count(config, "hidden_size"), _count(config, "intermediate_size")
         self.heads, self.depth = _count(config, "num_attention_heads"), _count(config, "num_hidden_layers")
         self.words, self.positions = _count(config, "vocab_size"), _count(config, "max_position_embeddings")
@@ -198,6 +198,7 @@ def frozen(tensor: Tensor) -> nn.Parameter:
 
 
 COUNTS = ("hidden_size", "n_embd", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
+UNSUPPORTED = ("quantization_config", "chunk_size_feed_forward")
 PLAIN_ACTIVATIONS = ("gelu", "relu")
 """Those of the packed network, known without an import."""
 
@@ -225,14 +226,26 @@ def check_settings(root: Path, path: Path, config: Config, modules: Sequence[Mod
 def _check_config(file: Path, config: Config) -> None:
     expected = {
         **dict.fromkeys(COUNTS, (_is_count, "an integer >= 1")),
-        **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon"), (_is_size, "a number >= 0")),
+        **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon"), (_is_size, "a number >= 0.0")),
         "hidden_act": (_is_hidden_activation, "an activation of transformers"),
     }
     for key in (key for key in expected if key in config):
         _require(file, key, config[key], *expected[key])
+    for key in (*UNSUPPORTED, *["is_causal"] * _looks_both_ways(config)):
+        if config.get(key) not in (None, 0):
+            raise UnavailableError(f"{file}: {key} is {config[key]!r:.100}, which is not supported: use another model")
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     if config.get("model_type") in PACKED_TYPES and isinstance(heads, int) and isinstance(width, int) and width % heads:
         raise UnavailableError(f"{file}: hidden_size {width} is not a multiple of num_attention_heads {heads}")
+
+
+def _looks_both_ways(config: Config) -> bool:
+    """Whether transformers has the architecture with a masked-LM head: what makes it causal is no setting of ours."""
+    if not config.get("is_causal"):
+        return False
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _require(file: Path, key: str, value: object, fits: Callable[[object], bool], expected: str) -> None:
@@ -249,7 +262,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return isinstance(value, float) and math.isfinite(value) and value >= 0
 
 
 def _is_hidden_activation(value: object) -> bool:
