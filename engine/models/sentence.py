@@ -108,8 +108,6 @@ def _met(requirements: object) -> bool:
 
 def _unknown(settings: Settings, config: Settings, usual: Settings) -> Iterator[tuple[str, object]]:
     """Keys and values that are neither used nor harmless."""
-    if "modality_config" in settings and "module_output_name" not in settings:
-        yield "modality_config", settings["modality_config"]
     for key, value in settings.items():
         if value is None or value == {} or key in USED or key in UNHEARD:
             continue
@@ -128,6 +126,8 @@ def _unknown(settings: Settings, config: Settings, usual: Settings) -> Iterator[
                 yield from _unfit(f"{key}.{bucket}", group_of(value, bucket), "text", {})
         else:
             yield from _unfit(key, value, GROUPS[key], config if GROUPS[key] == "config" else {})
+    if "modality_config" in settings and "module_output_name" not in settings:
+        yield "modality_config", settings["modality_config"]
 
 
 def _unfit(place: str, group: Settings, kind: str, config: Settings) -> Iterator[tuple[str, object]]:
