@@ -169,20 +169,11 @@ def _asked(model: Path, texts: Sequence[str], drawn: Mapping[str, Any]) -> Any:
 
 
 def _alone(model: Path, texts: Sequence[str], *, fresh: bool) -> Any:
-    """What sentence-transformers gives of each text alone; a `fresh` model for each, where it remembers texts.
-
-    Which tokenizer is taken for an architecture is another question: here it is that of the files.
-    """
+    """What sentence-transformers gives of each text alone; a `fresh` model for each, where it remembers texts."""
     from sentence_transformers import SentenceTransformer
-    from transformers import PreTrainedTokenizerFast
 
-    def made() -> Any:
-        loaded = SentenceTransformer(str(model), device="cpu")
-        loaded[0].processor = PreTrainedTokenizerFast.from_pretrained(model)
-        return loaded
-
-    kept = made()
-    each = [((made() if fresh else kept), text) for text in texts]
+    kept = SentenceTransformer(str(model), device="cpu")
+    each = [((SentenceTransformer(str(model), device="cpu") if fresh else kept), text) for text in texts]
     return np.concatenate([one.encode([text], normalize_embeddings=True) for one, text in each])
 
 
