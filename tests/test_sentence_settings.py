@@ -208,6 +208,12 @@ def test_a_setting_that_would_change_vectors_is_refused_by_model_file_and_key(mo
         card_of(model)
 
 
+def test_attention_that_draws_at_random_is_refused(model):
+    edit(model / "config.json", model_type="big_bird")
+    with pytest.raises(UnavailableError, match='draws at random.*"original_full"'):
+        card_of(model)
+
+
 def test_a_setting_that_is_refused_ends_the_command_with_5_before_any_work(tmp_path, model):
     edit(model / BERT, config_args={"hidden_act": "relu"})
     root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["a"]}})

@@ -138,7 +138,7 @@ class PassExecutor:
         """Go through one placement, from the leases to the receipts."""
         self._last = now.assignments[-1].model_pass
         for assignment in now.assignments:
-            self._tell_of_host(assignment)
+            self._tell_of_host(assignment, [each.model_pass for each in now.assignments if each is not assignment])
         with ExitStack() as stack:
             queues, errors = self._compute(now, stack)
         if errors:  # raised in the other frame, it would keep that and the models in it alive while their leases end
@@ -146,17 +146,21 @@ class PassExecutor:
         for assignment, queue in zip(now.assignments, queues, strict=True):
             self._close(assignment.model_pass, queue)
 
-    def _tell_of_host(self, assignment: Assignment) -> None:
-        """Say that a pass is computed on the CPU although there are GPUs, once."""
+    def _tell_of_host(self, assignment: Assignment, beside_it: Sequence[int]) -> None:
+        """Say that a pass is computed on the CPU although there are GPUs, once; other passes are `beside_it`."""
         context, model_pass = self._context, assignment.model_pass
         gpus = [device for device in context.devices if device is not context.host]
         if assignment.devices != (context.host.name,) or not gpus or model_pass in self._on_host:
             return
+        self._on_host.add(model_pass)
         if found := too_small(self._planner.of(self._grid[model_pass].layout), gpus, context.lessor):
-            self._on_host.add(model_pass)
             why, remedy = found
-            cause, action = f"{self._grid[model_pass].card.key} {why}", f"computing all of it on the CPU; {remedy}"
-            self._mitigated(model_pass, Rung.CPU, cause, action, joined(gpu.name for gpu in gpus))
+            action = f"computing all of it on the CPU; {remedy}"
+        else:
+            beside = joined(self._grid[other].card.key for other in beside_it)
+            why, action = f"finds no room beside {beside}", "computing it on the CPU until a GPU has room"
+        cause = f"{self._grid[model_pass].card.key} {why}"
+        self._mitigated(model_pass, Rung.CPU, cause, action, joined(gpu.name for gpu in gpus))
 
     def _compute(self, now: Placement, stack: ExitStack) -> tuple[list[Queue], list[Exception]]:
         """Load and compute; returns the queues, and errors that end the run.
@@ -187,7 +191,9 @@ class PassExecutor:
             for runner in resident.runners():
                 runners.setdefault(runner.instance.device.name, deque()).append(runner)
         workers = [
-            Worker(mine[0].instance.device, mine, context.emit, context.sync, context.controls, context.deadline)
+            Worker(
+                mine[0].instance.device, mine, context.emit, context.sync, context.controls, context.deadline, self._spread
+            )
             for mine in runners.values()
         ]
         context.deadline.learn_lease(self._weights_of(now), context.deadline.clock() - began)
@@ -271,6 +277,14 @@ class PassExecutor:
         if stranded and len(stranded) < len(self._assignments):
             then = self.preview(self._context.controls.schedule)
             if then and stranded.intersection(each.model_pass for each in then.assignments):
+                self._context.controls.rearrange()
+
+    def _spread(self) -> None:
+        """Have what is left placed anew where a device has become free that serves it better. Called from any worker
+        whose queues are empty: what they held is released then, and a companion leaves the CPU."""
+        if len(self._assignments) > 1 and (then := self.preview(self._context.controls.schedule)):
+            now = {each.model_pass: each.devices for each in self._assignments}
+            if any(each.devices != now.get(each.model_pass) for each in then.assignments):
                 self._context.controls.rearrange()
 
     def _close(self, model_pass: int, queue: Queue) -> None:

@@ -58,6 +58,8 @@ class Worker:
     sync: Callable[[], None]
     controls: Controls
     deadline: Deadline = field(default_factory=Deadline)
+    idle: Callable[[], object] = lambda: None
+    """Called when nothing is left for this device."""
 
     def __post_init__(self) -> None:
         self.lost_because = ""
@@ -99,6 +101,7 @@ class Worker:
             if not taken:
                 self._settle()
                 if not any(runner.queue.more() for runner in self.runners):
+                    self.idle()
                     return None
         if not self.deadline.allows_batch(taken.runner.queue.job, taken.index):
             self._ahead = taken  # which is given back

@@ -13,7 +13,7 @@ from interlock.engine.compute.job import Layout
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, next_placement
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.errors import UsageError
-from interlock.engine.flows.opening import form_of
+from interlock.engine.flows.opening import form_of, schedule_of
 from interlock.engine.flows.plan import PlannedPass, RunPlan, read, requested, resolve
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
@@ -21,7 +21,7 @@ from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
-from interlock.engine.record.facts import RosterEntry
+from interlock.engine.record.facts import RosterEntry, joined
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.runs import paces
 from interlock.engine.settings import Configuration, RunSettings
@@ -177,13 +177,31 @@ def _forecasts(
     lessor = Lessor([*gpus, host], settings.ceiling, settings.host_ceiling)
     planner, free = MemoryPlanner(devices, host), rooms(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
     known, found = paces(settings.out, devices[0].kind), []
-    for each in (_forecast(layout, devices[0], planner, free, settings) for layout in layouts):
+    crowded = _crowded(layouts, planner, free, host.name, settings)
+    for number, layout in enumerate(layouts):
+        each = _forecast(layout, devices[0], planner, free, settings)
         pace = known.get((each.layout.card.key, each.layout.card.dtype))
         seconds = each.tokens / pace / max(1, len(each.devices)) if pace else None if each.rows else 0.0
         short = too_small(planner.of(each.layout), gpus, lessor) if each.devices == (host.name,) else None
         warning = f"{each.layout.card.key} {short[0]}: it is computed on the CPU; {short[1]}" if short else ""
+        if number in crowded and not short:
+            beside = joined(other.card.key for other in layouts if other is not layout)
+            warning = f"{layout.card.key} finds no room beside {beside}: it is computed on the CPU until a GPU has room"
+            each = replace(each, devices=(host.name,), streamed=False)
         found.append(replace(each, seconds=seconds, warning=warning))
     return found, max(0, free[0].room)
+
+
+def _crowded(
+    layouts: Sequence[Layout], planner: MemoryPlanner, free: Sequence[DeviceRoom], host: str, settings: RunSettings
+) -> set[int]:
+    """The companions of a shared run that begin on the CPU, since GPUs have no room for them beside the others."""
+    schedule = schedule_of(settings)
+    if schedule is not Schedule.SHARED or not any(device.is_gpu for device in free):
+        return set()
+    left, needs = [range(len(layout.batches)) for layout in layouts], [planner.of(layout) for layout in layouts]
+    now = next_placement(schedule, left, needs, free, 0, None, cpu_fallback=settings.cpu_fallback)
+    return {each.model_pass for each in now.assignments if each.devices == (host,)} if now else set()
 
 
 def _forecast(

@@ -199,6 +199,7 @@ def frozen(tensor: Tensor) -> nn.Parameter:
 
 COUNTS = ("hidden_size", "n_embd", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size")
 UNSUPPORTED = ("quantization_config", "chunk_size_feed_forward")
+SPARSE_TYPES = ("big_bird", "bigbird_pegasus")
 PLAIN_ACTIVATIONS = ("gelu", "relu")
 """Those of the packed network, known without an import."""
 
@@ -234,6 +235,11 @@ def _check_config(file: Path, config: Config) -> None:
     for key in (*UNSUPPORTED, *["is_causal"] * _looks_both_ways(config)):
         if config.get(key) not in (None, 0):
             raise UnavailableError(f"{file}: {key} is {config[key]!r:.100}, which is not supported: use another model")
+    if config.get("model_type") in SPARSE_TYPES and config.get("attention_type") != "original_full":
+        raise UnavailableError(
+            f"{file}: attention_type is block_sparse, which draws at random what a token sees, so no vector comes "
+            'twice: set it to "original_full" in a copy, or use another model'
+        )
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     if config.get("model_type") in PACKED_TYPES and isinstance(heads, int) and isinstance(width, int) and width % heads:
         raise UnavailableError(f"{file}: hidden_size {width} is not a multiple of num_attention_heads {heads}")
