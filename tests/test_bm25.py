@@ -158,8 +158,8 @@ def run(tmp_path, tiny):
 
     def go(run_id="r", texts=TEXTS, **more):
         chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": texts}})
-        flags = {"roster": str(tiny), "out": str(tmp_path / "runs"), "qdrant": str(tmp_path / "store"), **more}
-        code = Run(chunks, load({**flags, "run_id": run_id}, {}, None), Controls()).go()
+        flags = {"roster": str(tiny), "out": str(tmp_path / "runs"), "qdrant": str(tmp_path / "store")}
+        code = Run(chunks, load({"max_refused": "100%", **flags, "run_id": run_id, **more}, {}, None), Controls()).go()
         events = events_of(tmp_path / "runs" / run_id, Event)
         return SimpleNamespace(code=code, events=events, store=tmp_path / "store", points=stored(tmp_path / "store"))
 

@@ -450,7 +450,7 @@ def test_texts_are_computed_on_gpus_and_found_again_and_judged_as_those_of_the_c
 def test_weights_are_written_as_a_file_that_a_run_takes(place, tiny_a, tiny_b):
     flags = ("--roster", f"{tiny_a},{tiny_b}", "--calibrate", "own.toml", "--json", "own.json")
     said = interlock("eval", place / "set", *flags, cwd=place).stdout
-    assert said.endswith("next: interlock run CHUNKS --config own.toml\n")
+    assert said.splitlines()[-1].startswith("take them with --config own.toml")
     chosen = json.loads((place / "own.json").read_text())["weights"]["weights"]
     places = {"tiny-a": str(tiny_a), "tiny-b": str(tiny_b)}
     roster = load({}, {}, place / "own.toml").settings.roster
@@ -598,10 +598,10 @@ def test_files_that_cannot_be_judged_are_refused_with_the_command_that_writes_th
     place, delivered, name, flags, lacks
 ):
     run = delivered_again(place, name, *BOTH, *flags)
-    with pytest.raises(UsageError, match=f"Docs has no {lacks}: `interlock run .*`") as raised:
+    with pytest.raises(UsageError, match=f"Docs has no {lacks}: use `interlock run .*`") as raised:
         read_delivered(run, None)
     words = shlex.split(str(raised.value).split("`")[1])
-    interlock(*words[1:], "--no-ui", "--config", place / "interlock.toml")
+    interlock(*words[1:], "--no-ui")
     found = read_delivered(run, None)
     for model, vectors in found.dense.items():
         assert np.array_equal(vectors, np.load(delivered / "exports" / "Docs" / f"{model}.npy"))

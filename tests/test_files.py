@@ -33,7 +33,7 @@ RECORDS = {
 
 
 def embed(chunks, out, file=None, **flags):
-    run = Run(chunks, load({"out": str(out), **flags}, {}, file), Controls())
+    run = Run(chunks, load({"out": str(out), "max_refused": "100%,files", **flags}, {}, file), Controls())
     assert run.go() == ExitCode.COMPLETED
     return run.directory.path
 

@@ -210,7 +210,7 @@ def test_a_setting_that_would_change_vectors_is_refused_by_model_file_and_key(mo
 
 def test_attention_that_draws_at_random_is_refused(model):
     edit(model / "config.json", model_type="big_bird")
-    with pytest.raises(UnavailableError, match='draws at random.*"original_full"'):
+    with pytest.raises(UnavailableError, match=r'draws at random.*"original_full"'):
         card_of(model)
 
 

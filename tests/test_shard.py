@@ -143,7 +143,7 @@ Store.open_for_write(Path(sys.argv[1]), "docs", {{"small": 8}}, {{"run": {{"run_
 """
     assert run_python(code, tmp_path).returncode == -signal.SIGXFSZ
     left = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UsageError, match=r"docs has no points yet.*interlock run CHUNKS --run-id r1 --resume"):
+    with pytest.raises(UsageError, match=r"docs has no points yet.*finish run r1 with the command"):
         Store.open_for_read(tmp_path, "docs")
     assert sorted(tmp_path.rglob("*")) == left
     with open_store(tmp_path, {"run": {"run_id": "r1"}}) as store:

@@ -128,8 +128,12 @@ def test_a_held_terminal_is_given_back_when_its_holder_fails(capfd: pytest.Captu
     assert capfd.readouterr().err == f"output captured while the console was open: {tmp_path / 'log'}\nseen"
 
 
+JOINERS = "\u00ad\u200b\u200c\u200d\u2060"
+"""Formats that part or join letters, and move nothing."""
+
+
 def _steers(text: str) -> bool:
-    return any(unicodedata.category(sign) in ("Cc", "Cf", "Zl", "Zp") for sign in text)
+    return any(unicodedata.category(sign) in ("Cc", "Cf", "Zl", "Zp") for sign in text if sign not in JOINERS)
 
 
 class _Line:

@@ -216,7 +216,7 @@ def test_streams_for_programs_hold_nothing_that_steers_a_terminal(tmp_path, tiny
     root = corpus(
         tmp_path / "in\x9b31m\u202e", {"Docs": {"a_chunks.json": ["a", {"text": 1}], "b\x7f\u2028.jsonl": [3]}}
     )
-    words = ["run", root, "--roster", tiny_a, "--export", "npy", "--quiet"]
+    words = ["run", root, "--roster", tiny_a, "--export", "npy", "--quiet", "--max-refused", "100%,files"]
     events = interlock(*words, "--run-id", "r", "--events", "-", cwd=tmp_path).stdout
     told = interlock(*words, "--run-id", "s", "--summary", "-", cwd=tmp_path).stdout
     assert not steers(events + told)

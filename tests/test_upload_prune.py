@@ -95,7 +95,7 @@ def test_a_run_that_did_not_read_everything_removes_nothing_and_says_why(upload,
     bad = exported / "in-40broken" / "Docs" / "b.jsonl"
     bad.parent.mkdir(parents=True)
     bad.write_text('{"text": ""}\n')
-    run = embedded(exported, tiny_a, "broken", rows=FEW, told="broken", keep="both")
+    run = embedded(exported, tiny_a, "broken", rows=FEW, told="broken", keep="both", max_refused="100%")
     report = upload(run, prune=True)
     assert (report.pruned, report.stale) == (0, ROWS - FEW)
     (said,) = upload.told

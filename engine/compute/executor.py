@@ -191,10 +191,9 @@ class PassExecutor:
             for runner in resident.runners():
                 runners.setdefault(runner.instance.device.name, deque()).append(runner)
         workers = [
-            Worker(
-                mine[0].instance.device, mine, context.emit, context.sync, context.controls, context.deadline, self._spread
-            )
+            Worker(device, mine, context.emit, context.sync, context.controls, context.deadline, self._back)
             for mine in runners.values()
+            for device in [mine[0].instance.device]
         ]
         context.deadline.learn_lease(self._weights_of(now), context.deadline.clock() - began)
         run_all(workers)
@@ -279,13 +278,14 @@ class PassExecutor:
             if then and stranded.intersection(each.model_pass for each in then.assignments):
                 self._context.controls.rearrange()
 
-    def _spread(self) -> None:
-        """Have what is left placed anew where a device has become free that serves it better. Called from any worker
-        whose queues are empty: what they held is released then, and a companion leaves the CPU."""
-        if len(self._assignments) > 1 and (then := self.preview(self._context.controls.schedule)):
-            now = {each.model_pass: each.devices for each in self._assignments}
-            if any(each.devices != now.get(each.model_pass) for each in then.assignments):
-                self._context.controls.rearrange()
+    def _back(self) -> None:
+        """Have what is left placed anew where a companion leaves the CPU by it; called from any worker that has nothing
+        left, whose models are released then."""
+        host = (self._context.host.name,)
+        there = {each.model_pass for each in self._assignments if each.devices == host}
+        then = self.preview(self._context.controls.schedule) if there and len(self._assignments) > 1 else None
+        if then and any(each.model_pass in there and each.devices != host for each in then.assignments):
+            self._context.controls.rearrange()
 
     def _close(self, model_pass: int, queue: Queue) -> None:
         self._source.take_in(model_pass, queue.committed)

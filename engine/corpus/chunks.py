@@ -206,7 +206,10 @@ def _decode(data: bytes, kind: type[T], place: str = "$") -> T:
     except (ValueError, RecursionError) as error:  # also what Python says of bytes and of endless numbers
         if _AT_A_STRING.search(str(error)) and _is_whole(data):
             raise _Refused("a \\u escape is half of a surrogate pair without its other half") from None
-        raise _Refused(cause(error, data).split(";")[0].replace("`$", f"`{place}")) from None
+        why = cause(error, data).split(";")[0]
+        if isinstance(error, msgspec.ValidationError) and "`$" not in why:
+            why += " - at `$`"
+        raise _Refused(why.replace("`$", f"`{place}")) from None
 
 
 def _is_whole(data: bytes) -> bool:

@@ -47,7 +47,7 @@ def home(tmp_path_factory, models):
 
 
 GIVEN = ("--config", "interlock.toml", "--roster", "mean", "--devices", "cpu", "--max-refused", "1")
-REFUSED = r"[\d:]{8} warning: run completed: More: 1 of 2 records refused \(m\.jsonl record 2: .*\)\n"
+TOLD = r"[\d:]{8} warning: run completed: More: 1 of 2 records refused \(m\.jsonl record 2: .*\)\n"
 
 
 def say(home, *words, check=0, **more):
@@ -175,7 +175,18 @@ def lone(run):
 
 
 def test_mitigations_exit_3_where_strict_asks_for_it_and_0_otherwise(home):
-    words = ("--config", "interlock.toml", "--roster", "mean", "--devices", "sim:1xT4", "--faults", "oom:40,oom:41")
+    words = (
+        "--config",
+        "interlock.toml",
+        "--roster",
+        "mean",
+        "--devices",
+        "sim:1xT4",
+        "--faults",
+        "oom:40,oom:41",
+        "--max-refused",
+        "1",
+    )
     for flags, code in (([], 0), (["--strict"], 3)):
         say(home, "run", "chunks", *words, *flags, "--run-id", f"code{code}", "--out", "spare", check=code)
         assert told(home / "spare" / f"code{code}", "mitigated")
@@ -240,7 +251,7 @@ def test_a_run_talks_on_stderr_and_quietly_only_of_what_was_refused(home):
     said = say(home, "run", "chunks", *GIVEN, "--run-id", "talks", "--out", "spare")
     assert said.stdout == "" and "talks" in said.stderr and "summary.json" in said.stderr
     quiet = say(home, "run", "chunks", *GIVEN, "--run-id", "quiet", "--out", "spare", "--quiet")
-    assert quiet.stdout == "" and re.fullmatch(REFUSED, quiet.stderr)
+    assert quiet.stdout == "" and re.fullmatch(TOLD, quiet.stderr)
     whole = ("--collections", "Docs", "--run-id", "whole", "--out", "spare", "--quiet")
     quiet = say(home, "run", "chunks", *GIVEN, *whole)
     assert (quiet.stdout, quiet.stderr) == ("", "")
@@ -255,7 +266,7 @@ def test_events_on_stdout_are_the_journal_and_a_summary_is_the_file(home):
     assert (lines[0]["body"]["event"], lines[-1]["body"]["event"]) == ("run_started", "run_closed")
     said = say(home, "run", "chunks", *GIVEN, "--run-id", "summed", "--out", "spare", "--summary", "-", "--quiet")
     assert said.stdout == (home / "spare/summed/summary.json").read_text()
-    assert re.fullmatch(REFUSED, said.stderr)
+    assert re.fullmatch(TOLD, said.stderr)
 
 
 def test_a_plan_is_data_and_writes_nothing(home):
