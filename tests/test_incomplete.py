@@ -18,7 +18,10 @@ from pathlib import Path
 import pytest
 
 from interlock.console.text.recap import recap
-from interlock.engine.record.events import BatchCommitted, RunClosed
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import read_corpus
+from interlock.engine.corpus.placing import LOOKED_UP, placed
+from interlock.engine.record.events import BatchCommitted, RowParked, RunClosed
 from interlock.engine.record.runs import state_of
 from interlock.engine.record.snapshot import snapshot
 from tests.builders import corpus, events_of, interlock, sentences, summary_of
@@ -235,3 +238,12 @@ def test_the_summary_of_a_run_that_never_began_says_so(tmp_path):
     interlock("run", chunks, *words, "--quiet", check=5)
     said = json.loads((tmp_path / "copy").read_text())
     assert (said["status"], said["begun"]) == ("failed", False)
+
+
+def test_files_are_not_read_again_for_each_text_of_a_pass_that_parks_them_all(tmp_path):
+    records = [{"text": text, "metadata": {"chunk_id": f"c{number}"}} for number, text in enumerate(sentences(30))]
+    read = read_corpus(discover(corpus(tmp_path / "in", {"Docs": {"a_chunks.json": records}})), lambda _: None)
+    events = [RowParked(model_pass=0, model="m", collection="Docs", row=row, reason="") for row in range(30)]
+    named = [placed(event, read) for event in events]
+    assert [(each.file, each.record) for each in named] == [("a_chunks.json", number) for number in range(1, 31)]
+    assert [each.chunk_id for each in named] == [f"c{number}" * (number < LOOKED_UP) for number in range(30)]

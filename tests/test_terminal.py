@@ -22,7 +22,7 @@ from interlock.console.look import draws_only_ascii
 from interlock.console.terminal.driver import MOST_BYTES, OutputThread
 from interlock.console.terminal.tty import Surroundings, quiet_descriptors, why_headless
 from interlock.engine.record.snapshot import Snapshot
-from tests.builders import ROOT
+from tests.builders import JOINERS, ROOT
 from tests.pty_harness import OnTerminal
 
 PATIENCE = 20.0
@@ -126,10 +126,6 @@ def test_a_held_terminal_is_given_back_when_its_holder_fails(capfd: pytest.Captu
         raise ZeroDivisionError
     os.write(2, b"seen")
     assert capfd.readouterr().err == f"output captured while the console was open: {tmp_path / 'log'}\nseen"
-
-
-JOINERS = "\u00ad\u200b\u200c\u200d\u2060"
-"""Formats that part or join letters, and move nothing."""
 
 
 def _steers(text: str) -> bool:

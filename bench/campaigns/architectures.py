@@ -56,6 +56,11 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {**_HALVES, "sliding_window": 16}, "phi": {}, "phi3": {"num_key_value_heads": 2},
     "phi3 longrope": {"num_key_value_heads": 2, "rope_scaling": _LONG, "original_max_position_embeddings": BORDER},
     "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 16}, "eurobert": _HALVES, "nomic_bert": {},
+    "bert-generation": {}, "biogpt": {}, "blenderbot": _BART, "cohere": _HALVES, "glm": _HALVES, "granite": _HALVES,
+    "gte": {}, "jina_embeddings_v3": {}, "m2m_100": _BART, "mbart": _BART, "modernbert-decoder": {}, "olmo": {},
+    "olmo2": {}, "pegasus": _BART, "roberta-prelayernorm": {"max_position_embeddings": 100}, "smollm3": _HALVES,
+    "stablelm": {}, "starcoder2": {"num_key_value_heads": 2}, "xglm": {"ffn_dim": 48, "attention_heads": 4},
+    "xlnet": {"d_inner": 48},
     "mamba": {"state_size": 8}, "rwkv": {"attention_hidden_size": 32}, "reformer": {"axial_pos_embds": False},
 }  # fmt: skip
 MIXES: Mapping[str, Sequence[int]] = {

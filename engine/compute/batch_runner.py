@@ -166,7 +166,7 @@ class BatchRunner:
         out = tried.out if host else 0
         lost = [row for row in rows if len(now.rows[row]) >= out]
         now.park(Piece(np.array(lost, np.int64), Effort(), self.instance), f"{tried.why}; nothing left to try")
-        if host and (kept := [row for row in rows if row not in {*lost}]):
+        if host and (kept := [row for row in rows if len(now.rows[row]) < out]):
             piece = Piece(np.array(kept), Effort(frozenset({Rung.CPU}), moves=frozenset({Rung.CPU})), host)
             action = f"computing texts of {int(tried.off):,} tokens and more on the CPU in float32 at once"
             short = Shortfall(None, "", 0, 0, 0.0)

@@ -158,7 +158,8 @@ class PassExecutor:
             action = f"computing all of it on the CPU; {remedy}"
         else:
             beside = joined(self._grid[other].card.key for other in beside_it)
-            why, action = f"finds no room beside {beside}", "computing it on the CPU until a GPU has room"
+            why = f"finds no room beside {beside}" if beside else "finds no room on a GPU now"
+            action = "computing it on the CPU until a GPU has room"
         cause = f"{self._grid[model_pass].card.key} {why}"
         self._mitigated(model_pass, Rung.CPU, cause, action, joined(gpu.name for gpu in gpus))
 

@@ -51,6 +51,8 @@ class Rows:
     points: Digests = field(default_factory=lambda: np.empty(0, DIGEST))
     own_texts: int = 0
     places: Places = field(default_factory=Places)
+    chunk_ids: dict[int, str] = field(default_factory=dict)
+    """By row, of the few rows whose chunk id was looked up."""
     refusals: Refusals = field(default_factory=Refusals)
     counts: Counts = field(default_factory=Counts)
     hashes: dict[str, str] = field(default_factory=dict)

@@ -29,10 +29,12 @@ class Counting:
         emit: ev.Emit,
         sync: Callable[[], None],
         deadline: Deadline,
-        context: RunContext | None,
+        context: RunContext | None = None,
         *,
-        twice: bool,
+        twice: bool = False,
     ) -> None:
+        """`context` is what the head itself computes with, to prove what nodes give; `twice` has each batch computed by
+        two nodes."""
         self._every = twice
         self._source, self._members, self._controls, self._deadline = source, members, controls, deadline
         self._emit, self._sync_journal, self._clock = emit, sync, deadline.clock

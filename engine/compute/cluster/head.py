@@ -7,20 +7,16 @@ talked with in the thread of its member; one lock guards what they share, and is
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from interlock.engine.compute.cluster.counting import Counting
-from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers, NodeGone
+from interlock.engine.compute.cluster.members import ClusterMember, NodeGone
 from interlock.engine.compute.cluster.messages import ClusterEnded, Handed, NodeEvent, Orders, Report
 from interlock.engine.compute.cluster.peers import Peer
 from interlock.engine.compute.cluster.pool import BatchPool
-from interlock.engine.compute.context import Deadline, RunContext
-from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.schedule import Assignment, Placement, Schedule
-from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import Stopped
 from interlock.engine.record import events as ev
 
@@ -35,29 +31,13 @@ _FADES = 0.9
 class ClusterExecutor(Counting):
     """Computes what a run has left on the nodes of a cluster; `run` may be called once."""
 
-    def __init__(
-        self,
-        source: BatchSource,
-        members: ClusterMembers,
-        controls: Controls,
-        emit: ev.Emit,
-        sync: Callable[[], None],
-        deadline: Deadline,
-        context: RunContext | None = None,
-        *,
-        twice: bool = False,
-    ) -> None:
-        """`context` is what the head itself computes with, to prove what nodes give; `twice` has each batch computed by
-        two nodes."""
-        super().__init__(source, members, controls, emit, sync, deadline, context, twice=twice)
-        self._devices = 0  # of all peers
-        self._error: Exception | None = None
-        """What ends the run, of a thread that talks with a node."""
-        self._usual = 0.0
-        """Seconds for each unit of a batch's cost, lately."""
-        self._over = False
-        self._looked = -math.inf
-        self._idle_since = self._clock()
+    _devices = 0  # of all peers
+    _error: Exception | None = None
+    """What ends the run, of a thread that talks with a node."""
+    _usual = 0.0
+    """Seconds for each unit of a batch's cost, lately."""
+    _over = False
+    _looked = _idle_since = -math.inf  # the latter from the moment of the start on
 
     def unplaceable(self) -> dict[int, str]:
         """Tell which passes would fit on no node, and why on the first of them."""
@@ -93,6 +73,7 @@ class ClusterExecutor(Counting):
     # In the thread of the run, which holds the lock but while it waits.
 
     def _conduct(self) -> None:
+        self._idle_since = self._clock()
         while (any(self._pools.values()) or self._proving()) and not self._controls.stop_requested:
             self._watch()
         self._over, began = True, self._clock()

@@ -12,11 +12,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from interlock.engine.compute.checks.canary import (
-    LEAST_IN_HALVES,
-    lowest_cosine,
-    plain,
-)
+from interlock.engine.compute.checks.canary import LEAST_IN_HALVES, lowest_cosine, plain
 from interlock.engine.compute.checks.sampling import OPERATIONS_ON_HOST
 from interlock.engine.compute.context import RunContext
 from interlock.engine.compute.encoder import Encoder, one_by_one
@@ -34,8 +30,8 @@ ROWS = 4
 SHARE = 64
 """One batch in so many is computed by another node too: 1.6 % of what nodes compute."""
 LEAST = 0.9999
-"""The cosine in float32 below which a row is another one. CPUs and cards of different makes stay above 0.999999, since
-they differ only in the order of their sums; what is below it a search could tell. In halves it is a canary's."""
+"""The cosine in float32 below which a row is another one: devices that differ only in the order of their sums should be
+far above it, though no two makes of card were compared. In halves it is a canary's."""
 
 Given = Mapping[str, Outputs]
 """What a batch gave, by node."""
