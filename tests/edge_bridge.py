@@ -27,6 +27,9 @@ Answer = tuple[int, dict[str, str], bytes]
 class Collection:
     """One shard with what a server would remember of how it was asked for."""
 
+    threshold: int | None = None
+    """KiB of vectors from which on a segment gets an index; None for the server's own."""
+
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
         self.asked, self.schema, self.status = asked, dict[str, Any](), "green"
         self.metadata = dict(asked.get("metadata") or {})
@@ -62,7 +65,7 @@ class Collection:
         config = {
             "params": {**params, "shard_number": 1, "replication_factor": 1, "write_consistency_factor": 1},
             "hnsw_config": {"ef_construct": 100, "full_scan_threshold": 10000, **self.hnsw},
-            "optimizer_config": {**optimizer, "flush_interval_sec": 5},
+            "optimizer_config": {**optimizer, "flush_interval_sec": 5, "indexing_threshold": self.threshold},
             "strict_mode_config": self.strict or None,
             "metadata": self.metadata or None,
         }

@@ -22,7 +22,6 @@ import interlock
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.record import journal
 from interlock.engine.targets.connection import Address, read_key
-from interlock.engine.targets.indexing import SPACING
 from interlock.engine.targets.upload import MARK
 from interlock.engine.targets.upload_plan import UploadJournal
 from interlock.engine.vectors.bm25 import BM25
@@ -576,7 +575,7 @@ def test_indexes_that_are_being_built_are_waited_for_up_to_a_deadline(upload):
     upload.bridge.before = before
     upload.clock.slept.clear()
     upload()
-    assert upload.clock.slept == [0.2, SPACING, SPACING]
+    assert upload.clock.slept == [0.2]
     upload.bridge.before = lambda *_: None
     collection.status = "yellow"
     with pytest.raises(

@@ -15,7 +15,7 @@ from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.targets.connection import pause_of
 from interlock.engine.targets.indexing import GREENS
 from interlock.engine.targets.upload import MARK
-from tests.edge_bridge import refusal, serving
+from tests.edge_bridge import Collection, refusal, serving
 from tests.test_upload import POINTS, on_server
 from tests.uploads import ROWS, answered, key_of
 
@@ -25,6 +25,12 @@ DOCS = "/collections/docs"
 def of(upload):
     (collection,) = upload.bridge.collections.values()
     return collection
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch):
+    """Vectors are as many as get an index."""
+    monkeypatch.setattr(Collection, "threshold", 1)
 
 
 def states(upload, words, **then):
@@ -61,6 +67,13 @@ def test_an_alias_is_switched_after_several_green_answers_and_none_of_them_is_th
     assert sum(upload.clock.slept) > 5
 
 
+def test_one_green_answer_is_enough_where_vectors_are_too_few_for_an_index(upload, monkeypatch):
+    monkeypatch.setattr(Collection, "threshold", None)
+    states(upload, ["yellow", "green"])
+    upload(alias="live")
+    assert upload.bridge.aliases and sum(upload.clock.slept) < 1  # several take three seconds
+
+
 def test_green_answers_whose_counts_change_are_not_the_same(upload):
     states(upload, ["green"])
     info, counts = upload_info(upload)
@@ -71,8 +84,6 @@ def test_green_answers_whose_counts_change_are_not_the_same(upload):
 
 def upload_info(upload):
     """The first five answers count more and more indexed vectors."""
-    from tests.edge_bridge import Collection
-
     counts, whole = [], Collection.info
 
     def info(self):
@@ -101,8 +112,6 @@ def test_what_the_server_lists_as_waiting_is_waited_for_though_it_says_green(upl
 
 
 def test_a_server_without_a_list_has_to_have_an_index_where_vectors_are_many(upload):
-    from tests.edge_bridge import Collection
-
     class Many(Collection):
         def info(self):
             now = upload.clock.now

@@ -2,8 +2,9 @@
 
 One green answer proves nothing: a server takes up a new configuration in the background, and each peer of a cluster in
 its own time. Several answers are believed that are spaced, green and the same, while no optimisation runs or waits by
-the server's own list; where it has none, an index has to be there if vectors are too many to go without. What is grey
-was left when the server was stopped, and waits for an update: it is woken.
+the server's own list; where it has none, an index has to be there if vectors are too many to go without. Where they are
+so few that no index is ever built, one is enough. What is grey was left when the server was stopped, and waits for an
+update: it is woken.
 """
 
 from collections.abc import Callable
@@ -25,8 +26,9 @@ POLLS = (0.2, 5.0)
 """Seconds between two looks at a collection that is not: the first pause, and the longest."""
 TOLD, WAKES = 10.0, 60.0
 """Seconds between two words on progress, and between two attempts to wake what is grey."""
-THRESHOLD = 20_000
-"""KiB of vectors that a segment has without an index unless its collection says otherwise: the most of any version."""
+LEAST_THRESHOLD, THRESHOLD = 10_000, 20_000
+"""KiB of vectors that a segment has without an index unless its collection says otherwise: the least of any version,
+and the most."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,15 @@ class IndexWait:
         began = told = clock()
         woken, pause, same, last = began - WAKES, POLLS[0], 0, None
         while True:
-            look, now = self._look(described()), clock()
+            there = described()
+            look, now = self._look(there), clock()
             if look.status == "red":
                 raise InterlockError(
                     f"{self.target.where} failed to build its indexes ({look.busy}): fix that on the server, then "
                     "repeat the command"
                 )
             same = 0 if look.busy else same + 1 if look == last else 1
-            if same >= GREENS:
+            if same >= (1 if _few(there) else GREENS):
                 return
             if now - began > self.seconds + (0 if look.busy else 2 * GREENS * SPACING):
                 raise UnavailableError(
@@ -109,9 +112,19 @@ class IndexWait:
 
 def _enough(there: "CollectionInfo") -> bool:
     """Whether there may be no more to index: some is, or no segment has so many vectors that it has to be."""
-    optimizer, vectors = there.config.optimizer_config, there.config.params.vectors
-    threshold = THRESHOLD if optimizer.indexing_threshold is None else optimizer.indexing_threshold
+    threshold, numbers = there.config.optimizer_config.indexing_threshold, _numbers(there)
+    most = 2048 * (THRESHOLD if threshold is None else threshold) * there.segments_count
+    return bool(there.indexed_vectors_count != 0 or not threshold or 2 * numbers <= most)  # in halves, to be sure
+
+
+def _few(there: "CollectionInfo") -> bool:
+    """Whether all vectors together are fewer than those from which on a segment gets an index."""
+    threshold = there.config.optimizer_config.indexing_threshold
+    return 4 * _numbers(there) < 1024 * (LEAST_THRESHOLD if threshold is None else threshold)
+
+
+def _numbers(there: "CollectionInfo") -> int:
+    """Count the numbers in the widest vectors of a collection that are indexed."""
+    vectors = there.config.params.vectors
     named = vectors.values() if isinstance(vectors, dict) else ()
-    widest = max((each.size for each in named if not each.multivector_config), default=0)
-    largest = 2 * widest * (there.points_count or 0)  # in halves, to be sure
-    return bool(there.indexed_vectors_count != 0 or not threshold or largest <= 2048 * threshold * there.segments_count)
+    return max((each.size for each in named if not each.multivector_config), default=0) * (there.points_count or 0)
