@@ -60,7 +60,6 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "gte": {}, "jina_embeddings_v3": {}, "m2m_100": _BART, "mbart": _BART, "modernbert-decoder": {}, "olmo": {},
     "olmo2": {}, "pegasus": _BART, "roberta-prelayernorm": {"max_position_embeddings": 100}, "smollm3": _HALVES,
     "stablelm": {}, "starcoder2": {"num_key_value_heads": 2}, "xglm": {"ffn_dim": 48, "attention_heads": 4},
-    "xlnet": {"d_inner": 48},
     "mamba": {"state_size": 8}, "rwkv": {"attention_hidden_size": 32}, "reformer": {"axial_pos_embds": False},
 }  # fmt: skip
 MIXES: Mapping[str, Sequence[int]] = {
