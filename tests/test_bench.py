@@ -1,4 +1,5 @@
-"""Every script of `bench/` starts and runs in its shortest form; what is kept names its commit and its sources."""
+"""Every script of `bench/` and `tools/` starts as its page says, those of `bench/` run in their shortest form; what is
+kept names its commit and its sources."""
 
 import ast
 import json
@@ -65,10 +66,42 @@ def test_every_script_of_the_bench_is_among_those_that_are_run_here():
     assert scripts == {*SCRIPTS, *OWN_TESTS}
 
 
+def modules_with_a_use() -> list[str]:
+    """What `python -m` starts: the tools, and the tests' own."""
+    files = [*(ROOT / "tools").glob("*.py"), *(ROOT / "tests").rglob("make.py")]
+    return sorted(".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files if is_script(file))
+
+
+@pytest.fixture
+def from_a_shell(monkeypatch, capfd):
+    """Start a script, or a module, for its `--help` as a shell does: with nothing of this repository imported, and
+    nothing of it found but what lies beside the script, or in the directory for a module; what it said."""
+    rooms = {"bench", "tools", "tests", *(file.stem for file in (ROOT / "bench").glob("*.py"))}
+    for name in [name for name in sys.modules if name.partition(".")[0] in rooms]:
+        monkeypatch.delitem(sys.modules, name)
+    elsewhere = [place for place in sys.path if Path(place).resolve() not in (ROOT, ROOT / "bench")]
+    monkeypatch.chdir(ROOT)
+
+    def start(name):
+        script = name.endswith(".py")
+        monkeypatch.setattr(sys, "path", [str(ROOT / "bench" if script else ROOT), *elsewhere])
+        monkeypatch.setattr(sys, "argv", [name, "--help"])
+        with patch.dict(os.environ), pytest.raises(SystemExit) as over:
+            (runpy.run_path if script else runpy.run_module)(name, run_name="__main__")
+        assert not over.value.code
+        return capfd.readouterr().out
+
+    return start
+
+
 @pytest.mark.parametrize("name", [*SCRIPTS, *OWN_TESTS])
-def test_a_script_teaches_its_use(name, capfd, started):
-    assert not started(name, "--help")
-    assert "usage: " in capfd.readouterr().out
+def test_a_script_teaches_its_use(name, from_a_shell):
+    assert "usage: " in from_a_shell(f"bench/{name}.py")
+
+
+@pytest.mark.parametrize("name", modules_with_a_use())
+def test_a_tool_teaches_its_use_and_does_nothing(name, from_a_shell):
+    assert "usage: " in from_a_shell(name)
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ what can be seen of it without a driver. `python -m tools.compat [NAME...]` runs
 `.compat/` for the next try where something failed.
 """
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -95,4 +96,6 @@ def main(names: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser("tools.compat", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a version of Python, `oldest` or `cuda`; all")
+    sys.exit(main(parser.parse_args().names))

@@ -243,10 +243,12 @@ def _table(heads: list[str], rows: Sequence[Sequence[object]]) -> str:
 
 def main() -> int:
     """Rewrite what has drifted; with `--check` only say so."""
+    parser = argparse.ArgumentParser("tools.generate", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail where something has drifted")
+    check = parser.parse_args().check
     wanted = {page: generated(page.read_text()) for page in PAGES}
     wanted |= {SCHEMA: summary.schema_text(), MESSAGES: messages.page(), GIVEN: given()}
     drifted = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    check = "--check" in sys.argv
     for path in drifted:
         print(f"{path.relative_to(ROOT)} {'has drifted: make generate' if check else 'written'}")
         if not check:

@@ -5,6 +5,7 @@ folders of the user's own that are called like its rooms, command and import mus
 must find its answer.
 """
 
+import argparse
 import shutil
 import sys
 import tarfile
@@ -97,4 +98,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser("tools.release", description=__doc__).parse_args()
     main()

@@ -124,7 +124,9 @@ def bundled(spec: ModelSpec, *, whole: bool = True) -> tuple[Copy, str] | None:
     except Unsupported:
         raise
     except UnavailableError as error:
-        raise UnavailableError(f"model {spec.key}: {error}: make the bundle anew (interlock models bundle)") from error
+        raise UnavailableError(
+            f"model {spec.key}: {error}: make the bundle anew (`interlock models bundle DIR`)"
+        ) from error
 
 
 def _check(path: Path, file: BundledFile, spec: ModelSpec, *, whole: bool) -> None:

@@ -87,7 +87,7 @@ def comparison_of(manifest: Manifest, ask: Ask) -> Comparison:
             raise UsageError(
                 f"--rerank {ask.late}: the store of {manifest.collection} has token vectors of "
                 f"{', '.join(there) or 'no model'}: name one that it has, or write a store anew with `interlock run "
-                "--token-vectors`"
+                "CHUNKS --token-vectors MODEL`"
             )
         tokens = name_of_output(there[0] if ask.late == MAXSIM else ask.late, "tokens")
     if ask.only:

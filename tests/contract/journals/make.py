@@ -6,8 +6,8 @@ Nothing in a run is edited; what it delivered is left out, since it follows from
 that an archive carries them; files are stored with holes.
 """
 
+import argparse
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -73,4 +73,6 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    parser = argparse.ArgumentParser("tests.contract.journals.make", description=__doc__)
+    parser.add_argument("directory", type=Path, metavar="DIRECTORY")
+    main(parser.parse_args().directory.absolute())
