@@ -70,6 +70,8 @@ EXAMPLES = {
     "After an interruption, a kill or a refusal the same command continues.",
     "view": "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
 }
+GONE = {"--picture": "the table and --json say the same"}
+"""Flags of earlier versions that were no settings, and what is said to who gives them."""
 RAW = argparse.RawDescriptionHelpFormatter
 
 
@@ -81,11 +83,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse what a command does not know here, where its own options are known."""
-        flags = [] if self._subparsers else [word.partition("=")[0] for word in args or () if word.startswith("--")]
-        for name in flags:
+        given = [] if self._subparsers else [word.partition("=")[0] for word in args or () if word.startswith("--")]
+        for name in given:
             setting = name.removeprefix("--").removeprefix("no-").replace("-", "_")
-            if setting in REMOVED and name not in self._option_string_actions:
-                self.error(f"there is no {name}: {REMOVED[setting].instead}")
+            instead = REMOVED[setting].instead if setting in REMOVED else GONE.get(name)
+            if instead and name not in self._option_string_actions:
+                self.error(f"there is no {name}: {instead}")
             takes = self._option_string_actions.get(f"--{name.removeprefix('--no-')}")
             if name.startswith("--no-") and takes and OFF in str(takes.metavar).split("|"):
                 self.error(f"there is no {name}: use {takes.option_strings[0]} {OFF}")

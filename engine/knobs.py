@@ -314,8 +314,7 @@ ON_SCREEN = frozenset(item.name for item in fields(ScreenSettings)) | {"on_hangu
 
 @dataclass(frozen=True)
 class Removed:
-    """A setting of earlier versions: what is said to who names it, and what it gives of the values that there are, none
-    where it decides nothing."""
+    """A setting of earlier versions: what is said to who names it, and which settings its value gives, if any."""
 
     instead: str
     becomes: Callable[[object, Mapping[str, object]], Mapping[str, object]] = lambda value, others: {}
@@ -341,6 +340,7 @@ REMOVED: Mapping[str, Removed] = {
             else {}
         ),
     ),
+    **dict.fromkeys(("long", "long_overlap"), Removed("texts are cut at a model's limit")),
     "refresh": Removed("the screen is drawn four times a second, once by --slow-link; + and - change it"),
     "readonly": Removed(
         "use it with `interlock watch`",

@@ -364,6 +364,20 @@ def test_a_bad_line_is_refused_with_its_file_and_number(tmp_path, file, line, sa
     assert said in str(raised.value)
 
 
+@pytest.mark.parametrize("score", ["01", "0000000002", "-00000000001", "0" * 5000 + "3"])
+def test_a_score_with_zeros_before_it_is_the_number_that_trec_eval_takes_it_for(tmp_path, score):
+    pytrec_eval = pytest.importorskip("pytrec_eval", reason="make install brings ir-measures")
+    theirs = pytrec_eval.parse_qrel([f"q0 0 d0 {score[-20:]}"])["q0"]["d0"]
+    found = read_judged(judged(tmp_path, **{"qrels/test.tsv": [f"q0\td0\t{score}", "q0\td1\t1"]}))
+    assert found.splits["test"]["q0"] == {"d0": theirs, "d1": 1}
+
+
+@pytest.mark.parametrize("score", ["1001", "0000000009999999999", "0" * 5000 + "99999", "9" * 5000])
+def test_a_score_beyond_the_highest_grade_is_refused_whatever_stands_before_it(tmp_path, score):
+    with pytest.raises(UsageError, match=r"test.tsv:1: a score of .* is above 1000"):
+        read_judged(judged(tmp_path, **{"qrels/test.tsv": [f"q0\td0\t{score}"]}))
+
+
 def test_judgements_that_answer_nothing_are_refused(tmp_path):
     with pytest.raises(UsageError, match="no query has a text with a score above 0"):
         read_judged(judged(tmp_path, **{"qrels/test.tsv": ["q0\td0\t0"]}))

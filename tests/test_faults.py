@@ -7,6 +7,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.faults import MENU, Fault, parse
 from interlock.engine.gpu.sim import CONTEXT, Card, SimDevice
+from tests.builders import corpus
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CARD = Card("GPU for tests", GIB)
@@ -167,6 +168,14 @@ def test_a_lost_device_tells_what_was_last_known():
     assert on.lost
     assert (on.memory().allocated, on.peak().allocated) == (30 * MIB, 80 * MIB)
     assert (on.room(GIB), on.retries(), on.readings()) == (0, 0, None)
+
+
+def test_what_a_card_says_that_takes_no_weights_is_told_without_its_stop(tmp_path, tiny_a, call):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["one text"]}})
+    how = ("--devices", "sim:1xT4", "--faults", "attach:1", "--no-ui")
+    code, _, err = call("run", chunks, "--roster", tiny_a, *how)
+    (line,) = (line for line in err.splitlines() if "attaching to cuda:0 failed" in line)
+    assert code == 0 and line.endswith("; attached on retry (1 text)") and ".;" not in line
 
 
 def test_attaching_that_fails_twice_succeeds_the_third_time():

@@ -1,6 +1,11 @@
 """A library that only the delivery needs is known not to load before anything is computed."""
 
+import ast
+import re
 import sys
+import tomllib
+from importlib import metadata
+from itertools import chain
 
 import pytest
 
@@ -10,7 +15,29 @@ from interlock.engine.flows import doctor
 from interlock.engine.flows.opening import unloadable
 from interlock.engine.flows.run import Run
 from interlock.engine.settings import load
-from tests.builders import corpus
+from tests.builders import ROOT, corpus
+
+BROUGHT = {"grpcio": "qdrant-client", "httpx": "qdrant-client", "scipy": "sentence-transformers"}
+"""What is imported and comes with another package, whose own interface it is or which cannot do without."""
+HOSTS = {"IPython"}
+"""What is imported only where it runs this program."""
+
+
+def test_every_package_that_is_imported_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    declared = {re.match(r"[\w.-]+", each)[0].lower().replace("_", "-") for each in listed}
+    owners, imported = metadata.packages_distributions(), set[str]()
+    for file in (file for top in ("engine", "console", "widgets", "src") for file in (ROOT / top).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    others = imported - sys.stdlib_module_names - HOSTS - {"interlock"}
+    names = {name.lower().replace("_", "-") for each in others for name in owners.get(each, [each])}
+    assert {BROUGHT.get(name, name) for name in names} - declared == set()
+    assert len(names) > 15 and BROUGHT.keys() <= names
 
 
 @pytest.mark.parametrize(

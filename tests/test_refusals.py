@@ -32,6 +32,7 @@ def test_an_output_inside_the_chunks_is_refused_before_it_becomes_input(chunks, 
 
 
 FLAGS = ["--no-exclusive", "--bm25-language=german", "--partial", "--refresh=2", "--readonly", "--no-bm25"]
+FLAGS += ["--long=split", "--long-overlap=0.2"]
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -41,6 +42,12 @@ def test_a_flag_of_earlier_versions_is_refused_with_what_to_use(capsys, flag):
     setting = flag.partition("=")[0][2:].removeprefix("no-").replace("-", "_")
     instead = REMOVED[setting].instead if setting in REMOVED else "use --bm25 off"
     assert instead in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_flag_of_an_earlier_eval_is_refused_with_what_to_use(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse(["eval", ".", "--picture", "x.svg"])
+    assert "there is no --picture: the table and --json say the same" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_store_of_another_meaning_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):

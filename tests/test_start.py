@@ -20,6 +20,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import rundir
 from interlock.engine.settings import load
+from tests.builders import ROOT, environment
 from tests.pty_harness import OnTerminal, on_terminal
 from tools.recorded import Recorded
 
@@ -162,3 +163,14 @@ def test_a_paused_run_whose_console_is_left_goes_on(once):
     session.detach()
     session.controls.apply_pending(lambda _: None)
     assert not session.controls.paused
+
+
+def test_a_torch_that_a_thread_still_imports_is_asked_for_its_precision_when_it_is_whole(tmp_path):
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(0.3)\nget_default_dtype = lambda: 'torch.float32'\n")
+    code = (
+        "import sys, threading; from tests.conftest import precision; assert 'torch' not in sys.modules\n"
+        f"sys.path.insert(0, {str(tmp_path)!r}); thread = threading.Thread(target=lambda: __import__('torch'))\n"
+        "thread.start()\nwhile 'torch' not in sys.modules: pass\nprint(precision())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.stdout == "torch.float32\n", done.stderr

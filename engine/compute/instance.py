@@ -101,7 +101,7 @@ class ModelInstance:
             except Exception as error:
                 if classify(error) is None:
                     raise
-                return str(error).partition("\n")[0]
+                return summed_up(error)
         return ""
 
     def clear(self) -> None:

@@ -19,7 +19,7 @@ from interlock.engine.compute.schedule import Assignment
 from interlock.engine.compute.source import Queue
 from interlock.engine.errors import NoDeviceError
 from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.device_errors import Trouble, classify
+from interlock.engine.gpu.device_errors import Trouble, classify, summed_up
 from interlock.engine.gpu.lease import Lease
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host
@@ -293,7 +293,7 @@ class ResidentModel:
         try:
             return Replica(master, device, streamed=streamed), ""
         except Exception as error:
-            message = f"attaching to {device.name} failed: {str(error).partition(chr(10))[0]}"
+            message = f"attaching to {device.name} failed: {summed_up(error)}"
             lost = classify(error) is Trouble.LOST
         if lost:
             self.lose_device(device, message)

@@ -5,6 +5,7 @@ A line that cannot be used is refused with its file and number, since its answer
 judgement would make every figure after it wrong. Other members of a line are left alone.
 """
 
+import re
 from collections.abc import Collection as Members
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -168,10 +169,11 @@ def read_grades(file: Path, queries: Mapping[str, str], texts: Members[str]) -> 
         place, cells = f"{file}:{number}", _decoded(f"{file}:{number}", line).split("\t")
         if number == 1 and cells[-1:] == ["score"]:
             continue
-        if len(cells) != COLUMNS or not cells[2].removeprefix("-").isdecimal():
+        found = re.fullmatch("(-?)0*([0-9]+)", cells[-1])
+        if len(cells) != COLUMNS or not found:
             raise UsageError(f"{place}: expected query-id, corpus-id and a whole score with tabs between: fix it")
-        query, text, score = cells
-        if abs(int(score[:9])) > MOST:
+        (query, text, score), grade = cells, int(found[1] + found[2][:9])
+        if abs(grade) > MOST:
             raise UsageError(f"{place}: a score of {score:.30} is above {MOST}: use grades from 0 to {MOST}")
         if query not in queries:
             raise UsageError(f"{place}: query {query!r:.100} is not among the queries: add it, or drop the line")
@@ -179,7 +181,7 @@ def read_grades(file: Path, queries: Mapping[str, str], texts: Members[str]) -> 
             raise UsageError(f"{place}: text {text!r:.100} is not in the corpus: add it, or drop the line")
         if text in grades.setdefault(query, {}):
             raise UsageError(f"{place}: text {text!r:.100} is judged twice for query {query!r:.100}: drop one line")
-        grades[query][text] = int(score)
+        grades[query][text] = grade
     answered = {query: each for query, each in grades.items() if any(grade > 0 for grade in each.values())}
     if not answered:
         raise UsageError(f"{file}: no query has a text with a score above 0: nothing can be judged by it")

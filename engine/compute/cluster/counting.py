@@ -89,14 +89,17 @@ class Counting:
 
     def _chosen(self, number: int, pool: BatchPool) -> bool:
         """Whether a batch is one of the few that another node is to compute too, while it has the model."""
-        able = [peer for peer in self._peers.values() if number not in peer.member.refused]
+        able = self._able(number)
         ahead = 2 * sum(len(peer.member.devices) for peer in able)
-        if self._every and len(able) < 2:
-            self._alone(number)
         return len(able) > 1 and (self._every or (pool.unheld > ahead and self._dice.random() * SHARE < 1))
 
-    def _alone(self, number: int) -> None:
-        """Tell once that batches of a pass are computed by one node alone, where that was not to be."""
+    def _able(self, number: int) -> list[Peer]:
+        return [peer for peer in self._peers.values() if number not in peer.member.refused]
+
+    def _tell_alone(self, number: int) -> None:
+        """Tell once that batches of a pass are computed by one node alone, where each was to be by two."""
+        if not self._every or len(self._able(number)) > 1:
+            return
         model = self._source.grid[number].card.key
         self._warn(f"{model}: only one node computes it, so not every batch is computed twice: add a node")
 

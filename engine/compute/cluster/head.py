@@ -118,10 +118,10 @@ class ClusterExecutor(Counting):
             self._double(now)
             self._check_members(now)
             for number, pool in self._pools.items():  # nobody else is there to compare with
-                able = [peer for peer in self._peers.values() if number not in peer.member.refused]
-                if self._every and len(able) < 2 and pool.checks:
-                    self._alone(number)
-                for batch in pool.checks if len(able) < 2 else ():
+                checks = pool.checks if len(self._able(number)) < 2 else []
+                if checks:
+                    self._tell_alone(number)
+                for batch in checks:
                     pool.checked(batch)
                     self._twice.pop((number, batch), None)
                     self._complete(number)
@@ -247,6 +247,7 @@ class ClusterExecutor(Counting):
             self._peers[other].dropped[number].append(event.batch_index)
             self._peers[other].superseded = True
         if self._proofs:
+            self._tell_alone(number)
             if others or self._chosen(number, pool):
                 self._twice[number, event.batch_index] = peer.member.name, outputs
                 if not others:
