@@ -95,7 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 variants[f"st {size}"] = timed(lambda size=size: peer.predict(pairs, batch_size=size))  # type: ignore[misc]
             ours.score(pairs[:8])
             peer.predict(pairs[:8])
-            tokens = ours.plan(pairs).batches.tokens
+            tokens = ours.plan(pairs).told.tokens
             found = machine.interleave(variants, options.rounds)
     return report(options, about, pairs, tokens, found)
 

@@ -17,7 +17,7 @@ from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.runs import Overview, overview, resume_words, state_of
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import Control, RunState
-from interlock.engine.record.words import command, duration, named, percent, safe
+from interlock.engine.record.words import LONG, command, duration, named, percent, safe
 from interlock.widgets.formats import clock
 
 POLL_SECONDS = 0.1
@@ -74,7 +74,7 @@ def outcome_text(outcome: Outcome, *, as_json: bool) -> str:
         return msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()
     when = f" at {outcome.at}" if outcome.at else ""
     why = f": {outcome.reason}" if outcome.reason else ""
-    return safe(f"{outcome.action} {outcome.state}{when}, asked by {outcome.who}{why}", 1000)
+    return safe(f"{outcome.action} {outcome.state}{when}, asked by {outcome.who}{why}", LONG)
 
 
 def status(directory: Path, *, as_json: bool) -> str:
@@ -118,7 +118,7 @@ def status(directory: Path, *, as_json: bool) -> str:
         *(_told(each, now) for each in now.controls[-5:]),
         unsteered,
     ]
-    return "\n  ".join(safe(line, 1000) for line in lines if line)
+    return "\n  ".join(safe(line, LONG) for line in lines if line)
 
 
 def _answer(

@@ -14,7 +14,7 @@ from interlock.console.cli import configuration
 from interlock.console.writing import say, tell
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows import Listener
-from interlock.engine.record.words import argument, command, duration, human_bytes, safe, several
+from interlock.engine.record.words import LONG, argument, command, duration, human_bytes, safe, several
 
 if TYPE_CHECKING:
     from interlock.engine.targets.upload_plan import UploadPlan, UploadReport
@@ -37,7 +37,7 @@ def export(options: argparse.Namespace) -> int:
         nonlocal failed
         failed = failed or (isinstance(event, StoreVerified) and not event.ok)
         line = line_of(event)
-        tell(safe(line, 2000), error=line.startswith(("warning:", "error:")))
+        tell(safe(line, LONG), error=line.startswith(("warning:", "error:")))
 
     request = ExportRequest(options.to, options.to_store, options.vectors, options.collection, options.chunks)
     for collection, losses in deliver(options.run, configuration(options), request, hear).items():

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from interlock.console.cli import ROOMS, parse
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, remedy
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import LONG, safe
 
 ENVIRONMENT = {
     # A spinning OpenMP barrier costs three times the work's own time when a neighbour holds a core.
@@ -25,9 +25,6 @@ ENVIRONMENT = {
     # Where memory is refused, Arrow's other pools end the process with a signal; this one raises.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-
-LONGEST = 8000
-"""Signs of a line that says why a command ended; a command in it may have two paths."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,7 +112,7 @@ def _refuse(error: InterlockError) -> int:
     """Say why; the exit code that says it too."""
     for line in str(error).splitlines():
         with suppress(OSError, ValueError):
-            print(f"interlock: {safe(line, LONGEST)}", file=sys.stderr)
+            print(f"interlock: {safe(line, LONG)}", file=sys.stderr)
     return error.exit_code
 
 

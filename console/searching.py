@@ -26,7 +26,7 @@ from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows import EventSink, Listener, no_events
 from interlock.engine.record import atomic
 from interlock.engine.record.runs import chunks_of
-from interlock.engine.record.words import argument, command, safe, several
+from interlock.engine.record.words import argument, command, safe, several, typed
 from interlock.engine.settings import Configuration, limit_threads
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _stale_among(answers: "Sequence[Answer]", answering: "Answering") -> str:
     points = f"{len(marked(store)):,} of {several(store.count(), 'point')} in {safe(store.path)}"
     return (
         f"{several(hits, 'hit')} and {points} are of chunks that left the corpus: "
-        f"interlock prune {safe(store.path.parent)} removes them"
+        f"`{command(['prune', argument(store.path.parent)])}` removes them"
     )
 
 
@@ -247,7 +247,7 @@ def eval(options: argparse.Namespace) -> int:
 def _taken(data: Path | None, file: Path) -> str:
     """Say how weights that were written are taken: by a run of the chunks of that which was judged, if it was one."""
     if data is None:
-        return f"take them with --config {safe(file)}"
+        return f"take them with --config {typed(file)}"
     chunks = chunks_of(data, "CHUNKS", {})
     words = ["run", argument(chunks), "--config", argument(str(file)), "--out", argument(str(data.parent))]
     return f"next: {command(words)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import LONG, safe, several
 
 if TYPE_CHECKING:
     from interlock.engine.record.events import AnyEvent
@@ -34,7 +34,7 @@ def tell(text: str, *, error: bool = False) -> None:
 
 def say(text: str) -> None:
     """Print a line on stderr, as a word of the program's own."""
-    print(f"interlock: {safe(text, 1000)}", file=sys.stderr, flush=True)
+    print(f"interlock: {safe(text, LONG)}", file=sys.stderr, flush=True)
 
 
 def silence(stream: TextIO) -> None:

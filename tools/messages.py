@@ -238,7 +238,8 @@ def _template(node: ast.expr, values: Mapping[str, ast.expr]) -> str:
 
 
 _UNWRAPPED = (
-    "human_bytes", "int", "label", "len", "list", "map", "printable", "repr", "safe", "sorted", "str", "sum", "written",
+    "human_bytes", "int", "label", "len", "list", "map", "printable", "repr", "safe", "sorted", "str", "sum",
+    "typed", "written",
 )  # fmt: skip
 """Functions that only write what they are given."""
 

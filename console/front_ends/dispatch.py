@@ -35,7 +35,7 @@ from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageErro
 from interlock.engine.record.crash import reportable
 from interlock.engine.record.recorder import journal_at
 from interlock.engine.record.rundir import SUMMARY
-from interlock.engine.record.words import command, safe
+from interlock.engine.record.words import LONG, argument, command, safe
 from interlock.engine.settings import Configuration, recorded
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run_with_front_end(
     stopped_by_signals(session)
 
     def told(line: str) -> None:
-        say(f"interlock: {safe(line)}")
+        say(f"interlock: {safe(line, LONG)}")
 
     with exposed(audience.metrics, lambda: session.work.recorder if session.work else None, told):
         try:
@@ -134,7 +134,7 @@ def summarise_failure(
             summary = replace(summary, status=status, reason=str(failure), exit_code=int(failure.exit_code))
         deliver_summary(dumps(summary), audience.summary)
     except InterlockError as error:
-        say(f"interlock: {safe(error)}")
+        say(f"interlock: {safe(error, LONG)}")
 
 
 def _refused(
@@ -193,7 +193,7 @@ def _console(session: Session, configuration: Configuration) -> int:
         with quiet_descriptors(), handling(stops):
             left = app.run()
     except Exception as error:  # whatever a screen raises, the run is not its to end
-        failure = safe(error)
+        failure = safe(error, LONG)
     if left is Leave.ABORT:
         sys.stderr.write("aborted: --resume continues\n")
         os._exit(ExitCode.INTERRUPTED)
@@ -240,7 +240,7 @@ def list_runs(configuration: Configuration) -> Sequence[str]:
 
 
 def _instead(summary: Path) -> str:
-    return f": `{command(['view', str(summary.parent)])}` prints the summary" if summary.exists() else ""
+    return f": `{command(['view', argument(summary.parent)])}` prints the summary" if summary.exists() else ""
 
 
 def set_up(configuration: Configuration, filled: "Filled | None" = None, failed: str = "") -> "Filled | None":

@@ -31,7 +31,7 @@ from interlock.engine.record.events import (
     RunClosed,
 )
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.words import pass_of, safe
+from interlock.engine.record.words import LONG, pass_of, safe
 
 IN_PLACE_SECONDS = 1.0
 LINE_SECONDS = 10.0
@@ -221,7 +221,7 @@ class Headless:
         if self._in_place:
             self._in_place.clear()
         if urgent or not self._quiet:
-            say(f"{time.strftime('%H:%M:%S')} {safe(text)}")
+            say(f"{time.strftime('%H:%M:%S')} {safe(text, LONG)}")
 
 
 def say(line: str) -> None:

@@ -5,7 +5,6 @@ driver, plan) is asked in a thread; an answer to what is no longer asked is drop
 """
 
 import asyncio
-import shlex
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +29,7 @@ from interlock.console.screens.planning import PlanPane
 from interlock.console.text import form_text
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.crash import reportable
-from interlock.engine.record.words import drawn
+from interlock.engine.record.words import command, drawn
 from interlock.widgets.pane import Bar, Key
 from interlock.widgets.text import row
 
@@ -165,7 +164,7 @@ class Setup(Keyed):
         if wrong and not fresh:
             said.update(Text(form_text.fixes(wrong)))
         elif note or not fresh:
-            said.update(Text(drawn(note, 400) if note else drawn(shlex.join(["interlock", *self._command]), 1000)))
+            said.update(Text(drawn(note, 400) if note else drawn(command(self._command), 1000)))
         else:
             said.update(Text("fill in the chunks, and the command appears here", "dim"))
 

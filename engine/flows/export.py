@@ -25,8 +25,9 @@ from interlock.engine.flows.plan import RunPlan
 from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.runs import chunks_of, resume_words
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import differences, few
+from interlock.engine.record.words import command, differences, few, typed
 from interlock.engine.settings import Configuration, RunSettings, continued
 from interlock.engine.targets.delivery import DeliveryBuilder, Destination, deliver
 from interlock.engine.targets.files.formats import FORMATS, files_of, with_arrays
@@ -119,10 +120,12 @@ def _check_outside(place: Path, directory: RunDirectory) -> None:
 
 def _check_whole(state: RunState, directory: RunDirectory) -> None:
     missing = [each.model for collection in state.collections.values() for each in collection.missing]
-    if missing:
+    if missing and state.started:
+        config = state.started.config
+        again = resume_words(chunks_of(directory.path, state.started.chunks, config), directory.path, config)
         raise UsageError(
-            f"run {directory.id} was delivered without {', '.join(dict.fromkeys(missing))}: add what is missing with "
-            "interlock run --resume first"
+            f"run {directory.id} was delivered without {', '.join(dict.fromkeys(missing))}: add what is missing first "
+            f"(`{command(again)}`)"
         )
 
 
@@ -151,7 +154,7 @@ def _corpus(earlier: reuse.Earlier, builder: DeliveryBuilder, chunks: Path, coll
     if changed or digest_of_texts(corpus.digests) != earlier.state.texts_digest:
         raise UsageError(
             f"the chunks in {chunks} are not those of run {earlier.directory.id} ({few(changed or ['other texts'])}): "
-            f"restore them, name them with --chunks, or run again with --reuse {earlier.directory.path}"
+            f"restore them, name them with --chunks, or run again with --reuse {typed(earlier.directory.path)}"
         )
     return corpus
 

@@ -30,7 +30,7 @@ from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import duration, few, several
+from interlock.engine.record.words import duration, few, several, typed
 from interlock.engine.settings import RunSettings
 from interlock.engine.targets.delivery import Destination, deliver
 
@@ -56,7 +56,7 @@ class Continuation:
         if digest_of_texts(corpus.digests) != self._recorder.look(lambda state: state.texts_digest):
             raise UsageError(
                 f"run {directory.id} was started with other texts, though its files are the same: start a "
-                f"new run with --reuse {directory.path}"
+                f"new run with --reuse {typed(directory.path)}"
             )
         with atomic.replacing(directory.digests) as partial, partial.open("wb") as handle:
             np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
@@ -84,7 +84,7 @@ class Continuation:
         if any(begun.get((model_pass, share.collection), share.plan) != share.plan for share in layout.planned):
             raise UsageError(
                 f"run {directory.id} was planned by another version of interlock: start a new run with "
-                f"--reuse {directory.path}"
+                f"--reuse {typed(directory.path)}"
             )
         reuse.keep_order(directory.pass_directory(model_pass, card.key), layout.batches)
         for share in layout.planned:
@@ -162,8 +162,8 @@ class Continuation:
     def _not_reused(self, kept: ev.RowsReused, damaged: int) -> UsageError:
         return UsageError(
             f"run {self._directory.id}: up to {damaged:,} of the {several(kept.rows, 'vector')} of "
-            f"{kept.model} reused from {kept.source} are damaged: start a new run with --reuse "
-            f"{self._directory.path} (intact vectors cost nothing)"
+            f"{kept.model} reused from {kept.source} are damaged: start a new run with "
+            f"--reuse {typed(self._directory.path)} (intact vectors cost nothing)"
         )
 
 

@@ -23,7 +23,7 @@ from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import ControlApplied, DevicesFound, RunResumed, RunStarted
 from interlock.engine.record.facts import DeviceFacts, Setting, node_of
 from interlock.engine.record.inputs import changes, check, filled, moved, same_files
-from interlock.engine.record.words import few
+from interlock.engine.record.words import few, typed
 
 SCRATCH, SOCKET = ".tokens-", "control.sock"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
@@ -292,7 +292,8 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
         raise UsageError(
             f"run {directory.id} cannot be resumed: its inputs changed\n  "
             + few(changed, 20).replace("; ", "\n  ")
-            + f"\nrestore them, or start a new run with --reuse {directory.path} (unchanged texts cost nothing)"
+            + f"\nrestore them, or start a new run with --reuse {typed(directory.path)} "
+            "(unchanged texts cost nothing)"
         )
     if not begun or was["roster"] != begun["roster"]:
         written = {**begun, "roster": was["roster"]} if begun else now

@@ -168,6 +168,8 @@ def _shown(value: object) -> str:
 
 
 LIMIT = 500
+LONG = 8000
+"""Signs of a line that may hold a command, with two paths of any length."""
 _PLAIN = re.compile(r"[\x20-\x7e]*")
 _STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # controls, formats (bidi too), surrogates, line separators
@@ -199,11 +201,11 @@ def drawn(text: object, limit: int = LIMIT) -> str:
 
 def command(words: Sequence[str]) -> str:
     """Write arguments of `interlock` as a shell takes them, whatever is in them; `safe` finds nothing to escape."""
-    return " ".join(["interlock", *map(_quoted, words)])
+    return " ".join(["interlock", *map(quoted, words)])
 
 
-def _quoted(word: str) -> str:
-    """A word for a shell; one with signs that steer a terminal as bash, zsh and ksh read it: `$'a\\x0ab'`."""
+def quoted(word: str) -> str:
+    """Write a word for a shell; one with signs that steer a terminal as bash, zsh and ksh read it: `$'a\\x0ab'`."""
     if safe(word, len(word)) == word:
         return shlex.quote(word)
     plain = (f"\\{sign}" if sign in "'\\" else sign if safe(sign) == sign else _bytes(sign) for sign in word)
@@ -214,9 +216,14 @@ def _bytes(sign: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in os.fsencode(sign))
 
 
-def argument(path: str) -> str:
+def argument(path: object) -> str:
     """Write a path so that no command takes it for an option."""
-    return f"./{path}" if path.startswith("-") else path
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
+def typed(path: object) -> str:
+    """Write a path as it is typed behind an option in a shell."""
+    return quoted(argument(path))
 
 
 def named(path: Path) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from interlock.engine.corpus.corpus import Digests, Rows
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import Verification
-from interlock.engine.record.words import few, several
+from interlock.engine.record.words import argument, command, few, several
 from interlock.engine.targets import shard
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.target import MIN_COSINE, MIN_QUANTISED, OtherPoints, compare, others, prune, texts_held
@@ -115,7 +115,7 @@ def mirrored(store: Store, rows: Rows, seen: Verification, run: str, *, remove: 
             store.mark(page.stale, run)
         return seen, (
             f"{kept} of chunks that are no longer in the corpus, and searches mark them: "
-            f"`interlock prune {store.path.parent}` removes them, and so does a run with --prune"
+            f"`{command(['prune', argument(store.path.parent)])}` removes them, and so does a run with --prune"
         )
     pruned, _ = prune(store, _left(store, rows.points), IDS)
     points = store.count()
