@@ -317,3 +317,13 @@ def test_a_precision_in_the_settings_file_is_not_that_of_the_row(tmp_path, key):
     edit(model / BERT, model_args={key: "float16"})
     network = weights.load(card_of(model))
     assert {tensor.dtype for tensor in network.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "file, key, value",
+    [(BERT, "max_seq_length", -1), ("1_Pooling/config.json", "word_embedding_dimension", None)],
+)
+def test_a_number_that_sentence_transformers_cannot_count_with_is_refused(model, file, key, value):
+    edit(model / file, **{key: value})
+    with pytest.raises(UnavailableError, match=f"{file}: {key} is {value}"):
+        card_of(model)

@@ -22,7 +22,7 @@ from interlock.engine.models.networks.checkpoint import check_settings, packable
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
 from interlock.engine.models.networks.pooling import POOLINGS, TermPooling
 from interlock.engine.models.registry import Kind, ModelSpec, Output
-from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_whole
+from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_whole, check_widths
 from interlock.engine.models.sources import model_cache
 
 POOLING_MODES = {
@@ -272,8 +272,8 @@ def _poolings(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Mod
         return (known[0] if known else "lasttoken" if causal else "mean",)
     file = _pooling_file(path, modules)
     told = read_object(file)
-    others = [flag for flag in told if flag.startswith("pooling_mode_") and flag not in POOLING_MODES]
-    flags = [flag for flag in (*POOLING_MODES, *others) if told.get(flag)]
+    check_widths(file, told)
+    flags = [each for each in {**POOLING_MODES, **told} if each.startswith("pooling_mode_") and told.get(each)]
     given = told.get("pooling_mode", [POOLING_MODES.get(flag, flag) for flag in flags])
     modes = [given] if isinstance(given, str) else given
     if not isinstance(modes, list) or any(mode not in POOLING_MODES.values() for mode in modes):

@@ -154,3 +154,10 @@ def _sides(path: Path) -> Iterator[tuple[Path, str, object]]:
 def group_of(settings: Settings, key: str) -> Settings:
     value = settings.get(key)
     return value if isinstance(value, dict) else {}
+
+
+def check_widths(file: Path, told: Mapping[str, object]) -> None:
+    """Raise UnavailableError for the width of a pooling that is no number, which sentence-transformers counts with."""
+    for name in ("embedding_dimension", "word_embedding_dimension"):
+        if not isinstance(told.get(name, 0), int):
+            raise UnavailableError(f"{file}: {name} is {told[name]!r:.100}: write how wide the vectors are")
