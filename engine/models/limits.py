@@ -95,5 +95,5 @@ def _told(path: Path) -> Iterator[tuple[Path, str, object]]:
         yield file, f"{group}.model_max_length", group_of(settings, group).get("model_max_length")
     said = settings.get("max_seq_length")
     if isinstance(said, int) and said < 0:
-        raise UnavailableError(f"{file}: max_seq_length is {said}: write how many tokens a text may have, or null")
+        raise UnavailableError(f"{file}: max_seq_length is {said}: set it to the tokens that a text may have, or null")
     yield file, "max_seq_length", said

@@ -160,4 +160,4 @@ def check_widths(file: Path, told: Mapping[str, object]) -> None:
     """Raise UnavailableError for the width of a pooling that is no number, which sentence-transformers counts with."""
     for name in ("embedding_dimension", "word_embedding_dimension"):
         if not isinstance(told.get(name, 0), int):
-            raise UnavailableError(f"{file}: {name} is {told[name]!r:.100}: write how wide the vectors are")
+            raise UnavailableError(f"{file}: {name} is {told[name]!r:.100}: set it to the width of the vectors")
