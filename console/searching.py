@@ -25,7 +25,8 @@ from interlock.console.writing import (
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows import EventSink, Listener, no_events
 from interlock.engine.record import atomic
-from interlock.engine.record.runs import chunks_of
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.runs import chunks_of, needed
 from interlock.engine.record.words import argument, command, safe, several, typed
 from interlock.engine.settings import Configuration, limit_threads
 
@@ -236,7 +237,7 @@ def eval(options: argparse.Namespace) -> int:
         atomic.write_bytes(options.json, dumps(found))
     tell(evaluation_text(found, whole=not (sys.stdout and sys.stdout.isatty())))
     if options.calibrate:
-        atomic.write_bytes(options.calibrate, flow.weights_file(found))
+        atomic.write_bytes(options.calibrate, flow.weights_file(found, request.data))
         print()
         if found.weights and is_run(request.data):
             print(_calibrated(request, found.weights))
@@ -249,7 +250,9 @@ def _taken(data: Path | None, file: Path) -> str:
     if data is None:
         return f"take them with --config {typed(file)}"
     chunks = chunks_of(data, "CHUNKS", {})
-    words = ["run", argument(chunks), "--config", argument(str(file)), "--out", argument(str(data.parent))]
+    begun = RunDirectory(data).begun()
+    config = {name: said for name, said in begun.config.items() if name != "config"} if begun else {}
+    words = ["run", argument(chunks), *needed(data, config), "--config", argument(file), "--out", argument(data.parent)]
     return f"next: {command(words)}"
 
 

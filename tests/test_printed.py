@@ -1,5 +1,6 @@
 """Every command that is printed does what it says when it is pasted into a shell, in each kind of run."""
 
+import json
 import os
 import re
 import shlex
@@ -220,6 +221,76 @@ def test_the_commands_of_one_that_is_in_use_name_it(pasted, chunks, models, tmp_
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def between(said, before, after="`"):
+    """What stands there in a message."""
+    return said.partition(before)[2].partition(after)[0]
+
+
+def test_points_that_left_the_corpus_are_removed_by_the_command_that_the_run_and_a_search_print(
+    pasted, models, tmp_path
+):
+    words = ("--config", models / "interlock.toml", "--roster", "mean", "--qdrant", "./-my store", "--no-ui")
+    for name, texts in {"one": sentences(20), "two": sentences(18)}.items():
+        corpus(tmp_path / "in", {"Docs": {"a_chunks.json": texts}})
+        said = interlock("run", "in", *words, "--run-id", name, cwd=tmp_path).stderr
+    found = interlock("search", "./-my store", sentences(20)[19], "--limit", 20, cwd=tmp_path).stderr
+    (line,) = {between(each, "interlock prune ", "` removes") for each in (said, found)}
+    assert "2 of 20 points removed" in pasted(f"interlock prune {line}").stdout
+
+
+def test_weights_of_a_judged_run_are_taken_with_the_models_as_its_own_file_has_them(pasted, models, tmp_path):
+    rows = {name: {"source": str(models / model)} for name, model in {"one": "mean", "two": "cls"}.items()}
+    toml(tmp_path / "own.toml", {"one": {**rows["one"], "document_prompt": "the "}, "two": rows["two"]})
+    records = [{"text": text, "metadata": {"chunk_id": f"c{n}"}} for n, text in enumerate(sentences(30))]
+    corpus(tmp_path / "in", {"Docs": {"a_chunks.json": records}})
+    queries = [json.dumps({"_id": f"q{n}", "text": each["text"]}) for n, each in enumerate(records)]
+    (tmp_path / "q.jsonl").write_text("\n".join(queries))
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\tc{n}\t1\n" for n in range(30)))
+    interlock("run", "in", "--config", "own.toml", "--roster", "two,one", "--run-id", "r", "--no-ui", cwd=tmp_path)
+    judged = ("--queries", "q.jsonl", "--qrels", "qrels.tsv", "--calibrate", "my weights.toml")
+    said = interlock("eval", "runs/r", *judged, cwd=tmp_path).stdout
+    assert pasted(next_of(said, "--config")).returncode == 0
+    (new,) = {*(tmp_path / "runs").iterdir()} - {tmp_path / "runs" / "r"}
+    prompts = [
+        {each["model"]: each["document_prompt"] for each in json.loads((run / "run.json").read_text())["roster"]}
+        for run in (new, tmp_path / "runs" / "r")
+    ]
+    assert prompts[0] and prompts[0].items() <= prompts[1].items()
+
+
+def test_a_run_without_a_model_is_made_whole_by_the_command_that_its_export_prints(pasted, models, tmp_path):
+    late = tmp_path / "a model"
+    toml(tmp_path / "own.toml", {"one": {"source": str(models / "mean")}, "late": {"source": str(late)}})
+    corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(9)}})
+    words = ("--config", "own.toml", "--roster", "one,late", "--out", "my runs", "--run-id", "r", "--allow-missing")
+    interlock("run", "in", *words, "--no-ui", cwd=tmp_path, check=1)
+    said = interlock("export", "my runs/r", "--to", "files", cwd=tmp_path, check=2).stderr
+    shutil.copytree(models / "cls", late)
+    assert pasted(between(said, "first (`")).returncode == 0
+    interlock("export", "my runs/r", "--to", "files", cwd=tmp_path)
+
+
+def test_chunks_that_changed_are_embedded_by_the_flag_that_is_printed(pasted, chunks, models, tmp_path):
+    words = ["run", chunks, "--config", models / "interlock.toml", "--roster", "mean", "--out", "my runs", "--no-ui"]
+    interlock(*words, "--run-id", "r", cwd=tmp_path)
+    corpus(chunks, {"Docs": {"a_chunks.json": sentences(61)}})
+    said = interlock(*words, "--run-id", "r", "--resume", cwd=tmp_path, check=2).stderr
+    flag = between(said, "start a new run with ", " (unchanged")
+    assert pasted(f"{command([*map(str, words), '--run-id', 'n'])} {flag}").returncode == 0
+    journal = (tmp_path / "my runs" / "n" / "journal.jsonl").read_text()
+    assert [line for line in journal.splitlines() if '"rows_reused"' in line and '"rows":60' in line]
+
+
+def test_a_command_with_paths_of_any_length_is_printed_whole(pasted, chunks, models, tmp_path):
+    deep = tmp_path.joinpath(*["deep" * 12] * 24)
+    deep.mkdir(parents=True)
+    words = ("--config", models / "interlock.toml", "--roster", "mean", "--out", deep, "--run-id", "r", *ENDS)
+    said = interlock("run", chunks, *words, cwd=tmp_path, check=4)
+    told = pasted(f"interlock ctl {deep}/r status").stdout
+    assert named(told)[0].strip() == next_of(said.stderr)
+    assert pasted(named(told)[0]).returncode in (0, 4)
 
 
 def test_letters_are_joined_as_their_writers_join_them_and_only_what_steers_is_escaped():

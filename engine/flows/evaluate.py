@@ -6,9 +6,10 @@ Everything that speaks against a judgement is said before anything is computed.
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.corpus.questions import Judged, read_grades, read_judged, read_queries, read_questions
@@ -27,11 +28,13 @@ from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec, extended
 from interlock.engine.models.registry import rerankers as found_rerankers
 from interlock.engine.record.rundir import JOURNAL
+from interlock.engine.record.runs import now_at
 from interlock.engine.record.words import duration, several
 from interlock.engine.search.ask import MAXSIM
 from interlock.engine.search.rerank import Rerank
-from interlock.engine.settings import Configuration
+from interlock.engine.settings import Configuration, load
 from interlock.engine.targets.embedded import calibrate
+from interlock.engine.targets.files.exported import ExportedRun
 from interlock.engine.targets.shard import MANIFEST
 from interlock.engine.targets.stores import is_store
 from interlock.engine.vectors.fusion import Fusion
@@ -127,7 +130,7 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
         {each.id: each.text for each in read_questions(request.queries)} if listed else read_queries(request.queries)
     )
     judged = Judged(found.texts, queries, {"test": read_grades(request.qrels, queries, found.texts.keys())})
-    registry, policy = extended(settings.models), policy_of(settings)
+    registry, policy = extended(settings.models or models_of(request.data)), policy_of(settings)
     models = [card_of(entry, registry, policy) for entry in found.roster]
     notes = [f"{several(found.parked, 'chunk')} without vectors skipped"] if found.parked else []
     if found.missing:
@@ -140,6 +143,14 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
     dense = [entry for entry in found.roster if entry.model in found.dense]
     weights = {entry.model if entry.model in registry else entry.source: entry.weight for entry in dense}
     return Subject(f"{found.run}, {found.name}", judged, models, weights, found.fusion, notes, found)
+
+
+def models_of(data: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return the tables of models of the file that a run was begun with; none of anything else."""
+    config = ExportedRun.open(data).summary.configuration if is_run(data) else {}
+    with suppress(UsageError):
+        return load({}, {}, Path(now_at(config["config"].value, data, config))).models if "config" in config else {}
+    return {}
 
 
 def policy_of(settings: Configuration) -> Policy:
@@ -182,14 +193,24 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
         return judge.evaluation(subject.name, ways, subject.notes, list(subject.weights))
 
 
-def weights_file(found: Evaluation) -> bytes:
-    """Write the proposed weights as a file that `config` takes. Raises UsageError where none were chosen."""
+def weights_file(found: Evaluation, data: Path) -> bytes:
+    """Write the proposed weights as a file that `config` takes, with the models of a judged run's own file. Raises
+    UsageError where none were chosen."""
     if not found.weights:
         raise UsageError(
             "--calibrate: weights are chosen for two models or more by two training queries or more: drop it, or add "
             "to these"
         )
-    return f"roster = {json.dumps(found.roster)}\n".encode()
+    lines = [f"roster = {json.dumps(found.roster)}"]
+    for name, row in models_of(data).items():
+        lines += [f"\n[models.{json.dumps(name)}]", *(f"{key} = {_toml(value)}" for key, value in row.items())]
+    return "\n".join([*lines, ""]).encode()
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + " }"
+    return json.dumps(value)  # strings, numbers and lists are written alike
 
 
 def calibrate_store(request: EvaluationRequest, found: MeasuredWeights) -> tuple[Path, CalibratedWeights] | str:

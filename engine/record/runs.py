@@ -281,19 +281,30 @@ AGAIN = ("cluster", "offline", "allow_pickle", "strict")
 def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[str]:
     """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run` and whose latest
     session was called with `config`; one that was rehearsed writes its chunks itself."""
+    words = ["demo", "--scripted"] if rehearsed(config) else ["run", argument(now_at(chunks, run, config))]
+    words += needed(run, config)
+    # A directory that was given another name is a run of that name.
+    named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
+    return [*words, "--out", argument(str(run.parent)), *named, "--resume"]
+
+
+def now_at(path: object, run: Path, config: Mapping[str, Setting]) -> str:
+    """Name where a path of a run lies, which may have been moved with what is beside it."""
     now, out = run.absolute(), Path(str(config["out"].value) if "out" in config else "")
-    before = out / run.name if out.is_absolute() else now
-    words = ["demo", "--scripted"] if rehearsed(config) else ["run", argument(moved(chunks, before, now))]
+    return str(moved(path, out / run.name if out.is_absolute() else now, now))
+
+
+def needed(run: Path, config: Mapping[str, Setting]) -> list[str]:
+    """Write the flags without which no session has the models and the machines that this run had."""
+    words = list[str]()
     for name in ("config", "models"):
-        words += [f"--{name}", moved(config[name].value, before, now)] if name in config else []
+        words += [f"--{name}", now_at(config[name].value, run, config)] if name in config else []
     for name in AGAIN:
         said = config.get(name, Setting(None, ""))
         if said.value and not said.origin.startswith("file "):  # the file says it again
             flag = "--" + name.replace("_", "-")
             words += [flag] if said.value is True else [flag, ",".join(_each(said.value))]
-    # A directory that was given another name is a run of that name.
-    named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
-    return [*words, "--out", argument(str(run.parent)), *named, "--resume"]
+    return words
 
 
 def _each(value: object) -> list[str]:
