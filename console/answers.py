@@ -13,7 +13,7 @@ from interlock.console.cli import configuration
 from interlock.console.writing import tell
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.models.registry import label
-from interlock.engine.record.words import human_bytes, safe, several
+from interlock.engine.record.words import human_bytes, safe, several, unarmed
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, limit_threads, shown
 from interlock.widgets.formats import render
 
@@ -167,7 +167,7 @@ def _check_gpus(settings: RunSettings, *, as_json: bool) -> int:
     width = shutil.get_terminal_size().columns
     report = examine_gpus(settings, lambda check: None if as_json else print(check_text(check, width), flush=True))
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print(unarmed(msgspec.json.format(msgspec.json.encode(report), indent=2), ascii=True).decode())
     else:
         print(f"\n{report_text(report, width)}")
     failed = any(check.outcome == "failed" for check in report.checks)

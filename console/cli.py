@@ -6,6 +6,7 @@ from textwrap import fill
 from typing import Any, NoReturn
 
 from interlock.console import flags
+from interlock.console.terminal.tty import write_ascii
 from interlock.engine import __version__, settings
 from interlock.engine.errors import MEANINGS, meant
 from interlock.engine.knobs import REMOVED
@@ -142,4 +143,7 @@ def parser() -> argparse.ArgumentParser:
 def configuration(options: argparse.Namespace) -> Configuration:
     """Load the settings that these options, the environment and the file make together."""
     flags = {item.name: value for item in knobs() if (value := getattr(options, item.name, None)) is not None}
-    return settings.load(flags, file=options.config)
+    loaded = settings.load(flags, file=options.config)
+    if loaded.settings.ascii:
+        write_ascii(asked=True)
+    return loaded

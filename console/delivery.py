@@ -14,7 +14,7 @@ from interlock.console.cli import configuration
 from interlock.console.writing import say, tell
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows import Listener
-from interlock.engine.record.words import LONG, argument, command, duration, human_bytes, safe, several
+from interlock.engine.record.words import LONG, argument, command, duration, human_bytes, safe, several, unarmed
 
 if TYPE_CHECKING:
     from interlock.engine.targets.upload_plan import UploadPlan, UploadReport
@@ -102,7 +102,7 @@ def _print_json(items: "Iterator[UploadPlan] | Iterator[UploadReport]") -> None:
     try:
         done.extend(items)  # each as it comes
     finally:
-        print(msgspec.json.format(msgspec.json.encode(done), indent=2).decode(), flush=True)
+        print(unarmed(msgspec.json.format(msgspec.json.encode(done), indent=2), ascii=True).decode(), flush=True)
 
 
 def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: bool) -> None:

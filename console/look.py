@@ -14,6 +14,7 @@ from pathlib import Path
 from textual.theme import BUILTIN_THEMES, Theme
 
 from interlock.console.actions import keymap
+from interlock.console.terminal.tty import draws_only_ascii
 from interlock.engine.errors import UsageError
 from interlock.engine.settings import Configuration
 
@@ -46,10 +47,6 @@ SLOW_RATE = 1.0
 """Looks a second on a slow link."""
 
 
-ASCII_TERMINALS = ("linux", "vt100", "vt102", "vt220", "ansi", "cons25", "sun")
-LOCALES, COERCED = ("LC_ALL", "LC_CTYPE", "LANG"), "C.UTF-8"
-
-
 class Leave(StrEnum):
     """The run is over, or goes on without a screen, or is to stop, or to end at once; or the terminal is gone."""
 
@@ -77,19 +74,6 @@ class Look:
     def rate(self) -> float:
         """Looks a second."""
         return min(self.refresh, SLOW_RATE) if self.slow_link else self.refresh
-
-
-def draws_only_ascii(environment: Mapping[str, str]) -> bool:
-    """Tell whether a terminal is known to show no more than ASCII: by its name, or by a locale of another encoding.
-
-    Where no locale is set, as in many containers, nothing is known against it.
-    """
-    locale = next((value for name in LOCALES if (value := environment.get(name))), "UTF-8")
-    # Python itself sets LC_CTYPE where it finds the locale to be "C", so that alone says nothing.
-    if locale == COERCED and (asked := environment.get("LANG")):
-        locale = asked
-    terminal = environment.get("TERM", "").partition("-")[0]
-    return terminal in ASCII_TERMINALS or not locale.upper().replace("-", "").endswith("UTF8")
 
 
 def look_of(configuration: Configuration) -> Look:

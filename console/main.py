@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from interlock.console.cli import ROOMS, parse
+from interlock.console.terminal.tty import streams_put_back, write_ascii
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, remedy
 from interlock.engine.record.words import LONG, safe
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Without `arguments` it is this process's own, which ends with it."""
     if arguments is None:
         _leave(_exit_code(sys.argv[1:]))
-    with signals_put_back():
+    with signals_put_back(), streams_put_back():
         return _command(arguments)
 
 
@@ -88,6 +89,7 @@ def _leave(code: int) -> NoReturn:
 def _command(arguments: Sequence[str]) -> int:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    write_ascii()
     try:
         options = parse(arguments)
         room = ROOMS.get(options.command, "commands")  # alone, since the others would cost as much again

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
-from interlock.engine.record.words import LONG, safe, several
+from interlock.engine.record.words import LONG, cells_of, drawn, safe, several
 
 if TYPE_CHECKING:
     from interlock.engine.record.events import AnyEvent
@@ -71,8 +71,9 @@ def progress(unit: str = "") -> Iterator[Progress]:
         if ends or time.monotonic() - last > (BLINK if live else PAUSE):
             last, open_line = time.monotonic(), live and not ends
             amount = f"{done:,} of {several(total, unit) if unit else f'{total:,}'}" if done else "loading"
-            line, longest = f"interlock: {safe(model)}: {amount}", max(longest, len(amount) + len(model))
-            room = longest - len(amount) - len(model) if live else 0  # what stood there before is written over
+            line = f"interlock: {drawn(model)}: {amount}"
+            longest = max(longest, cells_of(line))
+            room = longest - cells_of(line) if live else 0  # what stood there before is written over
             print(f"{line}{' ' * room}", end="\r" if open_line else "\n", file=sys.stderr, flush=True)
 
     yield told

@@ -267,7 +267,7 @@ class ScreenSettings:
         "NAME",
         "console: colour theme; daltonic is colour-blind-safe, daylight light",
     )
-    ascii: bool = knob("no", parsers.flag, "", "console: draw with ASCII characters only")
+    ascii: bool = knob("no", parsers.flag, "", "write and draw with ASCII characters only")
     slow_link: bool = knob("no", parsers.flag, "", "console: 1 Hz, terminal colours, no charts")
 
 

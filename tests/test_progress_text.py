@@ -6,6 +6,7 @@ from itertools import accumulate, takewhile
 
 import pytest
 from msgspec.structs import replace
+from rich.cells import cell_len
 
 from interlock.console.control.protocol import Foreseen
 from interlock.console.front_ends.headless import Headless
@@ -31,6 +32,13 @@ def test_a_bar_is_ascii_and_never_wider_than_its_line(width):
     for phase in ("starting", "reading", "running", "delivering"):
         line = bar(sample(phase=phase), width)
         assert line.isascii() and len(line) <= width
+
+
+@pytest.mark.parametrize("width", [20, 55, 62, 79])
+def test_a_bar_keeps_to_its_width_with_names_that_are_twice_as_wide(width):
+    now = sample()
+    wide = replace(now, passes=tuple(replace(each, model="模型名前の🇩🇪" * 3) for each in now.passes))
+    assert cell_len(bar(wide, width)) <= width
 
 
 def test_a_bar_says_how_far_how_long_and_where():

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from interlock.console.apps import run as notify
-from interlock.console.look import draws_only_ascii
 from interlock.console.terminal.driver import MOST_BYTES, OutputThread
-from interlock.console.terminal.tty import Surroundings, quiet_descriptors, why_headless
+from interlock.console.terminal.tty import Surroundings, draws_only_ascii, quiet_descriptors, why_headless
 from interlock.engine.record.snapshot import Snapshot
-from tests.builders import JOINERS, ROOT
+from interlock.widgets.formats import render
+from tests.builders import JOINERS, ROOT, corpus, environment, tiny_model
 from tests.pty_harness import OnTerminal
 
 PATIENCE = 20.0
@@ -52,8 +53,8 @@ WHY = "from interlock.console.terminal.tty import why_headless; print(why_headle
 
 
 def test_a_terminal_can_have_a_console_when_nothing_speaks_against_it_and_else_the_reason_is_told() -> None:
-    for environment in ALLOWED:
-        around = replace(GOOD, environment=environment)
+    for allowed in ALLOWED:
+        around = replace(GOOD, environment=allowed)
         assert why_headless(around=around) == why_headless(around=around, summary="there.json") == ""
     for refused, words in REFUSED:
         assert words in why_headless(around=refused)
@@ -251,6 +252,61 @@ def test_the_call_to_an_operator_says_when_a_run_is_not_real() -> None:
 )
 def test_a_terminal_that_shows_only_ascii_is_known_by_its_name_or_its_locale(environment, ascii):
     assert draws_only_ascii(environment) is ascii
+
+
+def on_a_terminal(home, *args, **env):
+    """What a command writes on a terminal of these variables."""
+    ours, theirs = os.openpty()
+    surroundings = {k: v for k, v in environment().items() if not k.startswith(("LC_", "LANG"))} | env
+    with subprocess.Popen(
+        [sys.executable, "-m", "interlock", *map(str, args)],
+        cwd=home, env=surroundings, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        said = b""
+        with suppress(OSError):  # how the other side's end is told
+            while piece := os.read(ours, 65536):
+                said += piece
+    os.close(ours)
+    assert process.returncode in (0, 1, 2), said
+    return said
+
+
+NAMED = ("模型名前", "Документы", "مستندات", "🚀")
+
+
+def test_what_a_terminal_cannot_show_is_not_sent_to_it_nor_anything_that_steers_it(tmp_path):
+    for name in NAMED:
+        tiny_model(tmp_path / name, seed=1)
+    texts = [{"text": "\x1b[31mтекст 日本語", "metadata": {"source_path": "日\x1b]0;x\x07\u009b本.pdf"}}, {"text": ""}]
+    corpus(tmp_path / "in", {name: {f"{name}_chunks.json": texts} for name in NAMED})
+    roster = ",".join(f"./{name}" for name in NAMED)
+    run = ("run", "in", "--roster", roster, "--run-id", "r", "--qdrant", "store", "--max-refused", "1", "--no-ui")
+    commands = [
+        run, ("run", "in", "--roster", roster, "--quiet", "--no-ui"), ("plan", "in", "--roster", roster),
+        ("run", "нет", "--no-ui"),
+        ("runs", "--plain"), ("view", "runs/r", "--plain"), ("ctl", "runs/r", "status"), ("models", NAMED[0]),
+        ("search", "store", "привет", "--collection", NAMED[0]), ("plan", "in", "--日本"),
+        ("upload", "runs/r", "--qdrant", "http://127.0.0.1:9", "--dry-run", "--json"),
+    ]  # fmt: skip
+    for words in commands:
+        said = on_a_terminal(tmp_path, *words, LC_ALL="C", TERM="xterm")
+        assert max(said) < 0x7F and not {*said} & {0x1B, 0x07}, (words, said)
+        assert b"UnicodeEncodeError" not in said
+    said = on_a_terminal(tmp_path, *commands[2], LC_ALL="C.UTF-8", TERM="xterm").decode()
+    assert "模型名前" in said and "\x1b" not in said
+    pipe = subprocess.run(
+        [sys.executable, "-m", "interlock", "plan", "in", "--roster", roster],
+        cwd=tmp_path, env=environment({"PYTHONIOENCODING": "iso-8859-1"}), capture_output=True, check=True,
+    )  # fmt: skip
+    assert b"????????" in pipe.stdout and pipe.stderr.isascii()
+
+
+def test_columns_stand_under_one_another_beside_names_that_are_twice_as_wide():
+    lines = render(["model", "rows"], [["模型名前", "1"], ["plain", "12"], ["🚀 x", "3"]]).splitlines()
+    assert {cell_len(line) for line in lines} == {8 + 2 + 4}
+    table = [list(map(cell_len, line.split("  "))) for line in lines[:2]]
+    assert table[1] == [8, 4]
 
 
 @pytest.mark.parametrize("env", [{"TERM": "linux", "LANG": "C.UTF-8"}, {"TERM": "xterm-256color", "LC_ALL": "POSIX"}])

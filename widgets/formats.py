@@ -9,7 +9,7 @@ from itertools import accumulate, islice
 
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.snapshot import Snapshot, wall_seconds
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import cells_of, safe, several
 
 MIB, GIB = 2**20, 2**30
 LEVEL_STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
@@ -140,8 +140,11 @@ def unreal(snapshot: Snapshot) -> str:
 def render(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Draw a table as text, without a final newline."""
     cells = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(heads, *cells, strict=True)]
+    widths = [max(map(cells_of, column)) for column in zip(heads, *cells, strict=True)]
     right = numeric(cells, len(heads))
     lines = [list(heads), ["-" * width for width in widths], *cells]
-    forms = [f"{{:{'>' if number else '<'}{width}}}" for number, width in zip(right, widths, strict=True)]
-    return "\n".join("  ".join(forms).format(*line).rstrip() for line in lines)
+    gaps = [[" " * (width - cells_of(cell)) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join(
+        "  ".join(g + t if number else t + g for t, g, number in zip(line, gap, right, strict=True)).rstrip()
+        for line, gap in zip(lines, gaps, strict=True)
+    )

@@ -31,7 +31,7 @@ from interlock.engine.record.events import (
     RunClosed,
 )
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.words import LONG, pass_of, safe
+from interlock.engine.record.words import LONG, cells_of, pass_of, safe, unarmed
 
 IN_PLACE_SECONDS = 1.0
 LINE_SECONDS = 10.0
@@ -51,9 +51,10 @@ class InPlace:
     def draw(self, snapshot: Snapshot) -> None:
         """Write how far the run is."""
         self._drawn = time.monotonic()
-        text = safe(bar(snapshot, _columns() - 1))
-        _overwrite(text.ljust(self._width))
-        self._width = len(text)
+        text = bar(snapshot, _columns() - 1)
+        size = cells_of(text)
+        _overwrite(text + " " * (self._width - size))
+        self._width = size
 
     def clear(self) -> None:
         """Make room for a line."""
@@ -298,7 +299,7 @@ def _put_out(data: bytes) -> bool:
     """Write to stdout; tell whether anybody reads on. Raises DiskError where anything else is in the way."""
     try:
         with atomic.explaining(Path("stdout")):
-            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.write(unarmed(data, ascii=True) if sys.stdout.encoding == "ascii" else data)
             sys.stdout.buffer.flush()
     except DiskError as error:
         silence(sys.stdout)

@@ -12,7 +12,7 @@ from interlock.console.summary.document import Document, change, in_a_line, lege
 from interlock.console.summary.tables import Table, listed, overview, table_of
 from interlock.engine.record.words import safe
 from interlock.widgets.nodes import No, Node, children, human, title, written
-from interlock.widgets.text import Row, fitted, row, table_rows, wrapped
+from interlock.widgets.text import Row, fit, fitted, row, table_rows, width_of, wrapped
 
 MOST_LINES = 300
 """Lines that a value or a list of differences may take; the tree has all of it."""
@@ -123,12 +123,12 @@ def _fields(node: Node, width: int) -> Iterator[Row]:
     """An object or a list, a line for each thing in it."""
     value = node.value
     pairs = list(islice(value.items() if isinstance(value, dict) else enumerate(listed(value)), MOST_LINES))
-    longest = min(max((len(safe(key, 30)) for key, _ in pairs), default=0), width // 2)
+    longest = min(max((width_of(safe(key, 30)) for key, _ in pairs), default=0), width // 2)
     for key, each in pairs:
         extra = human((*node.steps, key), each)
         branch = isinstance(each, dict | list)
         text = f"{written(each)} {title(each)}" if branch else _text(each)
-        name = f"{safe(key, 30):<{longest}}  "
+        name = fit(safe(key, 30), longest) + "  "
         yield row((name, "dim"), (text, "dim" if branch else ""), (extra and f"  {extra}", "dim"))
 
 
@@ -148,7 +148,7 @@ def _others(node: Node, siblings: Sequence[Node], width: int) -> Iterator[Row]:
             text = f"{sign}{_text(each.value)}{f'  ({extra})' if extra else ''}"
             if each.mark == "~":
                 text = f"~ {_text(each.here)} -> {_text(each.there)}"
-            yield row((f"{safe(name, 24):<24}  {text}", style))
+            yield row((f"{fit(safe(name, 24), 24)}  {text}", style))
 
 
 def _text(value: object) -> str:

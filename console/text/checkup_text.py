@@ -4,7 +4,7 @@ from textwrap import wrap
 
 from interlock.engine.compute.checks.checkup import GpuCheck, GpuReport
 from interlock.engine.compute.checks.findings import Remembered
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import cells_of, safe, several
 
 MARKS = {"passed": "ok", "limited": "! ", "untried": "--", "failed": "!!"}
 NAME = 24
@@ -42,6 +42,7 @@ def _entry(mark: str, name: str, paragraphs: list[str], width: int) -> str:
     room = max(20, width - indent)
     lines = [line for text in paragraphs for line in wrap(safe(text), room, break_on_hyphens=False)] or [""]
     head = f"{mark:<2}  {safe(name)}"
-    if len(head) > indent - 2:
+    left = indent - cells_of(head)
+    if left < 2:
         return "\n".join([head, *(" " * indent + line for line in lines)])
-    return "\n".join([f"{head:<{indent}}{lines[0]}", *(" " * indent + line for line in lines[1:])])
+    return "\n".join([f"{head}{' ' * left}{lines[0]}", *(" " * indent + line for line in lines[1:])])

@@ -4,7 +4,7 @@ from interlock.console.text.machine_text import feigned
 from interlock.engine.record.facts import timed
 from interlock.engine.record.health import batches_of, time_left, time_left_of
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.words import duration, pass_of, percent
+from interlock.engine.record.words import cells_of, cut, drawn, duration, pass_of, percent
 
 LEAST_SECONDS, MOST_SECONDS, SHARE = 10.0, 300.0, 30
 BAR = 20
@@ -18,9 +18,9 @@ def interval(elapsed: float) -> float:
 
 
 def bar(snapshot: Snapshot, width: int) -> str:
-    """Draw how far a run is in at most `width` ASCII signs; what matters least is left out first."""
+    """Draw how far a run is in at most `width` cells of a terminal; what matters least is left out first."""
     if snapshot.over or not snapshot.passes or snapshot.current_pass is None:
-        return progress(snapshot)[:width]
+        return cut(drawn(progress(snapshot)), width)
     now, left = snapshot.passes[snapshot.current_pass], None if snapshot.paused else time_left(snapshot)
     full = int(BAR * snapshot.share_done)
     parts = [f"[{'#' * full}{'.' * (BAR - full)}] {percent(snapshot.share_done)}"] + ["paused"] * snapshot.paused
@@ -31,9 +31,10 @@ def bar(snapshot: Snapshot, width: int) -> str:
     parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {batches_of(now)}".rstrip())
     if timed(snapshot.device_kind) and now.rows_per_second:
         parts.append(f"{now.rows_per_second:.1f} texts/s")
-    while len(parts) > 1 and len("  ".join(parts)) > width:
+    parts = list(map(drawn, parts))
+    while len(parts) > 1 and cells_of("  ".join(parts)) > width:
         parts.pop()
-    return "  ".join(parts)[:width]
+    return cut("  ".join(parts), width)
 
 
 BEFORE = {

@@ -9,11 +9,12 @@ import math
 import os
 import re
 import shlex
+import struct
 from collections.abc import Iterator, Sequence
 from datetime import time
 from pathlib import Path
 from typing import NamedTuple
-from unicodedata import category
+from unicodedata import category, east_asian_width
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FACTORS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -172,6 +173,8 @@ LONG = 8000
 """Signs of a line that may hold a command, with two paths of any length."""
 _PLAIN = re.compile(r"[\x20-\x7e]*")
 _STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_FOREIGN = re.compile("[^\x00-\x7e]+")
+_NO_CELL = ("Mn", "Me", "Cf")
 _UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # controls, formats (bidi too), surrogates, line separators
 _JOINING = frozenset(" \u00ad\u200b\u200c\u200d\u2060")
 """What parts and joins letters in a line, as Persian and Hindi are written, and moves nothing."""
@@ -236,6 +239,23 @@ def legible(name: str) -> str:
     return os.fsencode(name).decode(errors="replace")
 
 
-def unarmed(data: bytes) -> bytes:
-    """Write JSON in UTF-8 with DEL, C1 controls, directions and line separators as `\\uXXXX`; values stay the same."""
-    return _STEERING.sub(lambda sign: f"\\u{ord(sign[0]):04x}", data.decode()).encode()
+def unarmed(data: bytes, *, ascii: bool = False) -> bytes:
+    """Write JSON in UTF-8 with DEL, C1 controls, directions and line separators as `\\uXXXX`, or in `ascii` with
+    all that is none; values stay the same."""
+    return (_FOREIGN if ascii else _STEERING).sub(_in_json, data.decode()).encode()
+
+
+def _in_json(signs: re.Match[str]) -> str:
+    return "".join(f"\\u{unit:04x}" for (unit,) in struct.iter_unpack("<H", signs[0].encode("utf-16-le")))
+
+
+def cells_of(text: str) -> int:
+    """Count the terminal cells of a line by Unicode's own tables, where no terminal library is at hand."""
+    return sum(0 if category(sign) in _NO_CELL else 1 + (east_asian_width(sign) in "WF") for sign in text)
+
+
+def cut(text: str, width: int) -> str:
+    """Cut a line to at most `width` terminal cells."""
+    while cells_of(text) > width:
+        text = text[:-1]
+    return text
