@@ -6,7 +6,7 @@ from textwrap import fill
 from typing import Any, NoReturn
 
 from interlock.console import flags
-from interlock.console.terminal.tty import write_ascii
+from interlock.console.streams import write_ascii
 from interlock.engine import __version__, settings
 from interlock.engine.errors import MEANINGS, meant
 from interlock.engine.knobs import REMOVED

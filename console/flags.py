@@ -208,8 +208,7 @@ def export(command: argparse.ArgumentParser) -> None:
 
 def prune(command: argparse.ArgumentParser) -> None:
     """Remove the points of STORE that the last whole delivery found to be of chunks no longer in the corpus, and tell
-    how many they are. A run with --prune does so at its end.
-    """
+    how many they are. A run with --prune does so at its end."""
     command.add_argument("store", type=PATH, metavar="STORE", help="--qdrant directory of a run")
     command.add_argument("--collection", metavar="NAME", help="only this collection (default: all)")
     command.add_argument("--dry-run", action="store_true", help="tell how many there are, and remove nothing")
@@ -345,6 +344,7 @@ def _setting(command: argparse._ArgumentGroup, name: str, about: Mapping[str, An
     text = (about["help"] + (f" (default {about['default']})" if about["default"] else "")).replace("%", "%%")
     switch = {"action": argparse.BooleanOptionalAction}
     kind: dict[str, Any] = {"metavar": about["metavar"]} if about["metavar"] else switch
-    command.add_argument(flag_of(name), dest=name, help=text, **kind)
+    either = command.add_mutually_exclusive_group() if name == "window" else command
+    either.add_argument(flag_of(name), dest=name, help=text, **kind)
     if name == "window":
-        command.add_argument("--shared", dest=name, action="store_const", const=parsers.SHARED, help="--window shared")
+        either.add_argument("--shared", dest=name, action="store_const", const=parsers.SHARED, help="--window shared")

@@ -14,7 +14,7 @@ from pathlib import Path
 from textual.theme import BUILTIN_THEMES, Theme
 
 from interlock.console.actions import keymap
-from interlock.console.terminal.tty import draws_only_ascii
+from interlock.console.streams import draws_only_ascii
 from interlock.engine.errors import UsageError
 from interlock.engine.settings import Configuration
 

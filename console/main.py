@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from interlock.console.cli import ROOMS, parse
-from interlock.console.terminal.tty import streams_put_back, write_ascii
+from interlock.console.streams import streams_put_back, write_ascii
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, remedy
 from interlock.engine.record.words import LONG, safe
 

@@ -8,6 +8,7 @@ import gzip
 import importlib.util
 import json
 import os
+import random
 import re
 import shlex
 import sys
@@ -247,3 +248,23 @@ def test_files_are_not_read_again_for_each_text_of_a_pass_that_parks_them_all(tm
     named = [placed(event, read) for event in events]
     assert [(each.file, each.record) for each in named] == [("a_chunks.json", number) for number in range(1, 31)]
     assert [each.chunk_id for each in named] == [f"c{number}" * (number < LOOKED_UP) for number in range(30)]
+
+
+def test_a_file_of_noise_is_a_refused_file_however_few_lines_it_is_taken_for(tmp_path, tiny_a, call):
+    root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": sentences(100)}})
+    noise = random.Random(1).randbytes(2000)
+    (root / "Docs" / "noise.jsonl").write_bytes(noise)
+    how = ("--roster", tiny_a, "--max-refused", "20%", "--no-ui", "--out", tmp_path / "o")
+    code, _, err = call("run", root, *how)
+    assert code == 1 and "1 file refused (noise.jsonl: none of its records can be used)" in err
+    code, _, err = call("run", root, *how[:2], "--max-refused", "20%,files", *how[4:])
+    assert code == 0, err
+
+
+def test_a_file_of_empty_pages_and_one_of_records_seen_before_are_no_refused_files(tmp_path, tiny_a, call):
+    page = {"text": "a page", "metadata": {"source_path": "p.pdf"}, "chunk_id": "1"}
+    files = {"a.jsonl": [*sentences(100), page], "b.jsonl": [""], "c.jsonl": [page, {"text": 7}]}
+    code, _, err = call(
+        "run", corpus(tmp_path / "in", {"Docs": files}), "--roster", tiny_a, "--max-refused", "5%", "--no-ui"
+    )
+    assert code == 0 and "file refused" not in err

@@ -7,7 +7,7 @@ import pytest
 from interlock.console.cli import parse
 from interlock.engine.knobs import REMOVED
 from interlock.engine.record.events import LeaseReleased
-from tests.builders import corpus, events_of, interlock, sentences, summary_of, toml
+from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_sparse, toml
 
 
 @pytest.fixture
@@ -48,6 +48,23 @@ def test_a_flag_of_an_earlier_eval_is_refused_with_what_to_use(capsys):
     with pytest.raises(SystemExit, match="2"):
         parse(["eval", ".", "--picture", "x.svg"])
     assert "there is no --picture: the table and --json say the same" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("flags", [("--shared", "--window", "3"), ("--window=3", "--shared")])
+def test_a_window_beside_shared_is_refused_since_one_of_them_would_mean_nothing(capsys, flags):
+    with pytest.raises(SystemExit, match="2"):
+        parse(["run", ".", *flags])
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_a_sparse_model_whose_files_do_not_say_so_is_told_as_what_it_is_taken_for(tmp_path, chunks, tiny_a):
+    bare = tiny_sparse(tmp_path / "bare")
+    told = "bare: nothing says how it is pooled (no modules.json), and it is a BertForMaskedLM: taken for a dense model"
+    roster = ("--roster", f"{tiny_a},{bare}")
+    assert told in interlock("plan", chunks, *roster).stdout
+    assert told in interlock("run", chunks, *roster, "--out", tmp_path / "o").stderr
+    right = interlock("plan", chunks, "--roster", tiny_a, "--sparse", bare).stdout
+    assert "taken for" not in right and "taken for" not in interlock("plan", chunks, "--roster", tiny_a).stdout
 
 
 def test_a_store_of_another_meaning_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from interlock.console.apps import run as notify
+from interlock.console.streams import draws_only_ascii
 from interlock.console.terminal.driver import MOST_BYTES, OutputThread
-from interlock.console.terminal.tty import Surroundings, draws_only_ascii, quiet_descriptors, why_headless
+from interlock.console.terminal.tty import Surroundings, quiet_descriptors, why_headless
 from interlock.engine.record.snapshot import Snapshot
 from interlock.widgets.formats import render
 from tests.builders import JOINERS, ROOT, corpus, environment, tiny_model

@@ -5,7 +5,6 @@ nothing that a library prints tears the screen. When the terminal hangs up meanw
 no terminal library.
 """
 
-import codecs
 import os
 import signal
 import sys
@@ -13,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 
@@ -21,12 +19,7 @@ from interlock.engine.record.words import safe
 
 LAID_ASIDE = (signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGTTIN, signal.SIGTTOU)
 """Signals that a screen takes for itself, and that mean afterwards what they meant before."""
-DRAWN = "interlock-drawn"
-"""How a stream's errors of encoding are handled that shows signs as a screen draws them."""
 NO = ("", "0", "false", "no")
-
-ASCII_TERMINALS = ("linux", "vt100", "vt102", "vt220", "ansi", "cons25", "sun")
-LOCALES, COERCED = ("LC_ALL", "LC_CTYPE", "LANG"), "C.UTF-8"
 
 
 @dataclass(frozen=True)
@@ -63,56 +56,6 @@ def why_headless(
         "running in a notebook cell": in_a_cell(around.environment),
     }
     return next((words for words, applies in refusals.items() if applies), "")
-
-
-def draws_only_ascii(environment: Mapping[str, str]) -> bool:
-    """Tell whether a terminal is known to show no more than ASCII: by its name, or by a locale of another encoding.
-
-    Where no locale is set, as in many containers, nothing is known against it.
-    """
-    locale = next((value for name in LOCALES if (value := environment.get(name))), "UTF-8")
-    # Python itself sets LC_CTYPE where it finds the locale to be "C", so that alone says nothing.
-    if locale == COERCED and (asked := environment.get("LANG")):
-        locale = asked
-    terminal = environment.get("TERM", "").partition("-")[0]
-    return terminal in ASCII_TERMINALS or not locale.upper().replace("-", "").endswith("UTF8")
-
-
-def write_ascii(*, asked: bool = False) -> None:
-    """Have text on stdout and stderr be ASCII, where that is `asked` for or a terminal shows no more. What a stream in
-    another encoding than UTF-8 cannot take is written as a screen draws it on such a terminal."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            if isinstance(stream, TextIOWrapper):
-                only = asked or (stream.isatty() and draws_only_ascii(os.environ))
-                if only or stream.encoding.lower() != "utf-8":
-                    stream.reconfigure(encoding="ascii" if only else None, errors=DRAWN)
-
-
-@contextmanager
-def streams_put_back() -> Iterator[None]:
-    """Give stdout and stderr the encoding back that they had."""
-    before = [
-        (each, each.encoding, each.errors) for each in (sys.stdout, sys.stderr) if isinstance(each, TextIOWrapper)
-    ]
-    try:
-        yield
-    finally:
-        for stream, encoding, errors in before:
-            with suppress(OSError, ValueError):
-                stream.reconfigure(encoding=encoding, errors=errors)
-
-
-def _drawn(error: UnicodeError) -> tuple[str, int]:
-    """What stands for signs that a stream cannot take, in as many cells."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    from interlock.widgets.text import ascii_only
-
-    return ascii_only(error.object[error.start : error.end]), error.end
-
-
-codecs.register_error(DRAWN, _drawn)
 
 
 def takes_screens() -> bool:

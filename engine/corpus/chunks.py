@@ -27,6 +27,10 @@ NAME = 60
 """Signs of a name that are told."""
 NAMES_SHOWN, LONGEST_SHOWN = 5, 40
 """Fields of a record without a text that are named, and the most signs of each."""
+EMPTY = "the text is empty"
+"""Of a true record: an empty page, say."""
+UNUSABLE = "none of its records can be used"
+"""Of a file, behind the refusals of its records."""
 _KINDS = {str: "a string", list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
 _AT_A_STRING = re.compile("truncated|escape|surrogate")
 
@@ -115,12 +119,22 @@ class ChunkReader:
         yield from self.collection.refusals
         for name in self.collection.files:
             path, within = self.collection.root / name, self.collection.within
+            used = whole = odd = alien = False
+            before = self.counts.records
             for number, data in records(path, within, partial(self.hashes.__setitem__, name)):
                 self.place = name, number or 0
                 self.counts.records += number is not None
                 found = Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data)
+                if isinstance(found, Refusal):
+                    whole, odd = whole or number is None, odd or found.reason != EMPTY
+                    alien = alien or data[:1] not in (b"{", "")
+                else:
+                    used = True
                 if found is not None:
                     yield found
+            several = self.counts.records - before > 1
+            if odd and not (used or whole) and (several or alien):  # a file is lost, whatever its lines are taken for
+                yield Refusal(name, None, UNUSABLE)
 
     def _read(self, file: str, number: int | None, data: bytes) -> Chunk | Refusal | None:
         """The chunk that a record is, or why it is none; bad records are often millions of the same. None: it was there
@@ -144,7 +158,7 @@ class ChunkReader:
             rest = {key: value for key, value in raw.items() if key not in _OWN}
             others = msgspec.json.encode(rest) if rest else b""
         if not record.text.strip():
-            raise _Refused("the text is empty")
+            raise _Refused(EMPTY)
         payload = b"{}" if record.metadata is UNSET else bytes(record.metadata)
         payload = b"{}" if payload == b"null" else payload
         if not payload.startswith(b"{"):

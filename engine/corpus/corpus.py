@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import asdict
 
-from interlock.engine.corpus.chunks import Chunk, ChunkReader, Counts, Refusals
+from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Counts, Refusals
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.places import Places
@@ -311,13 +311,14 @@ def _refusals(corpus: Sequence[Rows]) -> str:
     """Why there is no chunk: the first places and reasons, each reason of a file once, with its records."""
     found: dict[tuple[str, str], list[str]] = {}
     for rows in corpus:
-        for refusal in rows.refusals.told:
+        for refusal in (each for each in rows.refusals.told if each.reason != UNUSABLE):
             place = f"{rows.collection.name}/{refusal.file}", refusal.reason
             found.setdefault(place, []).extend([] if refusal.record is None else [f"{refusal.record:,}"])
     if not found:
         return "no chunk file has a record"
     shown = dict(islice(found.items(), FEW))
-    left = sum(len(rows.refusals) for rows in corpus) - sum(len(records) or 1 for records in shown.values())
+    every = sum(len(rows.refusals) - rows.refusals.reasons[UNUSABLE] for rows in corpus)
+    left = every - sum(len(records) or 1 for records in shown.values())
     texts = [f"{file}{_records(records)}: {reason}" for (file, reason), records in shown.items()]
     return "; ".join(texts) + f" (and {left:,} more)" * bool(left)
 

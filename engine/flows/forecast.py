@@ -21,6 +21,7 @@ from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
+from interlock.engine.record.events import AnyEvent, Warned
 from interlock.engine.record.facts import RosterEntry, joined
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.runs import paces
@@ -109,7 +110,13 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     request, settings = requested(chunks, configuration), configuration.settings
     devices = choose_devices(settings.devices, settings.faults)
     policy = Policy(offline=True, pickles=settings.allow_pickle, forbids="a plan downloads nothing")
-    models = resolve(REAL, request.specs, policy, devices, lambda _: None, allowed=settings.allow_missing)
+    said = list[str]()
+
+    def hear(event: AnyEvent) -> None:
+        if isinstance(event, Warned):
+            said.append(event.message)
+
+    models = resolve(REAL, request.specs, policy, devices, hear, allowed=settings.allow_missing)
     roster, source = request.roster(models), reuse.check(settings.reuse) if settings.reuse else None
 
     def reusable(number: int, card: ModelCard, corpus: Corpus) -> reuse.Mask:
@@ -130,6 +137,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     form, fusion = form_of(settings), Fusion(settings.fusion)
     kept = form.widths(fusion, members)
     unused = [
+        *said,
         *(f"planned without a model: {why}" for why in models.missing.values()),
         *(
             f"--reuse {settings.reuse}: no {what} of {model} there, computing it anew"

@@ -16,7 +16,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.models.assets import ModelSnapshot, Policy, is_offline, resolve
 from interlock.engine.models.bundles import bundled
 from interlock.engine.models.card import ModelCard, read_card
-from interlock.engine.models.layout import home_of, read_object
+from interlock.engine.models.layout import home_of, modules_of, read_object
 from interlock.engine.models.networks.checkpoint import usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability
 from interlock.engine.models.registry import ModelSpec, label
@@ -40,7 +40,20 @@ def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Devic
                 f"and query_prompt in [models.{card.key}] to use them"
             )
             emit(Warned(message=message))
+        if taken := _taken_for(card):
+            emit(Warned(message=taken))
     return cards
+
+
+def _taken_for(card: ModelCard) -> str:
+    """What a model is taken for whose files do not say it; empty where they do."""
+    named = str((card.config.get("architectures") or [""])[0])
+    if card.kind != "dense" or not named.endswith("ForMaskedLM") or modules_of(card.snapshot.path):
+        return ""
+    return (
+        f"{card.key}: nothing says how it is pooled (no modules.json), and it is a {named}: taken for a dense model, "
+        f"pooling {card.how_pooled}; name it in --sparse if it is a SPLADE model"
+    )
 
 
 def card_for(spec: ModelSpec, snapshot: ModelSnapshot, devices: Sequence[Device]) -> ModelCard:
