@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +26,10 @@ from interlock.engine.corpus.tokens import lowercases
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.record import atomic, words
 
-FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "chat_template.jinja",
+)
 """What a tokenizer is built of, beside `SETTINGS`."""
 SETTINGS = ("model_type", "model_name", "tokenizer_class", "auto_map", "transformers_version")
 """What of `config.json` decides how it is built."""
@@ -105,12 +108,8 @@ def build(model: str, folder: Path, config: Mapping[str, object], cache: Path) -
     """
     file = folder / "tokenizer.json"
     try:
-        said = {name: atomic.sha256_of(folder / name) for name in FILES if (folder / name).is_file()}
-        settings = {name: config[name] for name in SETTINGS if name in config}
-        versions = [metadata.version(name) for name in ("tokenizers", "transformers")]
-        about = json.dumps([TRIAL_VERSION, versions, said, settings, lowercases(file)], sort_keys=True, default=str)
-        kept = cache / hashlib.sha256(about.encode()).hexdigest()
-        found = _known(kept) or _made(file, settings, kept)
+        kept = cache / _about(folder, config)
+        found = _known(kept) or _made(file, config, kept)
     except OSError as error:
         raise UnavailableError(f"model {model}: cannot read {file}: {error.strerror}") from error
     if found.fault and found.of == "settings":
@@ -131,6 +130,48 @@ def build(model: str, folder: Path, config: Mapping[str, object], cache: Path) -
     )
 
 
+def check_template(model: str, folder: Path, config: Mapping[str, object], cache: Path) -> None:
+    """Raise UnavailableError, naming model and folder, where the template for messages there breaks the limits of a
+    trial; arguments as those of `build`. What went well before is only looked up."""
+    try:
+        kept = cache / _about(folder, config) / "messages"
+        if kept.is_file():
+            return
+        with _copied(folder, config) as place:
+            found = _tried(place, "messages")
+    except OSError as error:
+        raise UnavailableError(f"model {model}: cannot read {folder}: {error.strerror}") from error
+    if found.fault:
+        raise UnavailableError(f"model {model}: cannot use its chat template in {folder}: {found.fault}")
+    with suppress(InterlockError):  # it can be tried again
+        atomic.write_bytes(kept, b"")
+
+
+def _about(folder: Path, config: Mapping[str, object]) -> str:
+    """Name what a trial of these files finds."""
+    said = {name: atomic.sha256_of(folder / name) for name in FILES if (folder / name).is_file()}
+    versions = [metadata.version(name) for name in ("tokenizers", "transformers")]
+    lower = lowercases(folder / "tokenizer.json")
+    about = json.dumps([TRIAL_VERSION, versions, said, _settings(config), lower], sort_keys=True, default=str)
+    return hashlib.sha256(about.encode()).hexdigest()
+
+
+def _settings(config: Mapping[str, object]) -> dict[str, object]:
+    return {name: config[name] for name in SETTINGS if name in config}
+
+
+@contextmanager
+def _copied(folder: Path, config: Mapping[str, object]) -> Iterator[Path]:
+    """A folder for a trial, with all that it reads."""
+    with tempfile.TemporaryDirectory(prefix="interlock-tokenizer-") as name:
+        place = Path(name)
+        for each in FILES:
+            if (folder / each).is_file():
+                shutil.copyfile(folder / each, place / each)
+        (place / "config.json").write_text(json.dumps(_settings(config)))
+        yield place
+
+
 def _known(kept: Path) -> Tried | None:
     """What an earlier trial found."""
     try:
@@ -140,15 +181,10 @@ def _known(kept: Path) -> Tried | None:
     return found if found.same or (kept / "tokenizer.json").is_file() else None
 
 
-def _made(file: Path, settings: dict[str, object], kept: Path) -> Tried:
+def _made(file: Path, config: Mapping[str, object], kept: Path) -> Tried:
     """Try and build a tokenizer, and keep what came of it, of faults nothing."""
-    with tempfile.TemporaryDirectory(prefix="interlock-tokenizer-") as name:
-        folder = Path(name)
-        for each in FILES:
-            if (file.parent / each).is_file():
-                shutil.copyfile(file.parent / each, folder / each)
-        (folder / "config.json").write_text(json.dumps(settings))
-        found = _tried(folder, lower=lowercases(file))
+    with _copied(file.parent, config) as folder:
+        found = _tried(folder, "lower" if lowercases(file) else "")
         if not found.fault:
             if not found.same:
                 atomic.write_bytes(kept / "tokenizer.json", (folder / "built.json").read_bytes())
@@ -157,10 +193,11 @@ def _made(file: Path, settings: dict[str, object], kept: Path) -> Tried:
     return found
 
 
-def _tried(folder: Path, *, lower: bool) -> Tried:
-    """What a process of its own found of a tokenizer within its limits."""
+def _tried(folder: Path, how: str) -> Tried:
+    """What a process of its own found within its limits: of a tokenizer, with small letters first where `how` is
+    "lower", or of its template where that is "messages"."""
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical"}
-    words_of_it = [str(folder), "lower" if lower else "", str(SECONDS), str(MEMORY)]
+    words_of_it = [str(folder), how, str(SECONDS), str(MEMORY)]
     with subprocess.Popen(  # noqa: S603  # our own script, with the folder as its argument
         [sys.executable, "-P", str(TRIAL), *words_of_it],
         stdin=subprocess.DEVNULL,

@@ -8,13 +8,13 @@ import json
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from interlock.engine.errors import UnavailableError, reason
 from interlock.engine.record import atomic
 from interlock.engine.record.words import several
 
+T = TypeVar("T")
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int64]
 WINDOW = 256
@@ -97,17 +98,22 @@ def naming(models: Sequence[str], file: Path) -> Iterator[None]:
 
 
 def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
-    """Encode `texts` without special tokens.
+    """Encode `texts` without special tokens. Raises UnavailableError as `in_time` does."""
+    return in_time(lambda: tokenizer.encode_batch_fast(list(texts), add_special_tokens=False), texts)
+
+
+def in_time(work: Callable[[], T], texts: Sequence[str]) -> T:
+    """Return what `work` makes of `texts`.
 
     Raises UnavailableError for texts that the tokenizer cannot take, and where it does not finish in time: the library
     cannot be interrupted, so that its thread is then left behind.
     """
-    answer: Future[list[Encoding]] = Future()
+    answer: Future[T] = Future()
 
     def encode() -> None:
         try:
             with translated():
-                answer.set_result(tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+                answer.set_result(work())
         except UnavailableError as error:
             answer.set_exception(error)
 

@@ -18,6 +18,8 @@ ODD = (
     "\0\x07\x85\u200b\ufeff\u00a0", "z" * 101, "WORD" * 60, "don't you'll it's 1,234.56 $9.99 a@b.cc http://x.yy/z?q=1",
     "🏳️‍🌈 👍🏽", "هذا नमस्ते ไทย",
 )  # fmt: skip
+PREAMBLE = 100_000
+"""Signs that a template may write beside a pair's own."""
 PIECES = 4096
 """Pieces of the vocabulary that are tried as texts, several in each."""
 
@@ -178,12 +180,26 @@ def answer(folder: Path, lower: bool) -> dict[str, Any]:
             "chat": whole.chat_template is not None}  # fmt: skip
 
 
-def main(folder: str, lower: str, seconds: str, memory: str) -> None:
+def filled(folder: Path) -> dict[str, Any]:
+    """Try the template for messages in `folder` with pairs of texts, short and long, as words and as lists of parts: of
+    what it does not take it says so itself, soon."""
+    from transformers import AutoTokenizer
+
+    whole = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    for text in (PLAIN, PLAIN * 100):
+        for content in (text, [{"type": "text", "text": text}]):
+            messages = [{"role": role, "content": content} for role in ("query", "document")]
+            for made in each_of([""], lambda _: whole.apply_chat_template(messages, tokenize=False)):  # noqa: B023
+                grown(len(made or "") - PREAMBLE, text)
+    return {"fault": ""}
+
+
+def main(folder: str, how: str, seconds: str, memory: str) -> None:
     """Answer on the standard output, whatever happens."""
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         limited(int(seconds), int(memory))
-        found = answer(Path(folder), lower == "lower")
+        found = filled(Path(folder)) if how == "messages" else answer(Path(folder), how == "lower")
     except BaseException as error:
         found = {"fault": " ".join(str(error).split())[:500] or type(error).__name__, "of": "file"}
     print(json.dumps(found))  # noqa: T201

@@ -22,7 +22,7 @@ from interlock.engine.errors import UnavailableError, reason
 from interlock.engine.flows.opening import check, check_cut, form_of, without_effect
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
-from interlock.engine.models.assets import Policy
+from interlock.engine.models.assets import Policy, changed_files
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import ModelSpec, check_beside, extended, find
 from interlock.engine.models.roster import delivered_dim, entry_of, entry_without, token_key, tokenisings
@@ -128,7 +128,9 @@ class RunPlan:
         """Lay out every pass over the texts that are not `reused`. Raises UsageError as `lay_out` does."""
         passes = []
         for number, card in self.cards.items():
-            tokens, without = self.tokens[token_key(card)], reused(number, card, self.corpus)
+            if (tokens := self.tokens.get(token_key(card))) is None:  # its tokenizer was replaced since they were made
+                raise changed_files(card.key, card.snapshot.path)
+            without = reused(number, card, self.corpus)
             passes.append(PlannedPass(number, lay_out(number, card, tokens, self.corpus.rows, without), tokens))
         return replace(self, passes=passes)
 

@@ -80,9 +80,12 @@ class ModelSnapshot:
                 same = _fingerprint(self.path, _hashes(self.path, self.weights)) == self.fingerprint
                 if same and _digests(self.heads) == self.head_digests:
                     return
-        raise UnavailableError(
-            f"model {model}: its files in {self.path} changed during the run: restore them, then --resume"
-        )
+        raise changed_files(model, self.path)
+
+
+def changed_files(model: str, path: Path) -> UnavailableError:
+    """Say that a model is not the one that the run began with."""
+    return UnavailableError(f"model {model}: its files in {path} changed during the run: restore them, then --resume")
 
 
 @dataclass(frozen=True)

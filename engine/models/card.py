@@ -162,9 +162,9 @@ def read_card(
     kinds = [module.kind for module in modules]
     lexical = is_lexical(spec, snapshot, kinds)
     sparse = spec.kind == "sparse" and not lexical
-    check_sentence(spec.key, path, config, SPARSE if sparse else PLAIN)
     if not lexical:
         check_kind(spec, snapshot.weights, root, config, modules)
+    check_sentence(spec.key, path, config, SPARSE if sparse else PLAIN)
     poolings = () if sparse else _poolings(spec, path, config, modules)
     pooling = poolings[0] if len(poolings) == 1 else None
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])

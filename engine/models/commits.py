@@ -19,6 +19,7 @@ from interlock.engine.models.layout import (
     WEIGHTS,
     home_of,
     modules_of,
+    read_object,
     settings_of,
 )
 from interlock.engine.models.registry import REGISTRY, ModelSpec, Pooling
@@ -59,7 +60,8 @@ def lacking(path: Path, spec: ModelSpec, proof: Proof | None, *, by_row: bool = 
     if proof is None:
         return []
     here = "" if home_of(path) == path else f"{home_of(path).relative_to(path)}/"
-    own = ("config.json", "tokenizer.json", *OF_TOKENIZER, WEIGHTS)
+    whole = "added_tokens_decoder" in read_object(path / here / OF_TOKENIZER[0])  # nobody then reads the other two
+    own = ("config.json", "tokenizer.json", *OF_TOKENIZER[: 1 if whole else None], WEIGHTS)
     wanted = [MODULES, *(here + name for name in own)]
     wanted += [here + INDEX] * proof.is_without(here + WEIGHTS)
     wanted += [f"{here}chat_template.jinja"] * (spec.kind == "scores")

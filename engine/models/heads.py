@@ -102,6 +102,8 @@ def check_kind(
                 f"model {spec.key} is a sparse model by its {path / 'modules.json'}: name it in --sparse, with "
                 f'kind = "sparse" in [models.{spec.key}] where there is such a table'
             )
+        if kinds and "Pooling" not in kinds:
+            raise UnavailableError(f"model {spec.key}: {path / 'modules.json'} names no Pooling: use another model")
         return
     if kinds and kinds[-1] != SPLADE and not routes_of(path):
         raise UsageError(f"model {spec.key} is a dense model by its {path / 'modules.json'}: name it in --roster")

@@ -25,6 +25,8 @@ SPLADE = "SpladePooling"
 NETWORKS = ("Transformer", "MLMTransformer")
 WEIGHTED = frozenset({"Dense", "LayerNorm", "WeightedLayerPooling"})
 SUPPORTED = {*NETWORKS, *WEIGHTED, "Pooling", "Normalize", "Dropout", SPLADE, "LogitScore"}
+POOLED = ("Pooling", SPLADE, "LogitScore")
+"""What makes one thing of a text out of those of its tokens."""
 ROUTER, MODULES, PROMPTS = "router_config.json", "modules.json", "config_sentence_transformers.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -68,7 +70,11 @@ class _Router(msgspec.Struct):
 
 
 def check_supported(path: Path) -> None:
-    """Raise Unsupported, naming the module, for a model that has one that is not computed here."""
+    """Raise Unsupported, naming file and module, for a model that has one that is not computed here, or not where it
+    stands, and for one that changes another's weights."""
+    adapter = home_of(path) / "adapter_config.json"
+    if adapter.is_file():
+        raise Unsupported(f"{adapter}: adapters are not supported: merge it into the weights")
     for module in document_modules(path):
         route = [each.kind for each in routes_of(path).get("document", [])]
         through = f" whose documents go through {', '.join(route)}" * bool(route)
@@ -84,6 +90,19 @@ def check_supported(path: Path) -> None:
             raise Unsupported(
                 f"{path / MODULES}: path of the Transformer: expected the model's directory, got {module.path!r}"
             )
+    _check_order(path, [module.kind for module in document_modules(path)])
+
+
+def _check_order(path: Path, kinds: Sequence[str]) -> None:
+    """Raise Unsupported where a module is given what none before it makes: a network comes first, and vectors of whole
+    texts come of a pooling."""
+    if not kinds and (path / MODULES).is_file():
+        raise Unsupported(f"{path / MODULES} names no module: fetch the model again")
+    if kinds and kinds[0] not in NETWORKS:
+        raise Unsupported(f"{path / MODULES}: expected the Transformer first, got {kinds[0]}: use another model")
+    pooled = next((place for place, kind in enumerate(kinds) if kind in POOLED), len(kinds))
+    if early := [kind for kind in kinds[:pooled] if kind in ("Normalize", "LayerNorm")]:
+        raise Unsupported(f"{path / MODULES}: {early[0]} stands before any Pooling: use another model")
 
 
 def check_complete(path: Path) -> None:

@@ -228,13 +228,16 @@ STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):
-    """Every tensor of some files by name; each look-up reads it anew. ValueError for a file that is damaged."""
+    """Every tensor of some files by name; each look-up reads it anew. ValueError for a file that is damaged, and for a
+    tensor of numbers that are not computed with."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._places = {name: place for file in files for name, place in _header(file).items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         file, start, kind, shape = self._places[name]
+        if kind not in STORED:
+            raise ValueError(f"{file}: {name} has numbers of type {kind}, which is not supported")
         tensor = torch.empty(shape, dtype=STORED[kind])
         if tensor.numel():
             with file.open("rb") as handle:
@@ -291,5 +294,5 @@ def _header(file: Path) -> dict[str, tuple[Path, int, str, list[int]]]:
     return {
         name: (file, 8 + size + entry["data_offsets"][0], entry["dtype"], entry["shape"])
         for name, entry in table.items()
-        if name != "__metadata__" and entry["dtype"] in STORED
+        if name != "__metadata__"
     }

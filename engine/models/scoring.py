@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from interlock.engine.corpus.tokenizer import check_template
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.card import ModelCard, attention_of, padding, tokenizer_of
@@ -18,6 +19,7 @@ from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel,
 from interlock.engine.models.pickles import TensorFiles
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sentence import PLAIN, check_sentence
+from interlock.engine.models.sources import model_cache
 
 Activation = Literal["sigmoid", "identity"]
 Config = Mapping[str, object]
@@ -59,6 +61,8 @@ def read_scorer(
     decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
     dtype, hard = spec.dtype.get(device_kind, decided), positions_of(snapshot, path, config)
     tokenizer = tokenizer_of(spec, path, config)
+    if tokenizer.chat and not packed:
+        check_template(spec.key, path, config, model_cache() / "tokenizers")
     return ModelCard(
         key=spec.key,
         snapshot=snapshot,

@@ -185,7 +185,9 @@ def load(card: ModelCard) -> nn.Module:
     except InterlockError:
         raise
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
-        raise UnavailableError(f"cannot load model {card.key} from {card.snapshot.path}: {reason(error)}") from error
+        shaped = "ignore_mismatched_sizes" in str(error)  # whose report only a terminal would see
+        why = "its weights have other shapes than its config.json says" if shaped else reason(error)
+        raise UnavailableError(f"cannot load model {card.key} from {card.snapshot.path}: {why}") from error
     card.snapshot.check_unchanged(card.key, looked)
     return network
 

@@ -19,7 +19,17 @@ from interlock.engine.compute.encoder import Apart, Encoder, Ids
 from interlock.engine.compute.parts.dense import ScoreRows
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.corpus.tokens import Ids as StoredIds
-from interlock.engine.corpus.tokens import Lengths, Specials, Tokenised, encoded, load_tokenizer, naming, translated
+from interlock.engine.corpus.tokens import (
+    Lengths,
+    Specials,
+    Tokenised,
+    encoded,
+    in_time,
+    load_tokenizer,
+    naming,
+    translated,
+)
+from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.layout import modules_of
@@ -85,14 +95,22 @@ def rows_of_texts(card: ModelCard, pairs: Sequence[Pair]) -> PairRows:
 def rows_of_network(network: Any, card: ModelCard, pairs: Sequence[Pair]) -> PairRows:
     """Tokenise pairs as the `CrossEncoder` in `network` does: by its own template where it has one."""
     prompt, uncut = card.query_prompt or None, {"processing_kwargs": {"text": {"truncation": False}}}
-    rows, full = [], []
-    for pair in pairs:
-        made = network.preprocess([list(pair)], prompt=prompt)
-        ids, types = made["input_ids"][0].numpy(), made.get("token_type_ids")
-        rows.append(ids if types is None else np.stack([ids, types[0].numpy()], axis=1))
-        whole = len(ids) < card.max_tokens
-        full.append(len(ids if whole else network.preprocess([list(pair)], prompt=prompt, **uncut)["input_ids"][0]))
-    return PairRows(rows, full)
+
+    def tokenised() -> PairRows:
+        rows, full = [], []
+        for pair in pairs:
+            try:
+                made = network.preprocess([list(pair)], prompt=prompt)
+            except ValueError as error:  # a template that does not take pairs: pages of advice follow
+                raise UnavailableError(str(error).partition(". ")[0]) from error
+            ids, types = made["input_ids"][0].numpy(), made.get("token_type_ids")
+            rows.append(ids if types is None else np.stack([ids, types[0].numpy()], axis=1))
+            whole = len(ids) < card.max_tokens
+            full.append(len(ids if whole else network.preprocess([list(pair)], prompt=prompt, **uncut)["input_ids"][0]))
+        return PairRows(rows, full)
+
+    with naming([card.key], card.snapshot.path):  # its template is the model's own, whatever it did on trial
+        return in_time(tokenised, [text for pair in pairs for text in pair])
 
 
 def _typed(card: ModelCard) -> bool:

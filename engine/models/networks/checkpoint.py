@@ -208,8 +208,6 @@ def check_settings(root: Path, path: Path, config: Config, modules: Sequence[Mod
     """Raise UnavailableError, naming file and key, for the first setting of a model that cannot be what it says;
     `path` is the folder of its network within `root`."""
     _check_config(path / "config.json", config)
-    if (path / "adapter_config.json").is_file():
-        raise UnavailableError(f"{path / 'adapter_config.json'}: adapters are not supported: merge it into the weights")
     for module in modules:
         file = root / module.path / "config.json"
         if module.kind == "Dense" and "activation_function" in (dense := read_object(file)):
