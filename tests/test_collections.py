@@ -71,10 +71,11 @@ def test_a_chunk_file_beside_collections_makes_one_of_all_and_is_warned_of(tmp_p
 def test_files_that_only_look_like_chunk_files_are_told(tmp_path):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
     (root / ".venv" / "deep").mkdir(parents=True)
-    for name in ("Docs/a.json", "Docs/b.JSONL", "c.parquet", "Docs/readme.md", ".venv/deep/a.json"):
+    for name in ("Docs/a.json", "Docs/b.JSONL", "c.parquet", "d.tsv", "Docs/readme.md", ".venv/deep/a.json"):
         (root / name).write_text("[]")
     assert list(overlooked(root, discover(root))) == [
-        "3 files not read (Docs/a.json; Docs/b.JSONL; c.parquet): names of chunk files end in _chunks.json or .jsonl"
+        "4 files not read (Docs/a.json; Docs/b.JSONL; c.parquet and 1 more): names of chunk files end in _chunks.json "
+        "or .jsonl"
     ]
 
 

@@ -557,6 +557,9 @@ def test_limits_of_strict_mode_are_obeyed(upload):
     collection.strict["max_points_count"] = ROWS - 1
     with pytest.raises(UsageError, match=r"takes 89 points in strict mode, and 90 are to be uploaded: raise"):
         upload()
+    collection.strict |= {"max_points_count": ROWS, "max_collection_vector_size_bytes": 999}
+    with pytest.raises(UsageError, match=r"takes 999 B of vectors in strict mode, and .* of dense ones"):
+        upload()
     collection.strict["enabled"] = False
     assert upload().points == ROWS
 

@@ -4,12 +4,21 @@ The oracle is what was written: it knows each record's text, metadata and other 
 reader. Whatever is added behind them, the records that were there keep their ids.
 """
 
+import csv
+import io
 import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.campaigns.field import PLAIN
+from bench.campaigns.process import carry_out, wrongs
 from bench.campaigns.tally import Campaign, Report, Room
 from interlock.engine.corpus.chunks import Chunk
 from interlock.engine.corpus.collections import discover
@@ -107,6 +116,8 @@ FORMS: Mapping[str, Callable[[str, str, int, random.Random], Record]] = {
     "own": _own, "ids begin anew": _anew, "bare": _bare,
 }  # fmt: skip
 FILES = 40
+EACH = 20
+"""Of so many trials one is a whole run, and one of each kind a table."""
 
 
 def trial(room: Room) -> Report:
@@ -127,7 +138,60 @@ def trial(room: Room) -> Report:
     after = _check(written, root, report, form)
     if gone := before - after:
         report.wrong.append(f"{form}: {len(gone)} ids changed as a record was added, {min(gone)}")
+    if room.number % EACH == 0:
+        _run(written, room, report, form)
+    if room.number % EACH < len(TABLES):
+        _tables([*TABLES][room.number % EACH], room, report)
     return report
+
+
+def _run(written: Mapping[str, list[Record]], room: Room, report: Report, form: str) -> None:
+    """Embed the files, and count and compare what was delivered of them, as other readers see it."""
+    run, kept = room.run(), _expected(written)[0]
+    outcome = carry_out(
+        room.field.command(run, PLAIN, "--max-refused", "100%", chunks=room.directory("in")), room.place
+    )
+    report.tried["whole runs"] += 1
+    report.wrong += [f"{form}: a run: {each}" for each in wrongs(outcome, codes=(0,))]
+    arrays = [*run.glob("exports/Docs/*.npy")]
+    rows = {file.name: len(np.load(file)) for file in arrays}
+    texts = pq.read_table(run / "exports" / "Docs" / "points.parquet").column("text").to_pylist()
+    report.wrong += [f"{form}: rows of {rows}, not {len(kept)}"] * (not rows or {*rows.values()} != {len(kept)})
+    report.wrong += [f"{form}: other texts in the table"] * (sorted(texts) != sorted(json.loads(k)[0] for k in kept))
+
+
+def _tables(kind: str, room: Room, report: Report) -> None:
+    """A table is not read, which is told: under its own name as a file beside, under that of chunks as a refused file,
+    whatever may be refused of records."""
+    data = TABLES[kind](_records("table", "t", room.rng))
+    for number, name in enumerate((f"t.{kind}", "t.jsonl", "t_chunks.json")):
+        place = room.directory(f"tables-{number}/Docs")
+        (place / "good.jsonl").write_text('{"text": "a text"}\n' * 3)
+        (place / name).write_bytes(data)
+        (found,) = discover(place.parent)
+        (rows,) = read_corpus([found], lambda _: None).rows
+        told = name in found.unread if number == 0 else rows.refusals.broken == 1
+        report.tried[f"{kind} {'refused' if number else 'told'}"] += 1
+        report.wrong += [f"{name} of {kind} is not told"] * (not told or rows.chunks != 3)
+
+
+def _separated(records: list[Record], **how: Any) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [*records[0]], **how)
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue().encode()
+
+
+def _parquet(records: list[Record]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(records), sink)
+    return sink.getvalue()
+
+
+TABLES: Mapping[str, Callable[[list[Record]], bytes]] = {
+    "csv": _separated, "tsv": partial(_separated, dialect="excel-tab"), "parquet": _parquet,
+}  # fmt: skip
 
 
 def _records(form: str, file: str, rng: random.Random) -> list[Record]:
@@ -166,6 +230,21 @@ def _check(written: Mapping[str, list[Record]], root: Any, report: Report, form:
     chunks = list[Chunk]()
     corpus: Corpus = read_corpus([found], lambda _: None, chunks.append)
     (rows,) = corpus.rows
+    kept, same, refused = _expected(written)
+    counts = rows.counts.records, rows.chunks, rows.counts.same, len(rows.refusals)
+    wanted = sum(map(len, written.values())), len(kept), same, refused
+    report.tried.update({form: 1, "records": counts[0], "kept": counts[1], "same": counts[2], "refused": counts[3]})
+    report.wrong += [f"{form}: read, kept, same, refused {counts}, not {wanted}"] * (counts != wanted)
+    ours = Counter(_written(each.text, json.loads(each.whole_payload)) for each in chunks)
+    report.wrong += [f"{form}: {each}" for each in [*(ours - Counter(kept)), *(Counter(kept) - ours)][:3]]
+    report.wrong += [f"{form}: {each}" for each in rows.refusals.told if "empty" not in each.reason]
+    if len({each.point_id for each in chunks}) != len(chunks) or list(reread(rows, corpus.digests)) != chunks:
+        report.wrong.append(f"{form}: two chunks with one id, or others when read again")
+    return {(each.text, each.point_id) for each in chunks}
+
+
+def _expected(written: Mapping[str, list[Record]]) -> tuple[list[str], int, int]:
+    """What is kept of these records, and how many are the same as others and refused."""
     kept, same, refused = list[str](), 0, 0
     for records in (written[name] for name in sorted(written)):
         seen = list[tuple[str, Record]]()
@@ -177,16 +256,7 @@ def _check(written: Mapping[str, list[Record]], root: Any, report: Report, form:
             else:
                 kept.append(_written(text, payload))
                 seen.append((text, payload))
-    counts = rows.counts.records, rows.chunks, rows.counts.same, len(rows.refusals)
-    wanted = sum(map(len, written.values())), len(kept), same, refused
-    report.tried.update({form: 1, "records": counts[0], "kept": counts[1], "same": counts[2], "refused": counts[3]})
-    report.wrong += [f"{form}: read, kept, same, refused {counts}, not {wanted}"] * (counts != wanted)
-    ours = Counter(_written(each.text, json.loads(each.whole_payload)) for each in chunks)
-    report.wrong += [f"{form}: {each}" for each in [*(ours - Counter(kept)), *(Counter(kept) - ours)][:3]]
-    report.wrong += [f"{form}: {each}" for each in rows.refusals.told if "empty" not in each.reason]
-    if len({each.point_id for each in chunks}) != len(chunks) or list(reread(rows, corpus.digests)) != chunks:
-        report.wrong.append(f"{form}: two chunks with one id, or others when read again")
-    return {(each.text, each.point_id) for each in chunks}
+    return kept, same, refused
 
 
 def _written(text: str, payload: Record) -> str:

@@ -18,7 +18,7 @@ from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import few, several
 
 SUFFIXES = ("_chunks.json", ".jsonl")
-ALIKE = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".txt")
+ALIKE = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".txt")
 """Endings, in any case, of files that people may take for chunk files."""
 LONGEST_NAME = 200
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.record.words import several
+from interlock.engine.record.words import human_bytes, several
 from interlock.engine.targets.connection import TransientError
 from interlock.engine.targets.grpc_port import GrpcPort
 from interlock.engine.targets.layout import CollectionLayout
@@ -70,6 +70,12 @@ class ServerCollection:
             raise UsageError(
                 f"{self.name} takes {several(room, 'point')} in strict mode, and {points:,} are to be uploaded: raise "
                 "its max_points_count"
+            )
+        needed, most = points * self._layout.dense_bytes, limits.max_collection_vector_size_bytes
+        if most is not None and needed > most:
+            raise UsageError(
+                f"{self.name} takes {human_bytes(most)} of vectors in strict mode, and {human_bytes(needed)} of dense "
+                "ones are to be uploaded: raise its max_collection_vector_size_bytes"
             )
         if batch is not None and batch < 1:
             raise UsageError(f"{self.name} takes no point in strict mode: raise its upsert_max_batchsize")

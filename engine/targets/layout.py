@@ -41,6 +41,11 @@ class CollectionLayout:
     quantisation: Quantise = "none"
     indexes: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the dense vectors of one point, as the server keeps them."""
+        return sum(self.dense.values()) * (2 if self.vector_type == "float16" else 4)
+
     @cached_property
     def request(self) -> "CreateCollection":
         """What a server is asked for to create it."""
