@@ -54,8 +54,8 @@ def events(journal: Path) -> Iterator[dict[str, Any]]:
 
 
 def killed(head: psutil.Process, dice: random.Random, what: str) -> None:
-    """Kill one of the processes that compute, or a machine's raylet; the first machine's, where the head is, is left
-    its raylet."""
+    """Kill one of the processes that compute, or a machine's raylet; the first machine's, where the head is, is
+    `campaigns/heads`'."""
     there = [each for each in head.children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
     nodes = [each for each in there if each.name().startswith(NODE)]
     raylets = sorted((each for each in there if each.name() == RAYLET), key=lambda each: each.pid)

@@ -1,13 +1,16 @@
-"""What the head of a cluster leans on is ended beside it, at every stage: its raylet, an agent of that, or
-Ray's server (GCS), by TERM and KILL, of `local:2` and of a `ray start --head --block`.
+"""What the head of a cluster leans on is ended beside it, at every stage: its raylet, an agent of that, Ray's server
+(GCS) or its dashboard, by TERM and KILL, of `local:2` and of a `ray start --head --block`.
 
 A run ends with exit code 4 and a cause, its journal closed, its `--notify` told, and nothing left that only a live run
-has; `--resume` on this machine alone gives the bytes of a run that nothing befell. Bytes are compared by SHA-256.
+has; or Ray does without what ended, and the run is done. `--resume` on this machine alone gives the bytes of a run that
+nothing befell. Before Ray is connected nothing is to be continued: then 5, with a cause, is right too. Bytes are
+compared by SHA-256. A trial in which nothing was ended has failed.
 """
 
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,9 +25,17 @@ import psutil
 from bench.campaigns.tally import Campaign, Report, Room
 from tests.builders import command, corpus, environment, sentences, tiny_model
 
-ENDED = ("raylet", "gcs_server", "runtime_env/agent", "dashboard/agent")
-STAGES = ("node_joined", "lease_granted", "batch_committed", "half", "roster_resolved")
-PATIENCE = 150.0
+ENDED = {
+    "raylet": r"\S*/raylet ",
+    "GCS": r"\S*/gcs_server ",
+    "environment agent": r"ray::RuntimeEnvAgent|.*/runtime_env/agent/main",
+    "dashboard agent": r"ray::DashboardAgent|.*/dashboard/agent\.py",
+    "dashboard": r".*/dashboard/dashboard\.py",
+}
+WITHOUT = ("dashboard", "GCS")
+"""A run can end well without these; the environment agent takes no notice of TERM."""
+STAGES = ("connecting", "node_joined", "lease_granted", "batch_committed", "half", "roster_resolved")
+PATIENCE = 200.0
 TEXTS = 6000
 _wanted: dict[Path, dict[str, str]] = {}
 
@@ -32,9 +43,8 @@ _wanted: dict[Path, dict[str, str]] = {}
 def trial(room: Room) -> Report:
     """One run on a cluster, of which something is ended at a stage; and its resume without."""
     number, report, run = room.number, Report(), room.run()
-    local = number % 2 == 0
-    what = ENDED[number // 2 % len(ENDED)]
-    stage, sign = STAGES[number // 8 % len(STAGES)], (signal.SIGTERM, signal.SIGKILL)[number // 2 % 3 % 2]
+    what, local = list(ENDED)[number % 5], number // 5 % 2 == 0
+    sign, stage = (signal.SIGTERM, signal.SIGKILL)[number // 10 % 2], STAGES[number % 6]
     told = f"{'local:2' if local else 'ray start'}, {what} by {sign.name} at {stage}"
     wanted, notified = undisturbed(room), room.place / "notified"
     script = room.place / "notify"
@@ -53,16 +63,11 @@ def trial(room: Room) -> Report:
                 report.wrong.append(f"{told}: it hung")
                 return report
     said, events = log.read_text(errors="replace"), list(_events(run))
-    report.tried.update(["kills" if ended else "runs that ended before", f"ended {what}", f"exit {code}"])
-    if ended and code != 4 and not (code == 0 and _harmless(events)):
-        report.wrong.append(f"exit {code}: {said[-200:]}")
-    if code == 4:
-        report.wrong += [] if "Ray has" in said or "no node" in said else [f"no cause: {said[-200:]}"]
-        if run.exists():
-            report.wrong += [] if events and events[-1]["event"] == "run_closed" else ["its journal is open"]
-            report.wrong += [] if notified.exists() else ["--notify heard nothing"]
-    left = [*run.glob("control.sock"), *run.glob(".session.json"), *run.glob(".tokens-*")]
-    report.wrong += [f"left: {each.name}" for each in left]
+    deaf = what == "environment agent" and sign == signal.SIGTERM
+    went_on = ended and code == 0 and (deaf or what in WITHOUT)
+    report.tried.update(["kills"] * ended + [f"{what}: {'went on' if went_on else f'exit {code}'}", f"at {stage}"])
+    report.wrong += [] if ended else [f"nothing was ended: {said[-200:]}"]
+    report.wrong += _wrongs(run, code, said, events, notified, early=stage == "connecting", went_on=went_on)
     again = subprocess.run(command(*_words(room, run), *(["--resume"] if run.exists() else [])),
                            env=_environment(room), capture_output=True, text=True)  # fmt: skip
     report.wrong += [] if again.returncode == 0 else [f"resume: exit {again.returncode}: {again.stderr[-200:]}"]
@@ -70,6 +75,27 @@ def trial(room: Room) -> Report:
     report.tried["resumes"] += 1
     report.wrong = [f"{told}: {each}" for each in report.wrong]
     return report
+
+
+def _wrongs(
+    run: Path, code: int, said: str, events: list[dict[str, object]], notified: Path, *, early: bool, went_on: bool
+) -> Iterator[str]:
+    """What a run may not do of which something was ended."""
+    if code not in ((0,) if went_on else (4, 5) if early else (4,)):
+        yield f"exit {code}: {said[-250:]}"
+    if went_on and not (events and events[-1].get("status") == "completed"):
+        yield "exit 0 of a run that is not completed"
+    if not went_on and not re.search(r"Ray has|no node|no Ray cluster|do not start|Ray's driver", said):
+        yield f"no cause: {said[-250:]}"
+    if "Traceback" in said:
+        yield f"a traceback: {said[-250:]}"
+    if code == 4 and run.exists():
+        if not events or events[-1]["event"] != "run_closed":
+            yield "its journal is open"
+        if not notified.exists():
+            yield "--notify heard nothing"
+    for each in (*run.glob("control.sock"), *run.glob(".session.json"), *run.glob(".tokens-*")):
+        yield f"left: {each.name}"
 
 
 def undisturbed(room: Room) -> dict[str, str]:
@@ -92,75 +118,78 @@ def _words(room: Room, run: Path) -> list[object]:
     return ["run", place / "chunks", "--no-ui", "--roster", f"{place}/one,{place}/two", "--offline", *flags]
 
 
-def _environment(room: Room) -> dict[str, str]:
-    return environment(
-        {
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "disabled",
-            "INTERLOCK_CACHE": str(room.field.place / "cache"),
-        }
-    )
+def _environment(room: Room, **more: str) -> dict[str, str]:
+    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    return environment({**own, "INTERLOCK_CACHE": str(room.field.place / "cache"), **more})
 
 
 @contextmanager
-def _ray(room: Room, *, local: bool) -> Iterator[tuple[str, list[psutil.Process]]]:
-    """An address for `--cluster`, and the processes of a Ray that was started for it."""
+def _ray(room: Room, *, local: bool) -> Iterator[tuple[str, psutil.Process | None]]:
+    """An address for `--cluster`, and the process that started a Ray for it; on the loopback alone."""
     if local:
-        yield "local:2", []
+        yield "local:2", None
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    port, client = (_free() for _ in range(2))
+    home = f"/tmp/il-{os.getpid()}-{room.number}"  # the names of sockets must be short
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
-    ray += ["--node-ip-address=127.0.0.1", f"--port={address.partition(':')[2]}", "--num-cpus=1", "--num-gpus=0"]
-    ray += [f"--temp-dir=/tmp/il-{os.getpid()}-{room.number}", f"--object-store-memory={192 << 20}"]
-    ray += ["--include-dashboard=false"]
-    started = subprocess.Popen(ray, env=_environment(room), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    others: list[psutil.Process] = []
+    ray += ["--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={client}", "--num-cpus=1"]
+    ray += ["--num-gpus=0", f"--temp-dir={home}", f"--object-store-memory={192 << 20}", "--include-dashboard=false"]
+    settings = _environment(room, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")  # else it listens on every interface
+    started = psutil.Popen(ray, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    there: list[psutil.Process] = []
     try:
-        until = time.monotonic() + 60
-        while sum(each.name() == "raylet" or "dashboard/agent" in _line(each) for each in others) < 2:
-            assert time.monotonic() < until, "Ray does not start"
+        until = time.monotonic() + 90
+        while not all(_found(there, what) for what in ENDED):
+            assert time.monotonic() < until and started.poll() is None, "Ray does not start"
             time.sleep(0.5)
-            others = psutil.Process(started.pid).children(recursive=True)
-        yield address, others
+            there = started.children(recursive=True)
+        yield f"127.0.0.1:{port}", started
     finally:
-        for each in [psutil.Process(started.pid), *others] if started.poll() is None else others:
+        with suppress(psutil.NoSuchProcess):
+            there = [started, *started.children(recursive=True), *there]
+        for each in there:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
         started.wait()
-        subprocess.run(["rm", "-rf", f"/tmp/il-{os.getpid()}-{room.number}"], check=False)
+        subprocess.run(["rm", "-rf", home], check=False)
+
+
+def _free() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def _end(
-    head: "subprocess.Popen[bytes]", run: Path, what: str, stage: str, sign: int, others: list[psutil.Process]
+    head: "subprocess.Popen[bytes]", run: Path, what: str, stage: str, sign: int, ray: psutil.Process | None
 ) -> bool:
     """Send the signal once the run is at the stage; whether there was anything to send it to."""
     until = time.monotonic() + PATIENCE
     while head.poll() is None and time.monotonic() < until:
-        there = others or psutil.Process(head.pid).children(recursive=True)
-        raylets = sorted((each for each in there if _line(each).partition(" ")[0].endswith("/raylet")), key=_born)
-        if raylets and _at(run, stage):
-            mine = raylets[0] if what == "raylet" else None
-            own = [each for each in there if what in _line(each) and "core_worker" not in _line(each)]
-            own = [each for each in own if "agent" not in what or each.ppid() == raylets[0].pid]
-            if target := mine or next(iter(own), None):
-                with suppress(psutil.NoSuchProcess):
+        if _at(run, stage):
+            with suppress(psutil.NoSuchProcess):
+                if target := _found((ray or psutil.Process(head.pid)).children(recursive=True), what):
                     target.send_signal(sign)
                     return True
         time.sleep(0.02)
     return False
 
 
+def _found(there: list[psutil.Process], what: str) -> psutil.Process | None:
+    """The process of that kind that the head's machine has: the first raylet's, where there are several."""
+    raylets = sorted((each for each in there if re.match(ENDED["raylet"], _line(each))), key=_born)
+    if what == "raylet":
+        return next(iter(raylets), None)
+    found = [each for each in there if re.match(ENDED[what], _line(each))]
+    return next((each for each in found if "agent" not in what or each.ppid() == raylets[0].pid), None)
+
+
 def _at(run: Path, stage: str) -> bool:
     """Whether a run has come so far, `half` with ten batches."""
+    if stage == "connecting":
+        return True
     count = sum(each["event"] == ("batch_committed" if stage == "half" else stage) for each in _events(run))
     return count >= (10 if stage == "half" else 1)
-
-
-def _harmless(events: list[dict[str, object]]) -> bool:
-    """Whether a run had nothing left to compute when it was disturbed, or could do without what ended."""
-    return bool(events) and events[-1].get("status") == "completed"
 
 
 def _events(run: Path) -> Iterator[dict[str, object]]:
@@ -183,7 +212,7 @@ def _line(process: psutil.Process) -> str:
 
 def _born(process: psutil.Process) -> float:
     with suppress(psutil.NoSuchProcess):
-        return process.create_time()
+        return float(process.create_time())
     return 0.0
 
 

@@ -105,20 +105,51 @@ def _join(ray: Any, address: str) -> None:
     """Connect to a cluster that answers: Ray itself would ask one that does not for a quarter of an hour."""
     from ray._private import ray_constants, services
 
-    own = {}
-    if address.startswith("127."):  # which Ray would take for this machine's address on its network
-        ray_constants.ENABLE_RAY_CLUSTER, own = False, {"_node_ip_address": "127.0.0.1"}
+    own: dict[str, str] = {}
     try:
-        found = services.canonicalize_bootstrap_address(address)
-        host, _, port = (found or ":0").rpartition(":")
-        socket.create_connection((host.strip("[]"), int(port)), ANSWERING).close()
-        ray.init(address, log_to_driver=False, **own)
+        found = services.canonicalize_bootstrap_address(address) or ":0"
+        if address.startswith("127.") and not _answers(found):  # Ray takes it for this machine's on its network
+            ray_constants.ENABLE_RAY_CLUSTER, found, own = False, address, {"_node_ip_address": "127.0.0.1"}
+        _reach(found)
+        _give_token(ray, found)
+        ray.init(found, log_to_driver=False, **own)
     except Exception as error:  # Ray raises its own, and Python's
+        if "AuthToken" in str(error):
+            raise UnavailableError(
+                f"Ray at {address} asks for another token: copy ~/.ray/auth_token of its first machine to this one and "
+                "export RAY_AUTH_MODE=token, or start that Ray again with RAY_AUTH_MODE=disabled"
+            ) from error
         where = "on this machine" if address == "auto" else f"at {address}, with this machine in it"
         raise UnavailableError(
             f"no Ray cluster {where}: start one (ray start --head), join one (ray start --address HOST:PORT), or try "
             f"--cluster local:2 ({reason(error):.300})"
         ) from error
+
+
+def _reach(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), ANSWERING).close()
+
+
+def _answers(address: str) -> bool:
+    with suppress(OSError):
+        _reach(address)
+        return True
+    return False
+
+
+def _give_token(ray: Any, address: str) -> None:
+    """Have the token of this machine given where Ray asks for one, as `ray start` does; where it asks for none, a node
+    could not answer. Asked with another one, Ray itself would try for 20 s, and not say why it failed."""
+    try:
+        ray._raylet.GcsClient(address=address)
+    except Exception as error:  # of another kind: Ray tries longer
+        if "AuthToken" in str(error):
+            from ray._private.authentication import authentication_token_setup as tokens
+
+            if "RAY_AUTH_MODE" in os.environ or not tokens.maybe_enable_token_auth_if_token_available():
+                raise
+            _give_token(ray, address)
 
 
 # The process that keeps a Ray of its own on this machine: this file run as a script, the number of nodes its argument.
