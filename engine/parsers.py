@@ -42,6 +42,9 @@ def roster(value: object) -> Roster:
     entries = _each_once((_model(name), _weight(_model(name), weight)) for name, weight in given)
     if not entries:
         raise ValueError("expected at least one model")
+    whole = sum(weight for _, weight in entries)
+    if least := next((name for name, weight in entries if not weight >= LEAST_SHARE * whole), ""):
+        raise ValueError(f"expected at least {LEAST_SHARE:g} of all weights for {least}")
     return entries
 
 
@@ -82,6 +85,9 @@ def _model(name: object) -> str:
         raise ValueError(f"expected names {NAMEABLE}")
     return str(path(name).absolute()) if isinstance(name, Path) else str(name)
 
+
+LEAST_SHARE = 1e-12
+"""Of the weights of a roster: a fused vector of float32 has no trace of a model that counts for much less."""
 
 NAMEABLE = "of at most 255 bytes between slashes, without a null byte"
 

@@ -104,6 +104,8 @@ def test_a_roster_keeps_its_order_and_a_weight_is_one_by_default(text, roster):
         ("a=-1", "above 0"),
         ("a=nan", "above 0"),
         ("a=inf", "above 0"),
+        ("a=1e-300,b=1", "at least 1e-12 of all weights for a, got 'a=1e-300,b=1'"),
+        ("a=1e308,b=1e308", "at least 1e-12 of all weights for a"),
         ("a,b,a=2", "each model once, got 'a,b,a=2'"),
     ],
 )

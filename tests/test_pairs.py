@@ -45,6 +45,12 @@ def test_a_bad_line_is_refused_with_its_number(tmp_path, line, why):
     assert why in str(refused.value)
 
 
+def test_a_file_without_a_pair_is_refused(tmp_path):
+    (tmp_path / "pairs.jsonl").touch()
+    with pytest.raises(UsageError, match=r"pairs\.jsonl is empty: put a pair on each line"):
+        list(read_pairs(tmp_path / "pairs.jsonl"))
+
+
 def test_a_file_that_is_not_there_or_is_none_is_refused(tmp_path):
     for place in (tmp_path / "absent", tmp_path):
         with pytest.raises(UsageError, match=f"cannot read {place}"):

@@ -302,6 +302,7 @@ def test_the_command_says_why_no_chunk_is_found(place: Path, tmp_path: Path) -> 
         ({"weights": {"a": -1}}, "expected numbers of 0 or more"),
         ({"weights": {"a": float("nan")}}, "expected numbers of 0 or more"),
         ({"weights": {"a": "1"}}, "expected numbers of 0 or more"),
+        ({"weights": {"a": 1e308, "b": 1e308}}, "expected numbers of 0 or more"),
         ({"weights": {}}, "no model has a weight above 0"),
         ({"weights": {"a": 0, "b": 0}}, "no model has a weight above 0"),
     ],

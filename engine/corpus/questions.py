@@ -114,7 +114,8 @@ def read_questions(file: Path) -> Iterator[Question]:
 
 def read_pairs(file: Path) -> Iterator[PairLine]:
     """Yield the lines of a file in order, `{"query": ..., "text": ...}` or `"texts": [...]`. Raises UsageError for a
-    file that cannot be read, and for a bad line with its number."""
+    file that cannot be read or holds none, and for a bad line with its number."""
+    number = 0
     for number, line in enumerate(_read(file), 1):
         place = f"{file}:{number}"
         if not line.strip():
@@ -126,6 +127,8 @@ def read_pairs(file: Path) -> Iterator[PairLine]:
             raise UsageError(f"{place}: the query is empty: remove the line")
         texts = (read.text,) if read.text is not None else read.texts or ()
         yield PairLine(read.query, texts, read.text is not None)
+    if not number:
+        raise UsageError(f"{file} is empty: put a pair on each line")
 
 
 def read_judged(directory: Path) -> Judged:

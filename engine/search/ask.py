@@ -43,7 +43,8 @@ class Ask:
         if self.only and self.weights is not None:
             raise UsageError("--only and --weights: one model has all the weight: give one of the two")
         given = [0.0] if self.weights is None else [*self.weights.values()]
-        if not all(type(each) in (int, float) and 0 <= each < float("inf") for each in given):
+        numbers = all(type(each) in (int, float) and 0 <= each < float("inf") for each in given)
+        if not numbers or sum(given) == float("inf"):
             raise UsageError(
                 f"--weights: expected numbers of 0 or more, got {self.weights!r:.100}: give each model one"
             )
