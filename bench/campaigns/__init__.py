@@ -3,6 +3,7 @@
 from bench.campaigns import (
     architectures,
     caches,
+    commands,
     fulldisk,
     heads,
     inputs,
@@ -43,4 +44,5 @@ CAMPAIGNS = [
     silence.CAMPAIGN,
     liars.CAMPAIGN,
     architectures.CAMPAIGN,
+    commands.CAMPAIGN,
 ]
