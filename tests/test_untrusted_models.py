@@ -100,12 +100,12 @@ def test_a_hostile_tokenizer_ends_the_command_with_5_and_one_line(tmp_path, mode
 def test_a_tokenizer_that_passed_is_not_tried_again_until_it_changes(model, monkeypatch):
     cards(model)
     tried = []
-    monkeypatch.setattr(tokenizer, "_tried", lambda folder, lower: tried.append(lower) or tokenizer.Tried())
+    monkeypatch.setattr(tokenizer, "_tried", lambda folder, how: tried.append(how) or tokenizer.Tried())
     cards(model)
     assert tried == []
     edit(model / "tokenizer.json", version="1.0", padding=None, added_tokens=[])
     cards(model)
-    assert tried == [False]
+    assert tried == [""]
 
 
 def test_a_text_that_the_tokenizer_cannot_take_ends_the_run_with_model_file_and_reason(tmp_path, model):
@@ -166,7 +166,7 @@ def script(directory, code):
 def test_a_trial_that_waits_without_computing_is_given_up(monkeypatch, tmp_path):
     monkeypatch.setattr(tokenizer, "TRIAL", script(tmp_path, "import time\ntime.sleep(60)"))
     monkeypatch.setattr(tokenizer, "PATIENCE", 1)
-    assert tokenizer._tried(tmp_path, lower=False).fault == "timed out after 1 s"
+    assert tokenizer._tried(tmp_path, "").fault == "timed out after 1 s"
 
 
 def test_being_stopped_for_longer_than_a_trial_may_take_refuses_no_tokenizer(monkeypatch, tmp_path):
@@ -181,12 +181,12 @@ def test_being_stopped_for_longer_than_a_trial_may_take_refuses_no_tokenizer(mon
         return patient(process, *args, timeout=timeout)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", jumping)
-    assert tokenizer._tried(tmp_path, lower=False) == tokenizer.Tried()
+    assert tokenizer._tried(tmp_path, "") == tokenizer.Tried()
 
 
 def test_a_killed_trial_is_told_as_killed_and_not_as_slow(monkeypatch, tmp_path):
     monkeypatch.setattr(tokenizer, "TRIAL", script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"))
-    assert "ended with -9" in tokenizer._tried(tmp_path, lower=False).fault
+    assert "ended with -9" in tokenizer._tried(tmp_path, "").fault
 
 
 def test_memory_that_runs_out_when_tokenising_or_loading_is_told_as_that(model, monkeypatch):
