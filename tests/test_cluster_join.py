@@ -56,6 +56,7 @@ def test_this_machines_ray_is_found_at_127_0_0_1_with_the_token_that_is_there(po
     found.close()
 
 
+@pytest.mark.nightly
 def test_a_ray_that_asks_for_no_token_is_given_none(monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)

@@ -163,6 +163,7 @@ def test_a_directory_that_was_moved_with_all_that_is_beside_it_goes_on_where_it_
         assert done.returncode in (0, 4), done.stderr
 
 
+@pytest.mark.nightly
 def test_a_run_from_a_bundle_and_its_store_are_used_with_the_bundle(pasted, chunks, models, tmp_path):
     toml(tmp_path / "one.toml", {"mean": {"source": str(models / "mean")}})
     interlock("models", "bundle", "my bundle", "mean", "--config", "one.toml", cwd=tmp_path)
@@ -176,6 +177,7 @@ def test_a_run_from_a_bundle_and_its_store_are_used_with_the_bundle(pasted, chun
     assert found.returncode == 0 and "1. " in found.stdout, found.stderr
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_to_be_uploaded_goes_on_so(pasted, chunks, models, tmp_path):
     words = ("--config", models / "interlock.toml", "--roster", "mean", *ENDS)
     url = "http://127.0.0.1:9"
@@ -199,6 +201,7 @@ def test_what_a_session_needs_and_a_run_does_not_keep_is_said_again():
     assert words == [*shlex.split(wanted), "--out", "/r", "--run-id", "x", "--resume"]
 
 
+@pytest.mark.nightly
 def test_a_rehearsal_says_what_goes_on_and_what_shows_it(pasted, tmp_path):
     said = interlock("demo", "--scripted", "--speed", 1000, "--no-ui", cwd=tmp_path, check=None, timeout=300)
     for line in said.stderr.splitlines():

@@ -276,6 +276,7 @@ def on_a_terminal(home, *args, **env):
 NAMED = ("模型名前", "Документы", "مستندات", "🚀")
 
 
+@pytest.mark.nightly
 def test_what_a_terminal_cannot_show_is_not_sent_to_it_nor_anything_that_steers_it(tmp_path):
     for name in NAMED:
         tiny_model(tmp_path / name, seed=1)
