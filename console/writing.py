@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
-from interlock.engine.record.words import LONG, cells_of, drawn, safe, several
+from interlock.engine.record.words import LONG, drawn, safe, several
+from interlock.widgets.formats import width_of
 
 if TYPE_CHECKING:
     from interlock.engine.record.events import AnyEvent
@@ -72,8 +73,8 @@ def progress(unit: str = "") -> Iterator[Progress]:
             last, open_line = time.monotonic(), live and not ends
             amount = f"{done:,} of {several(total, unit) if unit else f'{total:,}'}" if done else "loading"
             line = f"interlock: {drawn(model)}: {amount}"
-            longest = max(longest, cells_of(line))
-            room = longest - cells_of(line) if live else 0  # what stood there before is written over
+            longest = max(longest, width_of(line))
+            room = longest - width_of(line) if live else 0  # what stood there before is written over
             print(f"{line}{' ' * room}", end="\r" if open_line else "\n", file=sys.stderr, flush=True)
 
     yield told

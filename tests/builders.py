@@ -344,7 +344,7 @@ def toml(file: Path, models: Mapping[str, Mapping[str, object]]) -> Path:
 def _in_toml(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name} = {json.dumps(each)}" for name, each in value.items()) + "}"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # no halves of pairs, and no DEL, in TOML
 
 
 def minilm_directory() -> Path | None:

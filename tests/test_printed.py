@@ -163,7 +163,6 @@ def test_a_directory_that_was_moved_with_all_that_is_beside_it_goes_on_where_it_
         assert done.returncode in (0, 4), done.stderr
 
 
-@pytest.mark.nightly
 def test_a_run_from_a_bundle_and_its_store_are_used_with_the_bundle(pasted, chunks, models, tmp_path):
     toml(tmp_path / "one.toml", {"mean": {"source": str(models / "mean")}})
     interlock("models", "bundle", "my bundle", "mean", "--config", "one.toml", cwd=tmp_path)
@@ -177,7 +176,6 @@ def test_a_run_from_a_bundle_and_its_store_are_used_with_the_bundle(pasted, chun
     assert found.returncode == 0 and "1. " in found.stdout, found.stderr
 
 
-@pytest.mark.nightly
 def test_a_run_that_was_to_be_uploaded_goes_on_so(pasted, chunks, models, tmp_path):
     words = ("--config", models / "interlock.toml", "--roster", "mean", *ENDS)
     url = "http://127.0.0.1:9"
@@ -245,7 +243,7 @@ def test_points_that_left_the_corpus_are_removed_by_the_command_that_the_run_and
 
 def test_weights_of_a_judged_run_are_taken_with_the_models_as_its_own_file_has_them(pasted, models, tmp_path):
     rows = {name: {"source": str(models / model)} for name, model in {"one": "mean", "two": "cls"}.items()}
-    toml(tmp_path / "own.toml", {"one": {**rows["one"], "document_prompt": "the "}, "two": rows["two"]})
+    toml(tmp_path / "own.toml", {"one": {**rows["one"], "document_prompt": "the \U0001f600\x7f "}, "two": rows["two"]})
     records = [{"text": text, "metadata": {"chunk_id": f"c{n}"}} for n, text in enumerate(sentences(30))]
     corpus(tmp_path / "in", {"Docs": {"a_chunks.json": records}})
     queries = [json.dumps({"_id": f"q{n}", "text": each["text"]}) for n, each in enumerate(records)]

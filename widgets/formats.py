@@ -9,9 +9,11 @@ from itertools import accumulate, islice
 
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.snapshot import Snapshot, wall_seconds
-from interlock.engine.record.words import cells_of, safe, several
+from interlock.engine.record.words import drawn, safe, several
 
 MIB, GIB = 2**20, 2**30
+LONGEST = 4000
+"""Signs of a line that are looked at."""
 LEVEL_STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
 """The style of each level of a run's health."""
 NUMBER = re.compile(r"[-+]?[\d.,:]+%?( (B|KiB|MiB|GiB|TiB))?|\?|-|")
@@ -137,13 +139,34 @@ def unreal(snapshot: Snapshot) -> str:
     return "simulated" if snapshot.simulated else "scripted" if snapshot.scripted else ""
 
 
+def easy(text: str) -> bool:
+    """Whether every sign is one cell and harmless, as in nearly all texts."""
+    return len(text) <= LONGEST and text.isascii() and text.isprintable()
+
+
+def width_of(text: str) -> int:
+    """Count the terminal cells that a text takes."""
+    if easy(text):
+        return len(text)
+    from rich.cells import cell_len  # plain lines do without a terminal library
+
+    return cell_len(drawn(text, LONGEST))
+
+
+def cut(text: str, width: int) -> str:
+    """Cut a line to at most `width` terminal cells."""
+    while width_of(text) > width:
+        text = text[:-1]
+    return text
+
+
 def render(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Draw a table as text, without a final newline."""
     cells = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(map(cells_of, column)) for column in zip(heads, *cells, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(heads, *cells, strict=True)]
     right = numeric(cells, len(heads))
     lines = [list(heads), ["-" * width for width in widths], *cells]
-    gaps = [[" " * (width - cells_of(cell)) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    gaps = [[" " * (width - width_of(cell)) for cell, width in zip(line, widths, strict=True)] for line in lines]
     return "\n".join(
         "  ".join(g + t if number else t + g for t, g, number in zip(line, gap, right, strict=True)).rstrip()
         for line, gap in zip(lines, gaps, strict=True)

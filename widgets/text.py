@@ -10,7 +10,9 @@ from typing import NamedTuple
 from rich.cells import cell_len, chop_cells, set_cell_size
 
 from interlock.engine.record.words import drawn
-from interlock.widgets.formats import numeric
+from interlock.widgets.formats import LONGEST as LONGEST
+from interlock.widgets.formats import easy, numeric
+from interlock.widgets.formats import width_of as width_of
 
 STYLES = (
     "", "dim", "bold", "title", "ok", "warn", "error", "accent", "fill", "work", "context", "others", "limit", "rest",
@@ -37,26 +39,15 @@ def plain(rows: Iterable[Row]) -> list[str]:
     return ["".join(drawn(span.text, LONGEST) for span in each) for each in rows]
 
 
-LONGEST = 4000
 ELLIPSIS = "…"
 CURSOR, FOLDED, UNFOLDED, DOT = "▸▶▼·"
 ASCII = str.maketrans("…▸·±▁▂▃▄▅▆▇█▒│┤╌●○▲✖◇▷▶▼❯─╭╮╰╯┌┐└┘├┼┬┴━┃", "~>.~_.-:=+##o|+.*o!X<>>v>-++++++++++++-|")
 """What a sign of ours is on a terminal that has no other; a sign has the same meaning everywhere."""
 
 
-def width_of(text: str) -> int:
-    """Count the terminal cells that a text takes."""
-    return len(text) if _easy(text) else cell_len(drawn(text, LONGEST))
-
-
-def _easy(text: str) -> bool:
-    """Whether every sign is one cell and harmless, as in nearly all texts."""
-    return len(text) <= LONGEST and text.isascii() and text.isprintable()
-
-
 def fit(text: str, width: int, *, right: bool = False) -> str:
     """Bring `text` to exactly `width` cells: padded, or cut with an ellipsis."""
-    text = text if _easy(text) else drawn(text, LONGEST)
+    text = text if easy(text) else drawn(text, LONGEST)
     size = cell_len(text)
     if size <= width:
         return " " * (width - size) + text if right else text + " " * (width - size)

@@ -68,6 +68,8 @@ def trial(room: Room) -> Report:
     report.tried.update(["kills"] * ended + [f"{what}: {'went on' if went_on else f'exit {code}'}", f"at {stage}"])
     report.wrong += [] if ended else [f"nothing was ended: {said[-200:]}"]
     report.wrong += _wrongs(run, code, said, events, notified, early=stage == "connecting", went_on=went_on)
+    if code == 0 and _hashes(run) != wanted:  # before `--resume` would make it whole
+        report.wrong.append("exit 0: other bytes")
     again = subprocess.run(command(*_words(room, run), *(["--resume"] if run.exists() else [])),
                            env=_environment(room), capture_output=True, text=True)  # fmt: skip
     report.wrong += [] if again.returncode == 0 else [f"resume: exit {again.returncode}: {again.stderr[-200:]}"]

@@ -31,7 +31,8 @@ from interlock.engine.record.events import (
     RunClosed,
 )
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.words import LONG, cells_of, pass_of, safe, unarmed
+from interlock.engine.record.words import LONG, pass_of, safe, unarmed
+from interlock.widgets.formats import width_of
 
 IN_PLACE_SECONDS = 1.0
 LINE_SECONDS = 10.0
@@ -52,7 +53,7 @@ class InPlace:
         """Write how far the run is."""
         self._drawn = time.monotonic()
         text = bar(snapshot, _columns() - 1)
-        size = cells_of(text)
+        size = width_of(text)
         _overwrite(text + " " * (self._width - size))
         self._width = size
 

@@ -4,7 +4,8 @@ from textwrap import wrap
 
 from interlock.engine.compute.checks.checkup import GpuCheck, GpuReport
 from interlock.engine.compute.checks.findings import Remembered
-from interlock.engine.record.words import cells_of, safe, several
+from interlock.engine.record.words import safe, several
+from interlock.widgets.formats import width_of
 
 MARKS = {"passed": "ok", "limited": "! ", "untried": "--", "failed": "!!"}
 NAME = 24
@@ -42,7 +43,7 @@ def _entry(mark: str, name: str, paragraphs: list[str], width: int) -> str:
     room = max(20, width - indent)
     lines = [line for text in paragraphs for line in wrap(safe(text), room, break_on_hyphens=False)] or [""]
     head = f"{mark:<2}  {safe(name)}"
-    left = indent - cells_of(head)
+    left = indent - width_of(head)
     if left < 2:
         return "\n".join([head, *(" " * indent + line for line in lines)])
     return "\n".join([f"{head}{' ' * left}{lines[0]}", *(" " * indent + line for line in lines[1:])])

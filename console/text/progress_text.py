@@ -4,7 +4,8 @@ from interlock.console.text.machine_text import feigned
 from interlock.engine.record.facts import timed
 from interlock.engine.record.health import batches_of, time_left, time_left_of
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.words import cells_of, cut, drawn, duration, pass_of, percent
+from interlock.engine.record.words import drawn, duration, pass_of, percent
+from interlock.widgets.formats import cut, width_of
 
 LEAST_SECONDS, MOST_SECONDS, SHARE = 10.0, 300.0, 30
 BAR = 20
@@ -32,7 +33,7 @@ def bar(snapshot: Snapshot, width: int) -> str:
     if timed(snapshot.device_kind) and now.rows_per_second:
         parts.append(f"{now.rows_per_second:.1f} texts/s")
     parts = list(map(drawn, parts))
-    while len(parts) > 1 and cells_of("  ".join(parts)) > width:
+    while len(parts) > 1 and width_of("  ".join(parts)) > width:
         parts.pop()
     return cut("  ".join(parts), width)
 

@@ -8,8 +8,8 @@ from interlock.engine.record.health import attention, health, outputs_of
 from interlock.engine.record.runs import resume_words
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.state import NodeState
-from interlock.engine.record.words import argument, cells_of, command, duration, human_bytes, percent, safe, several
-from interlock.widgets.formats import placed, render, several_devices
+from interlock.engine.record.words import argument, command, duration, human_bytes, percent, safe, several
+from interlock.widgets.formats import placed, render, several_devices, width_of
 
 RESUMABLE = ("stopped", "failed", "incomplete")
 MOST = 8
@@ -71,7 +71,7 @@ def _models(snapshot: Snapshot, width: int | None) -> list[str]:
     """A line for each model: under one another, or in words where columns would be broken."""
     cells = [_told(each, snapshot) for each in snapshot.passes]
     table = render(["model", "state", "done", "time", "texts/s", "on"], cells).splitlines() if cells else []
-    if width is None or max(map(cells_of, table), default=0) <= width:
+    if width is None or max(map(width_of, table), default=0) <= width:
         return table
     lines = []
     for model, state, done, took, pace, devices in cells:

@@ -119,6 +119,7 @@ class ChunkReader:
         yield from self.collection.refusals
         for name in self.collection.files:
             path, within = self.collection.root / name, self.collection.within
+            # Some record was taken; the file itself is refused; one is refused for more than no text, or is no object.
             used = whole = odd = alien = False
             before = self.counts.records
             for number, data in records(path, within, partial(self.hashes.__setitem__, name)):

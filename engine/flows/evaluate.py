@@ -146,7 +146,7 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
 
 
 def models_of(data: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Return the tables of models of the file that a run was begun with; none of anything else."""
+    """Return the tables of models of the file that a run was begun with; none where it is gone or there was none."""
     config = ExportedRun.open(data).summary.configuration if is_run(data) else {}
     with suppress(UsageError):
         return load({}, {}, Path(now_at(config["config"].value, data, config))).models if "config" in config else {}
@@ -203,14 +203,15 @@ def weights_file(found: Evaluation, data: Path) -> bytes:
         )
     lines = [f"roster = {json.dumps(found.roster)}"]
     for name, row in models_of(data).items():
-        lines += [f"\n[models.{json.dumps(name)}]", *(f"{key} = {_toml(value)}" for key, value in row.items())]
+        lines += [f"\n[models.{_toml(name)}]", *(f"{key} = {_toml(value)}" for key, value in row.items())]
     return "\n".join([*lines, ""]).encode()
 
 
 def _toml(value: object) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + " }"
-    return json.dumps(value)  # strings, numbers and lists are written alike
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items()) + " }"
+    # Strings, numbers and lists are written alike but for DEL, and for JSON's halves of a surrogate pair.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def calibrate_store(request: EvaluationRequest, found: MeasuredWeights) -> tuple[Path, CalibratedWeights] | str:

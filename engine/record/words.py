@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from datetime import time
 from pathlib import Path
 from typing import NamedTuple
-from unicodedata import category, east_asian_width
+from unicodedata import category
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FACTORS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -174,7 +174,6 @@ LONG = 8000
 _PLAIN = re.compile(r"[\x20-\x7e]*")
 _STEERING = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _FOREIGN = re.compile("[^\x00-\x7e]+")
-_NO_CELL = ("Mn", "Me", "Cf")
 _UNSAFE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # controls, formats (bidi too), surrogates, line separators
 _JOINING = frozenset(" \u00ad\u200b\u200c\u200d\u2060")
 """What parts and joins letters in a line, as Persian and Hindi are written, and moves nothing."""
@@ -247,15 +246,3 @@ def unarmed(data: bytes, *, ascii: bool = False) -> bytes:
 
 def _in_json(signs: re.Match[str]) -> str:
     return "".join(f"\\u{unit:04x}" for (unit,) in struct.iter_unpack("<H", signs[0].encode("utf-16-le")))
-
-
-def cells_of(text: str) -> int:
-    """Count the terminal cells of a line by Unicode's own tables, where no terminal library is at hand."""
-    return sum(0 if category(sign) in _NO_CELL else 1 + (east_asian_width(sign) in "WF") for sign in text)
-
-
-def cut(text: str, width: int) -> str:
-    """Cut a line to at most `width` terminal cells."""
-    while cells_of(text) > width:
-        text = text[:-1]
-    return text
