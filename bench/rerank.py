@@ -28,7 +28,7 @@ import torch
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
-from interlock.engine.models.registry import rerankers
+from interlock.engine.models.members import rerankers
 from interlock.engine.search.rerank import Rerankers
 from tests.builders import ENDINGS, WORDS, tiny_scorer
 

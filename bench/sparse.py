@@ -37,8 +37,9 @@ from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.members import members
 from interlock.engine.models.memory import law_for
-from interlock.engine.models.registry import REGISTRY, members
+from interlock.engine.models.registry import REGISTRY
 from interlock.engine.models.weights import attach_to_host
 
 SOURCES = ("engine/compute", "engine/models", "engine/corpus/tokens.py")

@@ -17,7 +17,8 @@ from interlock.console.cli import configuration, parse
 from interlock.engine import parsers
 from interlock.engine.corpus.collections import Glance, glance
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from interlock.engine.models.registry import ModelSpec, extended, members, vouched
+from interlock.engine.models.members import members
+from interlock.engine.models.registry import ModelSpec, extended, vouched
 from interlock.engine.record.facts import Setting
 from interlock.engine.settings import (
     ON_SCREEN,

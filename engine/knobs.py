@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from interlock.engine import parsers
-from interlock.engine.models.registry import ModelSpec, members
+from interlock.engine.models.members import members
+from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.facts import TokenPrecision
 from interlock.engine.targets.files.formats import FORMATS
 from interlock.engine.vectors import LANGUAGES, NO_LANGUAGE
@@ -282,11 +283,8 @@ class RunSettings(ScreenSettings, SessionSettings, ResultSettings, DeviceSetting
     def members(self, registry: Mapping[str, ModelSpec]) -> list[ModelSpec]:
         """Find the models of the run in the order of their passes. Raises UsageError as `registry.members` does."""
         found = members(registry, [name for name, _ in self.roster], self.sparse, self.token_vectors)
-        precision, pooling = self.token_precision, self.token_pooling
-        return [
-            replace(spec, token_precision=precision, token_pooling=pooling) if "tokens" in spec.gives else spec
-            for spec in found
-        ]
+        tokens: dict[str, Any] = {"token_precision": self.token_precision, "token_pooling": self.token_pooling}
+        return [replace(spec, **tokens) if "tokens" in spec.gives else spec for spec in found]
 
     def ceiling_of(self, kind: str) -> int:
         """Return the memory limit in bytes on a device of this kind that a run is given to compute on."""

@@ -16,6 +16,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.knobs import ON_SCREEN as ON_SCREEN
 from interlock.engine.knobs import REMOVED
 from interlock.engine.knobs import RunSettings as RunSettings
+from interlock.engine.models.registry import REGISTRY, canonical
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Setting
 
@@ -26,6 +27,8 @@ MOST_FILE = 4 << 20
 """Bytes of a configuration file."""
 ANY = "100%,files"
 """What runs of earlier versions refused and were complete."""
+NAMING = ("sparse", "token_vectors", "allow_pickle")
+"""Lists of models, beside the roster."""
 RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE", "INTERLOCK_MODELS"}
 
 
@@ -56,10 +59,12 @@ def load(
     file: Path | None = None,
     *,
     origin_of: Callable[[str], str] = lambda name: f"flag {flag_of(name)}",
+    rows: Collection[str] = (),
 ) -> Configuration:
     """Settle every setting from what is given, environment, file and defaults, in this order of precedence.
 
-    `given` holds the texts of flags or Python's values by setting; `origin_of` a setting says where they come from.
+    `given` holds the texts of flags or Python's values by setting; `origin_of` a setting says where they come from,
+    `rows` are the models of tables that are in no file.
     Raises UsageError naming the origin of a value that cannot be used.
     """
     known = {variable_of(name) for name in (*(item.name for item in knobs()), *REMOVED)} | RESERVED
@@ -102,6 +107,7 @@ def load(
         raise UsageError(f"{file}: models must be tables, such as [models.my-model]")
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise UsageError(f'{file}: keys must be a table of actions and keys, such as stop = "f9" under [keys]')
+    values |= _named(values, {*REGISTRY, *models, *rows})
     places = {"config": str(file or ""), "models": environment.get("INTERLOCK_MODELS", "")}
     beside = {name: Setting(shown(Path(place).absolute()), f"flag --{name}") for name, place in places.items() if place}
     return Configuration(RunSettings(**values), origins, models, keys, tuple(notes), readonly, beside)
@@ -194,6 +200,13 @@ def _parsed(item: Field[Any], value: object, origin: str) -> Any:
         where = origin.removeprefix("flag ").removeprefix("python ")
         where = where if where.endswith(said) else f"{where}: {item.name}"
         raise UsageError(f"{where}: {wanted}, got {shown(value)!r:.100}") from None
+
+
+def _named(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The settings among `values` that name models, by the names that are recorded."""
+    lists = {name: tuple(canonical(known, each) for each in values[name]) for name in NAMING if name in values}
+    roster = {"roster": tuple((canonical(known, name), weight) for name, weight in values.get("roster", ()))}
+    return lists | (roster if "roster" in values else {})
 
 
 def _became(name: str, value: object, others: Mapping[str, object], origin: str) -> Mapping[str, object]:

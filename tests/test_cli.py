@@ -81,7 +81,10 @@ def test_no_help_is_wider_than_80_cells(capsys, monkeypatch):
             "unknown model 'all-minilm' (did you mean all-minilm-l6?): available ",
         ),
         (["run", "x", "--roster", "zzz"], "unknown model 'zzz': available all-minilm-l6, "),
-        (["run", "x", "--roster", "org/name"], "unknown model 'org/name' (did you mean hf:org/name?): available "),
+        (
+            ["run", "x", "--roster", "All-MiniLM"],
+            "unknown model 'All-MiniLM' (did you mean all-minilm-l6?): available ",
+        ),
         (["run", "x", "--roster", "mine"], "unknown model 'mine' (did you mean ./mine?): available "),
         (["run", "x", "--collections", "handbook"], "no collection 'handbook' (did you mean Handbook?): available "),
         (["search", "x", "how", "do", "I"], "interlock search: error: unknown: do, I: put the question in quotes\n"),

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import interlock as interlock_api
 from interlock.console.look import look_of
 from interlock.console.main import main
 from interlock.engine.errors import UsageError
+from interlock.engine.flows.rerank import rerank_of
 from interlock.engine.knobs import REMOVED
+from interlock.engine.models.members import members, rerankers
 from interlock.engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
 from interlock.engine.record.facts import DeviceFacts, Setting
 from interlock.engine.record.rundir import _STEERED, Begun
@@ -257,6 +260,47 @@ def test_a_field_of_the_wrong_type_is_refused_with_entry_and_field(field, value)
 def test_the_last_part_of_a_source_in_the_roster_is_the_models_key(name):
     (spec,) = find(REGISTRY, [name])
     assert (spec.key, spec.sources) == ("name", (name,))
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        ("all-miniLM-l6", "all-minilm-l6"),
+        ("SPLADE-v3", "splade-v3"),
+        ("MY-model", "my-Model"),
+        ("BAAI/bge-m3", "hf:BAAI/bge-m3"),
+        ("here/model", "here/model"),
+        ("./here/model", "./here/model"),
+        ("hf:Org/Name", "hf:Org/Name"),
+    ],
+)
+def test_a_model_in_other_letters_or_a_bare_name_of_the_hub_is_recorded_by_its_own(
+    tmp_path, monkeypatch, given, recorded
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here" / "model").mkdir(parents=True)
+    file = file_of(tmp_path, '[models.my-Model]\nsource = "hf:org/name"\n')
+    found = load({"roster": f"{given}=0.5", "sparse": given, "allow_pickle": [given]}, {}, file).settings
+    assert found.roster == ((recorded, 0.5),)
+    assert found.sparse == found.allow_pickle == (recorded,)
+
+
+def test_rows_that_python_gives_are_found_in_their_own_letters():
+    settings = interlock_api.Settings(roster="All-MiniLM-L6", models={"All-MiniLM-L6": {"source": "hf:org/name"}})
+    found = settings.configuration()
+    assert found.settings.members(extended(found.models))[0].key == "All-MiniLM-L6"
+
+
+def test_a_bare_name_of_the_hub_means_what_it_means_with_hf_before_it_wherever_a_model_is_named():
+    names = ["BAAI/bge-m3", "All-MiniLM-L6"]
+    assert find(REGISTRY, names) == find(REGISTRY, ["hf:BAAI/bge-m3", "all-minilm-l6"])
+    assert rerankers(REGISTRY, ["BGE-Reranker-v2-m3", "org/name"]) == rerankers(
+        REGISTRY, ["bge-reranker-v2-m3", "hf:org/name"]
+    )
+    assert members(REGISTRY, names, ["SPLADE-V3"], ["all-minilm-L6"]) == members(
+        REGISTRY, ["hf:BAAI/bge-m3", "all-minilm-l6"], ["splade-v3"], ["all-minilm-l6"]
+    )
+    assert rerank_of(load({}, {}), ["QWEN3-Embedding-0.6B"], None, None).late == "qwen3-embedding-0.6b"
 
 
 @pytest.mark.parametrize("name", ["all-minilm", "name", "hf:", "/", "/a/b:c", "/a/.hidden", "/a/x\x1b"])

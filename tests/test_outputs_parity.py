@@ -16,8 +16,9 @@ from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.members import members
 from interlock.engine.models.memory import law_for
-from interlock.engine.models.registry import REGISTRY, ModelSpec, members
+from interlock.engine.models.registry import REGISTRY, ModelSpec
 from interlock.engine.models.weights import attach_to_host
 from tests.builders import pins_of, sentences, tiny_m3, tiny_model
 

@@ -22,10 +22,11 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models import pickles
 from interlock.engine.models.assets import Policy, cached, resolve
 from interlock.engine.models.card import read_card
-from interlock.engine.models.registry import OWN_CODE, REGISTRY, ModelSpec, extended, members, vouched
+from interlock.engine.models.members import members
+from interlock.engine.models.registry import OWN_CODE, REGISTRY, ModelSpec, extended, find, vouched
 from interlock.engine.models.sources import model_cache
 from interlock.engine.record import atomic
-from tests.builders import corpus, entries, interlock, sentences, tiny_model
+from tests.builders import corpus, entries, hub_snapshot, interlock, sentences, tiny_model
 from tests.hub import Hub
 
 COMMIT = "c" * 40
@@ -86,6 +87,13 @@ def test_nobody_reads_a_pickle_that_nobody_vouches_for(pickled, monkeypatch):
         match=r"^model \S+ has its weights as pickle only \(\S+\): add --allow-pickle m, which reads",
     ):
         found(spec_of(pickled))
+
+
+def test_a_repository_with_a_pinned_row_is_advised_to_be_named_by_it(pickled, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    hub_snapshot(tmp_path / "home" / "hub", "BAAI/bge-m3", pickled, "a" * 40)
+    with pytest.raises(UnavailableError, match=r"or use bge-m3, whose pickle is known$"):
+        resolve(find(REGISTRY, ["BAAI/bge-m3"])[0], Policy(offline=True), lambda _: None)
 
 
 def test_a_pickle_with_another_hash_is_refused_unread(pickled, monkeypatch):

@@ -24,10 +24,11 @@ from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.gpu.sim import simulated
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.members import members, rerankers
 from interlock.engine.models.memory import law_of
 from interlock.engine.models.networks.kernels import Kernel, filling, pack
 from interlock.engine.models.networks.network import PackedPairEncoder
-from interlock.engine.models.registry import REGISTRY, ModelSpec, members, rerankers
+from interlock.engine.models.registry import REGISTRY, ModelSpec
 from interlock.engine.models.scoring import activation_of, read_scorer
 from interlock.engine.record import events as ev
 from tests.architectures import BERT_BASE, MINILM, MPNET_BASE, XLM_R_LARGE

@@ -17,11 +17,12 @@ from interlock.engine.gpu.sim import CONTEXT
 from interlock.engine.models import assets
 from interlock.engine.models.bundles import Bundle, bundle_directory, files_of, write_bundle
 from interlock.engine.models.card import read_card, told_by
+from interlock.engine.models.members import members
 from interlock.engine.models.memory import HEAP_FACTOR, Calibration, Law, law_of_config_only
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.checkpoint import packable
 from interlock.engine.models.networks.kernels import T4, Capability, Kernel, kernel_for, precision_for
-from interlock.engine.models.registry import ModelSpec, extended, find, members, vouched
+from interlock.engine.models.registry import ModelSpec, extended, find, vouched
 from interlock.engine.models.roster import Found, configurations, fewest_processors, lowest_capability
 from interlock.engine.models.sources import Copy
 from interlock.engine.models.weights import DTYPES

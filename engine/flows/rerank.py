@@ -17,7 +17,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.locks import holder
-from interlock.engine.models import registry
+from interlock.engine.models import members, registry
 from interlock.engine.models.assets import Policy
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.words import several
@@ -58,7 +58,7 @@ def free_devices(settings: Configuration, events: EventSink) -> Iterator[Granted
 def rerankers(settings: Configuration, names: Sequence[str], on: Granted, others: Sequence[str] = ()) -> Rerankers:
     """Open cross-encoders in their order; `others` are offered where a name means nothing."""
     own = settings.settings
-    specs = registry.rerankers(registry.extended(settings.models), names, others)
+    specs = members.rerankers(registry.extended(settings.models), names, others)
     policy = Policy(offline=own.offline, pickles=own.allow_pickle)
     return Rerankers(specs, policy, on.gpus, on.host, on.lessor, on.emit, cpu_fallback=own.cpu_fallback)
 
@@ -72,6 +72,7 @@ def rerank_of(settings: Configuration, names: Sequence[str], share: float | None
             raise UsageError(f"--rerank-{next(iter(given))} needs a model: name it in --rerank")
         return None
     known = registry.extended(settings.models)
+    names = [registry.canonical(known, name) for name in names]
     late = [name for name in names if name == MAXSIM or (name in known and known[name].kind == "dense")]
     if late and len(names) > 1:
         raise UsageError(f"--rerank: {late[0]} compares token vectors, which needs no other model: name it alone")

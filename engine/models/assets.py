@@ -190,9 +190,11 @@ def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[_Held, Outcome
 
 
 def _pickle_only(spec: ModelSpec, place: str) -> UnavailableError:
+    pinned = (row.key for row in REGISTRY.values() if row.hub_repo == spec.hub_repo and row.pickle_sha256)
+    other = next((f"{key}, whose pickle is known" for key in pinned), "a revision with safetensors")
     return UnavailableError(
         f"model {spec.key} has its weights as pickle only ({place}): add --allow-pickle {shlex.quote(name_of(spec))}, "
-        "which reads them without running them, or use a revision with safetensors"
+        f"which reads them without running them, or use {other}"
     )
 
 

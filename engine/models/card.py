@@ -15,24 +15,24 @@ from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.commits import published_of
 from interlock.engine.models.heads import TokenOutputs, check_kind, is_lexical, pooling_of, token_outputs
 from interlock.engine.models.layout import POSITIONS, Module, document_modules, home_of, modules_of, read_object
-from interlock.engine.models.limits import UNBOUNDED, max_tokens_of, positions_of, whole
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.batching import Batching, batching_of
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
-from interlock.engine.models.networks.pooling import POOLINGS, TermPooling
+from interlock.engine.models.networks.pooling import POOLINGS, TermPooling, pooling_file, poolings_of
 from interlock.engine.models.registry import Kind, ModelSpec, Output
-from interlock.engine.models.sentence import PLAIN, SPARSE, check_sentence, check_whole, check_widths
+from interlock.engine.models.sentence import (
+    PLAIN,
+    SPARSE,
+    UNBOUNDED,
+    check_sentence,
+    check_whole,
+    max_tokens_of,
+    positions_of,
+    whole,
+)
 from interlock.engine.models.sources import model_cache
 
-POOLING_MODES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 NOT_AS_NONE = ("ctrl", "gpt2", "openai-gpt", "xlnet")
 """Architectures that add something for a token type of 0 too."""
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
@@ -165,7 +165,7 @@ def read_card(
     if not lexical:
         check_kind(spec, snapshot.weights, root, config, modules)
     check_sentence(spec.key, path, config, SPARSE if sparse else PLAIN)
-    poolings = () if sparse else _poolings(spec, path, config, modules)
+    poolings = () if sparse else poolings_of(spec, path, config, modules)
     pooling = poolings[0] if len(poolings) == 1 else None
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
     ours = sparse or (plain and pooling in POOLINGS and packable(config))
@@ -173,7 +173,7 @@ def read_card(
     padded_because = "" if ours else _why_padded(config, attention, kinds, pooling)
     decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
     dtype = spec.dtype.get(device_kind, decided)
-    document, query, unused = _prompts(spec, root, _pooling_file(root, modules))
+    document, query, unused = _prompts(spec, root, pooling_file(root, modules))
     dim = _dim(spec, path, config, modules, len(poolings))
     if modules:
         check_whole(spec.key, root, dim, spec.kind == "dense")
@@ -220,8 +220,8 @@ def told_by(spec: ModelSpec, path: Path | None) -> tuple[str, str, str] | None:
         document, query = spec.document_prompt, spec.query_prompt
         return known and (known[0], known[1] if document is None else document, known[2] if query is None else query)
     modules = document_modules(path)
-    poolings = _poolings(spec, path, read_object(home_of(path) / "config.json"), modules)
-    return " and ".join(poolings), *_prompts(spec, path, _pooling_file(path, modules))[:2]
+    poolings = poolings_of(spec, path, read_object(home_of(path) / "config.json"), modules)
+    return " and ".join(poolings), *_prompts(spec, path, pooling_file(path, modules))[:2]
 
 
 def _why_padded(config: Config, attention: str, kinds: Sequence[str], pooling: str | None) -> str:
@@ -254,34 +254,6 @@ def attention_of(spec: ModelSpec, path: Path, config: Config) -> Literal["sdpa",
     mapped = MODEL_MAPPING.get(CONFIG_MAPPING[kind], None) if kind in CONFIG_MAPPING else None
     network = mapped[0] if isinstance(mapped, tuple) else mapped
     return spec.attention if getattr(network, "_supports_sdpa", True) else "eager"
-
-
-def _pooling_file(path: Path, modules: Sequence[Module]) -> Path:
-    folder = next((module.path for module in modules if module.kind == "Pooling"), "1_Pooling")
-    return path / folder / "config.json"
-
-
-def _poolings(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module]) -> tuple[str, ...]:
-    """The ways of pooling whose results stand side by side in a vector. A directory without modules has that of the
-    model which it is a copy of, else, as in sentence-transformers, the last token's for a language model, or the mean.
-    """
-    if not modules:
-        architecture = config.get("architectures") or [""]
-        causal = str(architecture[0]).endswith("ForCausalLM") and config.get("is_causal", True)
-        known = published_of(spec)
-        return (known[0] if known else "lasttoken" if causal else "mean",)
-    file = _pooling_file(path, modules)
-    told = read_object(file)
-    check_widths(file, told)
-    flags = [each for each in {**POOLING_MODES, **told} if each.startswith("pooling_mode_") and told.get(each)]
-    given = told.get("pooling_mode", [POOLING_MODES.get(flag, flag) for flag in flags])
-    modes = [given] if isinstance(given, str) else given
-    if not isinstance(modes, list) or any(mode not in POOLING_MODES.values() for mode in modes):
-        raise UnavailableError(
-            f"model {spec.key}: {file}: pooling_mode: expected any of {', '.join(POOLING_MODES.values())}, got "
-            f"{given!r:.100}"
-        )
-    return tuple(modes) or ("mean",)
 
 
 def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str, tuple[str, ...]]:

@@ -32,7 +32,7 @@ OWN_CODE = {"jinaai/jina-embeddings-v4": "qwen3-embedding-0.6b"}
 """Repositories that load through their own code alone, which is never run here; each with the model nearest to it."""
 OF_RUNS = ("outputs", "token_precision", "token_pooling")
 """Fields of `ModelSpec` that a run sets, and no table."""
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
 RESERVED = ("fused", "projection", "bm25", "id", "chunk_id", "source", "text", "payload")
 """The other columns of `points.parquet`, and the vectors that are no model's."""
 
@@ -228,11 +228,11 @@ def check_beside(name: str, specs: Collection[ModelSpec]) -> None:
 
 
 def find(registry: Mapping[str, ModelSpec], names: Sequence[str]) -> list[ModelSpec]:
-    """Find the rows that `names` mean: a key, or a source itself (`hf:org/name`, `pkg:dist`, a directory).
+    """Find the rows that `names` mean: a key, or a source itself (`hf:org/name`, `org/name`, `pkg:dist`, a directory).
 
     Raises UsageError for a name that is none of these, and for two models with one key.
     """
-    return _each_once([_meaning(registry, name) for name in names])
+    return each_once([meaning(registry, name) for name in names])
 
 
 def vouched(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
@@ -240,35 +240,41 @@ def vouched(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     return replace(spec, allow_pickle=True) if {spec.key, *spec.sources} & set(names) else spec
 
 
-def _meaning(registry: Mapping[str, ModelSpec], name: str, offered: Collection[str] = ()) -> ModelSpec:
+def canonical(known: Collection[str], name: str) -> str:
+    """The name that is recorded where a model is given as `name`: a key in its own letters, whatever case it came in,
+    and `hf:org/name` for a bare `org/name` that is no path here; any other name as it is."""
+    if name in known:
+        return name
+    if found := next((key for key in known if key.casefold() == name.casefold()), ""):
+        return found
+    return f"hf:{name}" if REPOSITORY.fullmatch(name) and not Path(name).exists() else name
+
+
+def meaning(registry: Mapping[str, ModelSpec], name: str, offered: Collection[str] = ()) -> ModelSpec:
     """The row that a name means; `offered` are those to choose from where it means none, without them all."""
+    name = canonical(registry, name)
     if name in registry:
         return registry[name]
     if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
         known = offered or registry
+        near = f" (did you mean ./{name}?)" if Path(name).is_dir() else meant(name.lower(), known)
         raise UsageError(
-            f"unknown model {name!r}{_meant(name, known)}: available {', '.join(known)} (or hf:org/name, "
-            "pkg:dist, a directory with a /)"
+            f"unknown model {name!r}{near}: available {', '.join(known)} (or org/name of the hub, pkg:dist, a "
+            "directory with a /)"
         )
     key = _key_of(name)
     check_key(key)
     return ModelSpec(key, (name,))
 
 
-def _each_once(specs: list[ModelSpec]) -> list[ModelSpec]:
+def each_once(specs: list[ModelSpec]) -> list[ModelSpec]:
+    """Return models of which no two have one key. Raises UsageError where two do."""
     keys = [spec.key for spec in specs]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise UsageError(
             f"two models of this run are named {twice[0]!r}: name it once, or rename one in a [models.*] table"
         )
     return specs
-
-
-def _meant(name: str, known: Collection[str]) -> str:
-    """Suggest what a name that is no model's may stand for: a directory, a repository of the hub, or a key."""
-    if Path(name).is_dir():
-        return f" (did you mean ./{name}?)"
-    return f" (did you mean hf:{name}?)" if REPOSITORY.fullmatch(name) else meant(name, known)
 
 
 def name_of(spec: ModelSpec) -> str:
@@ -280,80 +286,6 @@ def name_of(spec: ModelSpec) -> str:
 def _key_of(source: str) -> str:
     """The key of a model that no row names."""
     return source.removeprefix("hf:").removeprefix("pkg:").rstrip("/").rsplit("/", 1)[-1]
-
-
-def members(
-    registry: Mapping[str, ModelSpec], roster: Sequence[str], sparse: Sequence[str] = (), tokens: Sequence[str] = ()
-) -> list[ModelSpec]:
-    """Find the models of a run in the order of their passes: the dense ones of `roster`, then those of `sparse`.
-
-    One in both weighs terms in its dense pass; those of the roster that are among `tokens` give token vectors too.
-    Raises UsageError as `find` does, and for a model in the wrong list. A source that no row names is taken for what it
-    is listed as.
-    """
-    kinds = {kind: [key for key, row in registry.items() if row.kind == kind] for kind in get_args(Kind)}
-    weighing = kinds["sparse"] + [key for key in kinds["dense"] if "sparse_linear" in registry[key].head_sha256]
-    wanted = (roster, kinds["dense"]), (sparse, weighing), (tokens, roster)
-    dense, terms, late = ([_meaning(registry, name, offered) for name in names] for names, offered in wanted)
-    for spec in dense:
-        if spec.kind == "sparse":
-            raise UsageError(f"--roster: {spec.key} is a sparse model: name it in --sparse, beside a dense one here")
-    for flag, spec in [("--roster", spec) for spec in dense] + [("--sparse", spec) for spec in terms]:
-        if spec.kind == "scores":
-            raise UsageError(f"{flag}: {spec.key} is a reranker: name it in --rerank of interlock search")
-    for name, spec in zip(sparse, terms, strict=True):
-        fixed = name in registry and (spec not in dense or spec == REGISTRY.get(name))  # else its files may have a head
-        if fixed and spec.kind != "sparse" and "sparse_linear" not in spec.head_sha256:
-            raise UsageError(
-                f"--sparse: {spec.key} is a dense model: name it in --roster (or, if it is sparse, set "
-                f'kind = "sparse" in [models.{spec.key}])'
-            )
-    if absent := next((spec for spec in late if spec not in dense), None):
-        if absent.kind != "dense":
-            raise UsageError(f"--token-vectors: {absent.key} is not a dense model: name one of --roster here")
-        raise UsageError(f"--token-vectors: {absent.key} is not in --roster: add it there, or drop it here")
-    _each_once(terms)
-    beside: dict[Output, list[ModelSpec]] = {"sparse": terms, "tokens": late}
-    giving = [_beside(spec, [output for output in beside if spec in beside[output]]) for spec in dense]
-    return _named_apart(_each_once([*giving, *(_alone(spec) for spec in terms if spec not in dense)]))
-
-
-def _named_apart(specs: list[ModelSpec]) -> list[ModelSpec]:
-    """Raise UsageError where two models give something of one name: one would be delivered over the other."""
-    taken: dict[str, str] = {}
-    for spec in specs:
-        names = [name_of_output(spec.key, output, spec.kind) for output in spec.gives]
-        for name in names + [f"{spec.key}-tokens-starts"] * ("tokens" in spec.gives):
-            if taken.setdefault(name, spec.key) != spec.key:
-                raise UsageError(
-                    f"{taken[name]} and {spec.key} would both be delivered as {name!r}: give one of them another name "
-                    "in a [models.*] table"
-                )
-    return specs
-
-
-def _beside(spec: ModelSpec, more: Sequence[Output]) -> ModelSpec:
-    """A dense model with what else its pass gives."""
-    return replace(spec, outputs=("dense", *more)) if more else spec
-
-
-def _alone(spec: ModelSpec) -> ModelSpec:
-    """A model whose pass weighs terms and does nothing else; what is the width of its vectors is not that of these."""
-    return replace(spec, kind="sparse", dim=None if spec.head_sha256 else spec.dim)
-
-
-def rerankers(registry: Mapping[str, ModelSpec], names: Sequence[str], others: Collection[str] = ()) -> list[ModelSpec]:
-    """Find the cross-encoders that `names` mean, in the order in which they are tried. A source that no row names is
-    taken for one. `others` are offered beside them where a name means nothing.
-
-    Raises UsageError as `find` does, and for a model of another kind.
-    """
-    known = [key for key, row in registry.items() if row.kind == "scores"]
-    found = [_meaning(registry, name, [*known, *others]) for name in names]
-    for name, spec in zip(names, found, strict=True):
-        if name in registry and spec.kind != "scores":
-            raise UsageError(f"{spec.key} is a {spec.kind} model, which scores no pairs: use one of {', '.join(known)}")
-    return _each_once([replace(spec, kind="scores") for spec in found])
 
 
 def label(source: str) -> str:

@@ -54,7 +54,7 @@ class Settings(GivenSettings):
         if not isinstance(self.models, Mapping) or not all(isinstance(row, Mapping) for row in self.models.values()):
             raise UsageError(f"Settings.models: expected a table of rows by model, got {self.models!r:.100}")
         with python_wording():
-            found = load(given, file=file, origin_of="python Settings.{}".format)
+            found = load(given, file=file, origin_of="python Settings.{}".format, rows=self.models)
         return replace(found, models={**found.models, **self.models})
 
 

@@ -1,17 +1,23 @@
 """How a text's tokens become one: their hidden states a vector, and their logits weights of terms.
 
 Of terms as sentence-transformers' SpladePooling does it: the largest logit of each is taken before the activation,
-which rises with it and is then computed once a text and not once a token; sums need it for each token.
+which rises with it and is then computed once a text and not once a token; sums need it for each token. Which way a
+model's is, its files say.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from interlock.engine.errors import UnavailableError
+from interlock.engine.models.commits import published_of
+from interlock.engine.models.layout import Module, read_object
 from interlock.engine.models.networks.kernels import PackedBatch
+from interlock.engine.models.registry import ModelSpec
 
 
 def _first(hidden: Tensor, batch: PackedBatch) -> Tensor:
@@ -30,6 +36,15 @@ def _mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
 POOLINGS: Mapping[str, Callable[[Tensor, PackedBatch], Tensor]] = {"cls": _first, "lasttoken": _last, "mean": _mean}
 """By sentence-transformers' name what makes one vector in float32 [rows, width] for each row of a batch, of its tokens'
 [T, width]. Rows that are pooled in another way are padded."""
+POOLING_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""What earlier versions of sentence-transformers wrote for each way."""
 Strategy = Literal["max", "sum"]
 Activation = Literal["relu", "log1p_relu"]
 
@@ -81,3 +96,39 @@ class TermPooling:
     def _activated(self, values: Tensor) -> Tensor:
         values.relu_().log1p_()
         return values.log1p_() if self.activation == "log1p_relu" else values
+
+
+def pooling_file(path: Path, modules: Sequence[Module]) -> Path:
+    """Find the file that says how a model is pooled."""
+    folder = next((module.path for module in modules if module.kind == "Pooling"), "1_Pooling")
+    return path / folder / "config.json"
+
+
+def poolings_of(spec: ModelSpec, path: Path, config: Mapping[str, Any], modules: Sequence[Module]) -> tuple[str, ...]:
+    """The ways of pooling whose results stand side by side in a vector. A directory without modules has that of the
+    model which it is a copy of, else, as in sentence-transformers, the last token's for a language model, or the mean.
+    """
+    if not modules:
+        architecture = config.get("architectures") or [""]
+        causal = str(architecture[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+        known = published_of(spec)
+        return (known[0] if known else "lasttoken" if causal else "mean",)
+    file = pooling_file(path, modules)
+    told = read_object(file)
+    _check_widths(file, told)
+    flags = [each for each in {**POOLING_MODES, **told} if each.startswith("pooling_mode_") and told.get(each)]
+    given = told.get("pooling_mode", [POOLING_MODES.get(flag, flag) for flag in flags])
+    modes = [given] if isinstance(given, str) else given
+    if not isinstance(modes, list) or any(mode not in POOLING_MODES.values() for mode in modes):
+        raise UnavailableError(
+            f"model {spec.key}: {file}: pooling_mode: expected any of {', '.join(POOLING_MODES.values())}, got "
+            f"{given!r:.100}"
+        )
+    return tuple(modes) or ("mean",)
+
+
+def _check_widths(file: Path, told: Mapping[str, object]) -> None:
+    """Refuse the width of a pooling that is no number, which sentence-transformers counts with."""
+    for name in ("embedding_dimension", "word_embedding_dimension"):
+        if not isinstance(told.get(name, 0), int):
+            raise UnavailableError(f"{file}: {name} is {told[name]!r:.100}: set it to the width of the vectors")
