@@ -11,6 +11,7 @@ from tests.builders import ROOT, interlock
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "bench" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(ROOT.glob("docs/*.ipynb")),
@@ -29,6 +30,10 @@ def test_every_relative_link_of_a_page_leads_to_a_file(page):
 def test_readme_links_every_page():
     linked = set(re.findall(r"\]\((docs/[^)#]+)\)", (ROOT / "README.md").read_text()))
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
+
+
+def test_readme_is_read_in_five_minutes():
+    assert len((ROOT / "README.md").read_text().split()) <= 900
 
 
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.S)

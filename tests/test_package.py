@@ -1,10 +1,14 @@
 """The wheel holds `interlock/` alone and works beside folders of the user's own with the names of its rooms."""
 
+import re
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 
 import pytest
+import yaml
 
 from tests.builders import ROOT, environment
 
@@ -55,3 +59,23 @@ def test_command_and_import_work_beside_folders_of_the_same_names(wheel, tmp_pat
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "3221225472" in done.stdout
+
+
+def test_the_sdist_holds_what_its_readme_and_its_build_need(tmp_path):
+    sdist = pytest.importorskip("hatchling.builders.sdist")
+    path = next(sdist.SdistBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    pages = set(re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text()))
+    own = {"README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "SECURITY.md", "constraints.txt", "pyproject.toml"}
+    assert pages | own | {"src/interlock/engine/knobs.py"} <= names
+    assert not {name for name in names if name.startswith(("tests", "bench", "tools"))}
+
+
+def test_the_citation_says_what_the_package_says():
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0" and cited["message"] and cited["title"].lower() == said["name"]
+    assert (cited["license"], cited["keywords"]) == (said["license"], said["keywords"])
+    assert cited["authors"] == said["authors"]
+    assert cited["abstract"].rstrip(".") == said["description"]

@@ -31,7 +31,7 @@ from interlock.engine.targets.files.formats import FORMATS
 from tools import messages
 
 ROOT = Path(__file__).parent.parent
-PAGES = (*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bench").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bench").glob("*.md")))
 SCHEMA = ROOT / "engine" / "record" / summary.SCHEMA_FILE
 MESSAGES = ROOT / "docs" / "messages.md"
 GIVEN = ROOT / "src" / "interlock" / "given.py"
@@ -206,6 +206,11 @@ def commands() -> str:
     return _table(["command", "what it does"], [[f"`interlock {name}`", text] for name, text in COMMANDS.items()])
 
 
+def command_list() -> str:
+    """The same in few words."""
+    return "\n".join(f"- `{name}`: {text}" for name, text in COMMANDS.items())
+
+
 def keys() -> str:
     """Every action of the console, its key, and its name in `[keys]`."""
     rows = [[f"`{shown_keys(each, {})}`", each.help, ", ".join(each.screens), f"`{each.id}`"] for each in ACTIONS]
@@ -219,6 +224,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "flags": flags,
     "exit codes": exit_codes,
     "commands": commands,
+    "command list": command_list,
     "keys": keys,
 }
 
