@@ -9,9 +9,9 @@ from interlock.console import flags
 from interlock.console.streams import write_ascii
 from interlock.engine import __version__, settings
 from interlock.engine.errors import MEANINGS, meant
-from interlock.engine.knobs import REMOVED
 from interlock.engine.parsers import OFF
 from interlock.engine.record.words import safe
+from interlock.engine.removed import REMOVED
 from interlock.engine.settings import Configuration, knobs
 
 EPILOG = f"""exit codes:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from interlock.console.cli import configuration, parse
 from interlock.engine import parsers
 from interlock.engine.corpus.collections import Glance, glance
+from interlock.engine.corpus.forms import form_of
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.models.members import members
 from interlock.engine.models.registry import ModelSpec, extended, vouched
@@ -105,10 +106,10 @@ def problems(filled: Filled, models: Mapping[str, ModelSpec]) -> dict[str, str]:
 
 
 def directory(text: str) -> Path | None:
-    """Find the directory that a text names, its `~` resolved; None where there is none."""
+    """Find the directory, or the file of texts, that a text names, its `~` resolved; None where there is none."""
     with suppress(ValueError, OSError):
         place = parsers.path(text)
-        return place if text and place.is_dir() else None
+        return place if text and (place.is_dir() or (form_of(place.name) and place.is_file())) else None
     return None
 
 
@@ -267,7 +268,7 @@ class Machine:
         options = parse(words)
         settings = configuration(options).settings
         chunks, out = options.chunks, settings.out
-        yield "chunks", lambda: discover(chunks, settings.collections)
+        yield "chunks", lambda: discover(chunks, settings.collections, settings.naming)
         yield "flags", lambda: check(settings, chunks)
         yield "roster", lambda: self._check_models(settings)
         yield "devices", lambda: devices.choose(settings.devices, settings.faults)

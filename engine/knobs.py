@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from interlock.engine import parsers
+from interlock.engine.corpus.naming import Naming
 from interlock.engine.models.members import members
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.facts import TokenPrecision
@@ -69,6 +70,15 @@ class ModelSettings:
     )
     collections: tuple[str, ...] = knob(
         "", parsers.names, "NAME,...", "embed only these collections", kept="collections"
+    )
+    text_field: str = knob(
+        "", parsers.text, "NAME", "field or column that holds a record's text (default text)", kept="fields"
+    )
+    id_field: str = knob(
+        "", parsers.text, "NAME", "field or column that holds a record's id, which its point is known by", kept="fields"
+    )
+    title_field: str = knob(
+        "", parsers.text, "NAME", "field or column with a title, put before the text with a space", kept="fields"
     )
     dim: int = knob(
         "0", parsers.count, "N", "truncate vectors of Matryoshka models to N dimensions; 0 keeps all", kept="dim"
@@ -291,6 +301,11 @@ class RunSettings(ScreenSettings, SessionSettings, ResultSettings, DeviceSetting
         return self.host_ceiling if kind == "cpu" and self.host_ceiling else self.ceiling
 
     @property
+    def naming(self) -> Naming:
+        """Under which names a record has its text, its id and its title."""
+        return Naming(self.text_field, self.id_field, self.title_field)
+
+    @property
     def language(self) -> str:
         """That of the words of BM25 vectors; empty where none are wanted."""
         return "" if self.bm25 == parsers.OFF else self.bm25
@@ -308,41 +323,3 @@ class RunSettings(ScreenSettings, SessionSettings, ResultSettings, DeviceSetting
 
 ON_SCREEN = frozenset(item.name for item in fields(ScreenSettings)) | {"on_hangup"}
 """Settings that change only what an operator sees: a run does not record them."""
-
-
-@dataclass(frozen=True)
-class Removed:
-    """A setting of earlier versions: what is said to who names it, and which settings its value gives, if any."""
-
-    instead: str
-    becomes: Callable[[object, Mapping[str, object]], Mapping[str, object]] = lambda value, others: {}
-    yields: tuple[str, ...] = ()
-    """What of that it says only where no source that goes before its own says so."""
-
-
-REMOVED: Mapping[str, Removed] = {
-    "exclusive": Removed(
-        "a run is exclusive unless --shared or --window says otherwise",
-        lambda value, _: {} if parsers.flag(value) else {"window": parsers.SHARED},
-        yields=("window",),
-    ),
-    "bm25_language": Removed(
-        "use --bm25 LANGUAGE",
-        lambda value, others: {"bm25": value} if parsers.is_on(others.get("bm25", True)) else {},
-    ),
-    "partial": Removed(
-        "use --deadline 8h30m,export",
-        lambda value, others: (
-            {"deadline": f"{ends.removesuffix(parsers.EXPORTING)}{parsers.EXPORTING}"}
-            if parsers.flag(value) and (ends := str(others.get("deadline") or "").strip().lower())
-            else {}
-        ),
-    ),
-    **dict.fromkeys(("long", "long_overlap"), Removed("texts are cut at a model's limit")),
-    "refresh": Removed("the screen is drawn four times a second, once by --slow-link; + and - change it"),
-    "readonly": Removed(
-        "use it with `interlock watch`",
-        lambda value, _: {"readonly": True} if parsers.flag(value) else {},  # no setting, and not forgotten: see `load`
-    ),
-}
-"""What a file, the environment, or a run of earlier versions may still say."""

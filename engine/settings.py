@@ -14,11 +14,11 @@ from typing import Any
 from interlock.engine import parsers
 from interlock.engine.errors import UsageError
 from interlock.engine.knobs import ON_SCREEN as ON_SCREEN
-from interlock.engine.knobs import REMOVED
 from interlock.engine.knobs import RunSettings as RunSettings
 from interlock.engine.models.registry import REGISTRY, canonical
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Setting
+from interlock.engine.removed import REMOVED
 
 FROM_RUN = "from the run"
 """The origin of what a continued run was begun with."""

@@ -9,7 +9,7 @@ import pytest
 from interlock.engine.compute.controls import Controls
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
-from interlock.engine.corpus.records import MAX_RECORD_BYTES
+from interlock.engine.corpus.forms import MAX_RECORD_BYTES
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.settings import load
@@ -51,9 +51,12 @@ BAD_RECORDS = {
     "missing-text": (b'{"metadata": {}}', 'no field "text"'),
     "text-of-another-name": (
         b'{"body": "a", "title": "b"}',
-        'no field "text" (found body, title): rename the one',
+        "(found body: a, title: b): say which holds",
     ),
-    "many-other-names": (b'{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}', "(found a, b, c, d, e, ...): "),
+    "many-other-names": (
+        b'{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}',
+        "(found a: 1, b: 1, c: 1, d: 1, e: 1, ...): ",
+    ),
     "null-text": (b'{"text": null}', "Expected `str`, got `null`"),
     "number-text": (b'{"text": 4}', "Expected `str`, got `int`"),
     "empty-text": (b'{"text": ""}', "the text is empty"),
@@ -371,7 +374,8 @@ def test_nothing_to_embed_is_a_usage_error_and_leaves_no_run(tmp_path, tiny_a, k
 def test_records_without_a_text_are_named_once_with_their_fields_when_no_chunk_is_good(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"body": "a"}] * 5 + [4]}, "No": {"b.jsonl": []}})
     done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=2)
-    first = 'records 1, 2, 3 and 2 more: no field "text" (found body): rename the one that holds the text'
+    lacking = 'no field "text" (found body: a): say which holds the text, such as --text-field NAME'
+    first = f"records 1, 2, 3 and 2 more: {lacking}"
     second = 'record 6: expected an object with a field "text", got a number'
     said = f"nothing to embed: Docs/a_chunks.json {first}; Docs/a_chunks.json {second}"
     assert done.stderr == f"interlock: {said}; No/b.jsonl: empty file\n"

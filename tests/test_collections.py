@@ -74,8 +74,8 @@ def test_files_that_only_look_like_chunk_files_are_told(tmp_path):
     for name in ("Docs/a.json", "Docs/b.JSONL", "c.parquet", "d.tsv", "Docs/readme.md", ".venv/deep/a.json"):
         (root / name).write_text("[]")
     assert list(overlooked(root, discover(root))) == [
-        "4 files not read (Docs/a.json; Docs/b.JSONL; c.parquet and 1 more): names of chunk files end in _chunks.json "
-        "or .jsonl"
+        "4 files not read (Docs/a.json; Docs/b.JSONL; c.parquet and 1 more): chunk files (*_chunks.json, *.jsonl) are, "
+        "where there are some, else tables, else other JSON; name a file alone to read it"
     ]
 
 

@@ -12,11 +12,11 @@ from interlock.console.look import look_of
 from interlock.console.main import main
 from interlock.engine.errors import UsageError
 from interlock.engine.flows.rerank import rerank_of
-from interlock.engine.knobs import REMOVED
 from interlock.engine.models.members import members, rerankers
 from interlock.engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
 from interlock.engine.record.facts import DeviceFacts, Setting
 from interlock.engine.record.rundir import _STEERED, Begun
+from interlock.engine.removed import REMOVED
 from interlock.engine.settings import continued, flag_of, knobs, load, recorded, shown, variable_of
 from tests.builders import interlock
 

@@ -33,8 +33,8 @@ WORDS = {"completed": "DONE", "incomplete": "INCOMPLETE", "failed": "FAILED", "s
 GONE = """
 from interlock.engine.corpus import collections
 found = collections._collection
-def lost(directory, root):
-    seen = found(directory, root)
+def lost(directory, *rest):
+    seen = found(directory, *rest)
     for name in seen.files:
         if name.startswith("b"):
             (directory / name).unlink()

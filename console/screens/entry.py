@@ -22,7 +22,7 @@ from textual.widgets import DirectoryTree, Input, Label, Static
 from interlock.console.form import ModelRow, directory, placed, toggled
 from interlock.console.screens.base import aside
 from interlock.console.text import form_text
-from interlock.engine.corpus.collections import SUFFIXES
+from interlock.engine.corpus.forms import form_of
 from interlock.engine.record.words import drawn
 from interlock.widgets.choices import Choices
 
@@ -182,7 +182,7 @@ class Directories(DirectoryTree):
 
 def _told(path: Path) -> bool:
     try:
-        return path.name.endswith(SUFFIXES) or path.is_dir()
+        return form_of(path.name) is not None or path.is_dir()
     except OSError:
         return False
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -13,20 +13,19 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.corpus.identity import IdentityMaker
+from interlock.engine.corpus.forms import form_of
+from interlock.engine.corpus.identity import IdentityMaker, named
+from interlock.engine.corpus.naming import IDS, NOTHING, TEXTS, Naming, Said, looked_up, unnamed
 from interlock.engine.corpus.records import TOO_DEEP, cause, depth_of, records
+from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
 from interlock.engine.record.words import safe
 
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 RECORD = "record"
 """The name in a payload under which a record's other fields are kept."""
-TEXTS = ("page_content", "content")
-"""What other producers call a text, whose metadata may be their `meta`."""
 NAME = 60
 """Signs of a name that are told."""
-NAMES_SHOWN, LONGEST_SHOWN = 5, 40
-"""Fields of a record without a text that are named, and the most signs of each."""
 EMPTY = "the text is empty"
 """Of a true record: an empty page, say."""
 UNUSABLE = "none of its records can be used"
@@ -84,9 +83,6 @@ class _Record(Struct):
     metadata: Raw | UnsetType = UNSET
 
 
-_OWN = _Record.__struct_fields__
-
-
 class _Plain(_Record, forbid_unknown_fields=True):
     """A record without other fields, as most are."""
 
@@ -100,6 +96,8 @@ class Counts:
     same: int = 0
     renamed: int = 0
     first: str = ""
+    titled: int = 0
+    """Records with a title, where a field is named that holds it."""
 
 
 class ChunkReader:
@@ -118,46 +116,50 @@ class ChunkReader:
     def __iter__(self) -> Iterator[Chunk | Refusal]:
         yield from self.collection.refusals
         for name in self.collection.files:
-            path, within = self.collection.root / name, self.collection.within
-            # Some record was taken; the file itself is refused; one is refused for more than no text, or is no object.
-            used = whole = odd = alien = False
-            before = self.counts.records
-            for number, data in records(path, within, partial(self.hashes.__setitem__, name)):
-                self.place = name, number or 0
-                self.counts.records += number is not None
-                found = Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data)
-                if isinstance(found, Refusal):
-                    whole, odd = whole or number is None, odd or found.reason != EMPTY
-                    alien = alien or data[:1] not in (b"{", "")
-                else:
-                    used = True
-                if found is not None:
-                    yield found
-            several = self.counts.records - before > 1
-            if odd and not (used or whole) and (several or alien):  # a file is lost, whatever its lines are taken for
-                yield Refusal(name, None, UNUSABLE)
+            yield from self._of_file(name)
+        title = self.collection.naming.title
+        if title and self.counts.records and not self.counts.titled:
+            place = f"{safe(self.collection.name, NAME)}: none of its {self.counts.records:,} records"
+            raise UsageError(f"{place} has a field {title!r}: name the one with the title with --title-field")
 
-    def _read(self, file: str, number: int | None, data: bytes) -> Chunk | Refusal | None:
+    def _of_file(self, name: str) -> Iterator[Chunk | Refusal]:
+        path, within = self.collection.root / name, self.collection.within
+        form = form_of(name)
+        naming = replace(self.collection.naming, is_table=form is not None and form.is_table)
+        # Some record was taken; the file itself is refused; one is refused for more than no text, or is no object.
+        used = whole = odd = alien = False
+        before = self.counts.records
+        for number, data in records(path, within, partial(self.hashes.__setitem__, name)):
+            self.place = name, number or 0
+            if naming.is_table and number == 1 and (lack := _lack(data, naming)):  # so lacks each row below it
+                yield Refusal(name, None, lack)
+                return
+            self.counts.records += number is not None
+            found = Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data, naming)
+            if isinstance(found, Refusal):
+                whole, odd = whole or number is None, odd or found.reason != EMPTY
+                alien = alien or data[:1] not in (b"{", "")
+            else:
+                used = True
+            if found is not None:
+                yield found
+        several = self.counts.records - before > 1
+        if odd and not (used or whole) and (several or alien):  # a file is lost, whatever its lines are taken for
+            yield Refusal(name, None, UNUSABLE)
+
+    def _read(self, file: str, number: int | None, data: bytes, naming: Naming) -> Chunk | Refusal | None:
         """The chunk that a record is, or why it is none; bad records are often millions of the same. None: it was there
         before."""
         if data == self._bad[0]:
             return Refusal(file, number, self._bad[1])
         try:
-            return self._chunk(file, number, data)
+            return self._chunk(file, number, *_parted(data, naming))
         except _Refused as refused:
             self._bad = data, str(refused)
             return Refusal(file, number, str(refused))
 
-    def _chunk(self, file: str, number: int | None, data: bytes) -> Chunk | None:
+    def _chunk(self, file: str, number: int | None, record: "_Record", others: bytes, said: Said) -> Chunk | None:
         """The chunk with its payload and identity; `others` are its fields beside text and metadata, as an object."""
-        record: _Record
-        try:
-            record, others = msgspec.json.decode(data, type=_Plain), b""
-        except (ValueError, RecursionError):
-            raw = _fields(data)
-            record = _Record(_decode(bytes(raw["text"]), str, "$.text"), raw.get("metadata", UNSET))
-            rest = {key: value for key, value in raw.items() if key not in _OWN}
-            others = msgspec.json.encode(rest) if rest else b""
         if not record.text.strip():
             raise _Refused(EMPTY)
         payload = b"{}" if record.metadata is UNSET else bytes(record.metadata)
@@ -173,7 +175,7 @@ class ChunkReader:
             features = self._features(payload, others)
         except ValueError as error:
             raise _Refused(str(error)) from None
-        known = self._identities.of(file, record.text, *fields)
+        known = self._identities.of(file, record.text, *fields, own=said.id)
         if known is None:
             self.counts.same += 1
             return None
@@ -182,32 +184,71 @@ class ChunkReader:
             place = f"{safe(file, NAME)} record {number:,}"
             self.counts.renamed += 1
             self.counts.first = self.counts.first or f"{place}: chunk_id {given} of {source} is now {now}"
-        return Chunk(record.text, payload, known.chunk_id, known.source, known.point_id, others, features)
+        self.counts.titled += bool(said.title)
+        text = f"{said.title} {record.text}" if said.title else record.text
+        return Chunk(text, payload, known.chunk_id, known.source, known.point_id, others, features)
 
 
 class _Refused(Exception):
     """Why a record is left out."""
 
 
-def _fields(data: bytes) -> dict[str, Raw]:
+def _parted(data: bytes, naming: Naming) -> tuple[_Record, bytes, Said]:
+    """The text and the metadata of a record, its other fields as an object, and what else it says of itself."""
+    if not naming.given and not naming.is_table:
+        try:
+            return msgspec.json.decode(data, type=_Plain), b"", NOTHING
+        except (ValueError, RecursionError):
+            pass
+    raw = _fields(data, naming)
+    text = _decode(bytes(raw.pop(naming.text or "text")), str, f"$.{naming.text or 'text'}")
+    record = _Record(text, raw.pop("metadata", UNSET))
+    return record, msgspec.json.encode(raw) if raw else b"", _said(raw, record.metadata, naming)
+
+
+def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> Said:
+    """Raises _Refused for a record without the id that is asked for by name."""
+    if not (naming.id or naming.title or naming.is_table):
+        return NOTHING
+    inner = dict[str, Raw]()
+    if metadata is not UNSET and bytes(metadata)[:1] == b"{":
+        inner = _decode(bytes(metadata), dict[str, Raw], "$.metadata")
+    names = (naming.id,) if naming.id else IDS * naming.is_table
+    given = next(filter(None, (looked_up(fields, inner, name) for name in names)), None)
+    own = named(_decode(bytes(given), object)) if given else ""
+    if naming.id and not own:
+        raise _Refused(f'no field "{safe(naming.id, NAME)}" with an id: add it, or drop --id-field')
+    title = looked_up(fields, inner, naming.title) if naming.title else None
+    return Said(own, _decode(bytes(title), str, f"$.{naming.title}").strip() if title else "")
+
+
+def _fields(data: bytes, naming: Naming) -> dict[str, Raw]:
     """The fields of a record by name. Raises _Refused where it is no object, or one without a text."""
+    wanted = naming.text or "text"
     if not data.startswith(b"{"):
         kind = _KINDS[type(_decode(data, object))]
-        raise _Refused(f'expected an object with a field "text", got {kind}')
+        raise _Refused(f'expected an object with a field "{wanted}", got {kind}')
     fields = _decode(data, dict[str, Raw])
     if "lc" in fields and bytes(fields.get("kwargs", b""))[:1] == b"{":  # as LangChain dumps an object
         fields = _decode(bytes(fields["kwargs"]), dict[str, Raw])
-    if "text" not in fields and (name := next((each for each in TEXTS if _is_text(fields.get(each))), "")):
-        fields["text"] = fields.pop(name)
+    usual = "" if naming.text or "text" in fields else next((each for each in TEXTS if _is_text(fields.get(each))), "")
+    if usual:
+        fields["text"] = fields.pop(usual)
         if "metadata" not in fields and bytes(fields.get("meta", b""))[:1] == b"{":
             fields["metadata"] = fields.pop("meta")
-    if "text" not in fields:
-        found = [name[:LONGEST_SHOWN] for name in fields if name != "metadata"]
-        if not found:
-            raise _Refused('no field "text"')
-        names = ", ".join(found[:NAMES_SHOWN]) + ", ..." * (len(found) > NAMES_SHOWN)
-        raise _Refused(f'no field "text" (found {names}): rename the one that holds the text')
+    if wanted not in fields:
+        raise _Refused(unnamed(fields, wanted))
     return fields
+
+
+def _lack(data: bytes | str, naming: Naming) -> str:
+    """Why no row of a table can be read, by its first; empty where they may be."""
+    try:
+        if not isinstance(data, str):
+            _fields(data, naming)
+    except _Refused as refused:
+        return str(refused)
+    return ""
 
 
 def _is_text(value: Raw | None) -> bool:
@@ -240,7 +281,7 @@ REASONS = 20
 """Kinds of reason that are counted apart."""
 _PLACES = re.compile(
     r" \(byte \d+\)| in position [\d-]+"
-    r'|(?<=^no field "text") \(found .*\)(?=: rename)|(?<=^file ends within record) \d+',
+    r'|(?<=^no field "text") \(found .*\)(?=: say)|(?<=--text-field) \S+$|(?<=^file ends within record) \d+',
     re.DOTALL,
 )
 

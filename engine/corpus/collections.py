@@ -1,10 +1,12 @@
 """Which directories are collections, which files they hold, and what Qdrant will call them.
 
-`<root>/<Collection>/**/*_chunks.json` and `*.jsonl`; a root that holds chunk files itself is one collection
-named after itself. Nothing outside the root is ever read: a link that leaves it is refused by name.
+`<root>/<Collection>/**/*_chunks.json` and `*.jsonl`, where there are none tables, else other JSON; a root that holds
+such files itself is one collection named after itself, as a file is. Nothing outside the root is ever read: a link that
+leaves it is refused by name.
 """
 
 import hashlib
+import math
 import os
 import re
 import unicodedata
@@ -13,19 +15,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from interlock.engine.corpus.forms import READ, form_of, stem_of
+from interlock.engine.corpus.naming import BEIR, USUAL, Naming
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import few, several
 
-SUFFIXES = ("_chunks.json", ".jsonl")
-ALIKE = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".txt")
-"""Endings, in any case, of files that people may take for chunk files."""
+ALIKE = (".md", ".html", ".pdf", ".docx")
+"""Endings, in any case, of files whose texts people may expect to be read, where there are no others."""
+BEIR_FILES = ("corpus.jsonl", "queries.jsonl", "qrels")
+NOTHING = 9
+"""The rank where nothing is read."""
 LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A directory of chunk files; `files` are relative to `root`, sorted. Nothing is read outside `within`."""
+    """A directory of files of texts; `files` are relative to `root`, sorted. Nothing is read outside `within`."""
 
     name: str
     qdrant_collection: str
@@ -34,7 +40,8 @@ class Collection:
     refusals: tuple[Refusal, ...] = field(default=())
     within: Path = Path("/")
     unread: tuple[str, ...] = ()
-    """Files beside them that look like chunk files and are none, by their ending."""
+    """Files beside them that hold texts, by their ending, and are not read."""
+    naming: Naming = USUAL
 
 
 def qdrant_name(name: str) -> str:
@@ -53,33 +60,38 @@ def qdrant_name(name: str) -> str:
     return (mapped or "collection")[: LONGEST_NAME - len(suffix)] + suffix
 
 
-def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
-    """List the collections under `root` in the order of their names; only those named in `wanted`, if any.
+def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> list[Collection]:
+    """List the collections under `root` in the order of their names; only those named in `wanted`, if any. A file is
+    one, named after itself.
 
-    Raises UsageError for a root that is missing or holds no chunk files, for a wanted name that is not
+    Raises UsageError for a root that is missing or holds no file of texts, for a wanted name that is not
     there, and for two directories that would share one Qdrant name.
     """
     if any(unicodedata.category(sign) == "Cs" for sign in str(root.resolve())):
         raise UsageError(f"cannot record {printable(str(root))}: the path is not UTF-8; rename it")
     try:
         entire = root.resolve()
-        found = [_collection(path, entire) for path in _directories(entire) if path == entire or path.name[0] != "."]
+        found = [_alone(entire)] if entire.is_file() else _found(entire)
     except FileNotFoundError:
         raise UsageError(f"{root} does not exist: name the directory that holds your collections") from None
     except NotADirectoryError:
-        raise _no_directory(root) from None
+        raise UsageError(f"{root} is no file of texts: name a directory, or a file that is read ({READ})") from None
     except OSError as error:
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
         skipped = "".join(f"; {each}" for each in overlooked(root, found))
-        raise UsageError(f"{root} has no chunk files (*_chunks.json or *.jsonl, at any depth){skipped}")
+        raise UsageError(f"{root} has no chunk files or tables: put some there ({READ}){skipped}")
     names = {collection.name for collection in found}
     if missing := [name for name in wanted if name not in names]:
         near = meant(missing[0], names)
         raise UsageError(f"no collection {', '.join(map(repr, missing))}{near}: available {', '.join(sorted(names))}")
     # A directory without files gets no name in Qdrant, so that it is in nobody's way.
     chosen = [
-        replace(collection, qdrant_collection=qdrant_name(collection.name) if collection.files else "")
+        replace(
+            collection,
+            qdrant_collection=qdrant_name(collection.name) if collection.files else "",
+            naming=naming if naming.given else collection.naming,
+        )
         for collection in found
         if not wanted or collection.name in wanted
     ]
@@ -96,33 +108,52 @@ def discover(root: Path, wanted: Sequence[str] = ()) -> list[Collection]:
     return chosen
 
 
-def _no_directory(file: Path) -> UsageError:
-    """What is said of a file that was named in place of a directory."""
-    name = printable(file.name)
-    if file.name.endswith(SUFFIXES):
-        return UsageError(f"{file} is not a directory: put it in one (chunks/Name/{name}), and name chunks")
-    if file.suffix.lower() == ".json":
-        held = f"chunks/Name/{printable(file.stem)}_chunks.json"
-        return UsageError(
-            f"{file} is not a directory: put it in one under a name that is read ({held}), and name chunks"
-        )
-    return UsageError(
-        f"{file} is not a directory, and only *_chunks.json and *.jsonl are read: put its texts into such a file "
-        "(docs/runs.md says how), and name the directory above its collection"
-    )
+def _alone(file: Path) -> Collection:
+    """A file as a collection. Raises NotADirectoryError for one that is not read."""
+    if not form_of(file.name):
+        raise NotADirectoryError
+    return Collection(stem_of(file.name), "", file.parent, (file.name,), within=file.parent)
+
+
+def _found(root: Path) -> list[Collection]:
+    rank = _rank(root)
+    return [_collection(path, root, rank) for path in _directories(root, rank) if path == root or path.name[0] != "."]
+
+
+def _rank(root: Path, most: float = math.inf) -> int:
+    """Of which rank the files are that are read under `root`: the lowest that is there, but for hidden directories, of
+    the first files and directories, of which `most` are looked at."""
+    lowest = NOTHING
+    for folder, folders, names in os.walk(root):
+        if folder == str(root):
+            folders[:] = [name for name in folders if name[0] != "."]
+        lowest = min([lowest, *(form.rank for form in map(form_of, names) if form)])
+        most -= len(folders) + len(names)
+        if not lowest or most < 0:
+            break
+    return lowest
+
+
+def _is_read(name: str, rank: int) -> bool:
+    return (form := form_of(name)) is not None and form.rank == rank
 
 
 def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
-    """Tell of what may have been meant: files of the collections `found` that only look like chunk files, and
-    directories that hold chunk files and are no collections, since their name begins with a dot or the root is one.
-    """
+    """Tell of what may have been meant: files of the collections `found` that are not read, directories that hold chunk
+    files and are no collections, since their name begins with a dot or the root is one, and how BEIR's are read."""
+    if not root.is_dir():
+        return
     entire = next((each for each in found if each.root == root.resolve()), None)
     unread = [name if entire else f"{each.name}/{name}" for each in found for name in each.unread]
+    rank = _rank(root)
     if not entire:
-        unread += [path.name for path in root.iterdir() if _is_alike(path.name) and path.is_file()]
+        unread += [path.name for path in root.iterdir() if _is_alike(path.name, rank) and path.is_file()]
     if unread:
         shown = few([printable(name) for name in sorted(unread)], 3)
-        yield f"{several(len(unread), 'file')} not read ({shown}): names of chunk files end in _chunks.json or .jsonl"
+        read = "chunk files (*_chunks.json, *.jsonl) are, where there are some, else tables, else other JSON"
+        yield f"{several(len(unread), 'file')} not read ({shown}): {read}; name a file alone to read it"
+    for each in (each for each in found if each.naming == BEIR):
+        yield f"{printable(each.name)} is a test collection as BEIR has it: title and text are joined, _id is the id"
     if entire:
         if inner := sorted({Path(name).parts[0] for name in entire.files if "/" in name}):
             yield (
@@ -130,16 +161,17 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
                 f"have {few([printable(name) for name in inner])} as collections"
             )
         return
-    for path in _directories(root):
-        if path.name.startswith(".") and any(each.name.endswith(SUFFIXES) for each in _walk(path, [], [])):
+    for path in _directories(root, rank):
+        if path.name.startswith(".") and _rank(path) <= min(rank, NOTHING - 1):
             yield f"skipped {printable(path.name)} in {root}: names of collections do not begin with a dot"
 
 
-def _directories(root: Path) -> list[Path]:
-    """What may be collections, by name: the root itself where it holds chunk files, else the directories in it."""
+def _directories(root: Path, rank: int) -> list[Path]:
+    """What may be collections, by name: the root itself where it holds files that are read, else the directories in
+    it."""
     with os.scandir(root) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
-    if any(entry.name.endswith(SUFFIXES) and not _is_directory(entry) for entry in entries):
+    if any(_is_read(entry.name, rank) and not _is_directory(entry) for entry in entries):
         return [root]
     return [Path(entry.path) for entry in entries if _is_directory(entry)]
 
@@ -150,26 +182,31 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-def _collection(directory: Path, root: Path) -> Collection:
+def _collection(directory: Path, root: Path, rank: int) -> Collection:
     if refusal := _refuse_path(directory, root):
         name = printable(directory.name)
         return Collection(name, "", directory, (), (Refusal(name, None, refusal),))
     files: list[str] = []
     refusals: list[Refusal] = []
     unread: list[str] = []
-    for path in _walk(directory, refusals, unread):
+    beir = False
+    with suppress(OSError):  # a directory that is closed; the walk itself refuses it
+        beir = all((directory / name).exists() for name in BEIR_FILES)
+    for path in _walk(directory, rank, refusals, unread):
         relative = path.relative_to(directory).as_posix()
         if reason := _refuse_path(path, root):
             refusals.append(Refusal(printable(relative), None, reason))
-        elif path.name.endswith(SUFFIXES):
+        elif beir and relative == "queries.jsonl":
+            unread.append(relative)
+        elif _is_read(path.name, rank):
             files.append(relative)
-    refused = tuple(sorted(refusals, key=str))
-    return Collection(directory.name, "", directory, tuple(sorted(files)), refused, root, tuple(unread))
+    refused, naming = tuple(sorted(refusals, key=str)), BEIR if beir else USUAL
+    return Collection(directory.name, "", directory, tuple(sorted(files)), refused, root, tuple(unread), naming)
 
 
-def _walk(directory: Path, refusals: list[Refusal], unread: list[str]) -> Iterator[Path]:
-    """Chunk files, and every link to a directory (for `_refuse_path` to judge), below `directory`; what only looks like
-    a chunk file goes to `unread`."""
+def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: list[str]) -> Iterator[Path]:
+    """Files that are read, and every link to a directory (for `_refuse_path` to judge), below `directory`; what only
+    may hold texts goes to `unread`."""
 
     def refuse(error: OSError) -> None:
         name = Path(os.fsdecode(error.filename or directory)).relative_to(directory).as_posix()
@@ -182,14 +219,16 @@ def _walk(directory: Path, refusals: list[Refusal], unread: list[str]) -> Iterat
                 if path.is_symlink():
                     yield path
         for name in names:
-            if name.endswith(SUFFIXES):
+            if _is_read(name, rank):
                 yield Path(folder, name)
-            elif _is_alike(name):
+            elif _is_alike(name, rank):
                 unread.append(Path(folder, name).relative_to(directory).as_posix())
 
 
-def _is_alike(name: str) -> bool:
-    return name.lower().endswith(ALIKE) and not name.endswith(SUFFIXES)
+def _is_alike(name: str, rank: int) -> bool:
+    """Whether a file may hold texts and is none of those that are read."""
+    alike = (".txt", *ALIKE) if rank == NOTHING else (".txt",)
+    return not _is_read(name, rank) and (form_of(name) is not None or name.lower().endswith(alike))
 
 
 def _refuse_path(path: Path, root: Path) -> str | None:
@@ -241,11 +280,14 @@ class Glance:
 
 def glance(root: Path, stopped: Callable[[], bool] = lambda: False, most: int = MOST) -> tuple[list[Glance], bool]:
     """Look at the collections under `root`; add whether all of it was seen. Raises OSError for what is no directory."""
-    found, left = [], most
-    for place in (each for each in _directories(root.resolve()) if each == root.resolve() or each.name[0] != "."):
+    found, left, entire = [], most, root.resolve()
+    if entire.is_file():
+        return ([_glance(entire, [entire])] if form_of(entire.name) else []), True
+    rank = _rank(entire, most)
+    for place in (each for each in _directories(entire, rank) if each == entire or each.name[0] != "."):
         files: list[Path] = []
         for folder, folders, names in os.walk(place):
-            files += [Path(folder, name) for name in names if name.endswith(SUFFIXES)]
+            files += [Path(folder, name) for name in names if _is_read(name, rank)]
             left -= len(folders) + len(names)
             if left < 0 or stopped():
                 break
@@ -266,5 +308,8 @@ def _glance(place: Path, files: Sequence[Path]) -> Glance:
         with suppress(OSError), file.open("rb") as handle:
             head = handle.read(SAMPLE)
             read += len(head)
-            records += len(head.splitlines()) if file.name.endswith(".jsonl") else head.count(b'"text"')
-    return Glance(place.name, len(files), total, round(records * total / read) if read else 0)
+            form = form_of(file.name)
+            if form and not form.packing and form.layout != "columns":  # of others the bytes say nothing
+                records += head.count(b'"text"') if form.layout == "list" else len(head.splitlines())
+    name = stem_of(place.name) if place.is_file() else place.name
+    return Glance(name, len(files), total, round(records * total / read) if read else 0)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import asdict
 
-from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Counts, Refusals
+from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Counts, Refusals, kind_of
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.places import Places
@@ -309,17 +309,18 @@ def read_and_tokenise(
 
 def _refusals(corpus: Sequence[Rows]) -> str:
     """Why there is no chunk: the first places and reasons, each reason of a file once, with its records."""
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for rows in corpus:
         for refusal in (each for each in rows.refusals.told if each.reason != UNUSABLE):
-            place = f"{rows.collection.name}/{refusal.file}", refusal.reason
-            found.setdefault(place, []).extend([] if refusal.record is None else [f"{refusal.record:,}"])
+            file = f"{rows.collection.name}/{refusal.file}"
+            _, records = found.setdefault((file, kind_of(refusal.reason)), (refusal.reason, []))
+            records += [] if refusal.record is None else [f"{refusal.record:,}"]
     if not found:
         return "no chunk file has a record"
     shown = dict(islice(found.items(), FEW))
     every = sum(len(rows.refusals) - rows.refusals.reasons[UNUSABLE] for rows in corpus)
-    left = every - sum(len(records) or 1 for records in shown.values())
-    texts = [f"{file}{_records(records)}: {reason}" for (file, reason), records in shown.items()]
+    left = every - sum(len(records) or 1 for _, records in shown.values())
+    texts = [f"{file}{_records(records)}: {reason}" for (file, _), (reason, records) in shown.items()]
     return "; ".join(texts) + f" (and {left:,} more)" * bool(left)
 
 

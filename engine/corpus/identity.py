@@ -53,12 +53,12 @@ class IdentityMaker:
         self._taken: dict[bytes, int] = {}
         self._numbers: dict[tuple[str, str], int] = {}
 
-    def of(self, file: str, text: str, *fields: Fields) -> ChunkIdentity | None:
-        """Identify the next record of `file` by its text, its metadata and its other fields; None for one that was
-        there before with all of these."""
+    def of(self, file: str, text: str, *fields: Fields, own: str = "") -> ChunkIdentity | None:
+        """Identify the next record of `file` by its text, its metadata and its other fields, of which one may be its
+        `own` id; None for one that was there before with all of these."""
         metadata = fields[0]
-        source = next(filter(None, map(_named, map(metadata.get, SOURCES))), file)
-        if not (given := _named(metadata.get("chunk_id"))):
+        source = next(filter(None, map(named, map(metadata.get, SOURCES))), file)
+        if not (given := own or named(metadata.get("chunk_id"))):
             content = hashlib.sha256(text.encode()).hexdigest()[:32]
             names, whole = self._numbered(source, content), 0
         else:
@@ -91,8 +91,8 @@ class IdentityMaker:
             yield f"{name}-{ordinal}"
 
 
-def _named(value: object) -> str:
-    """A name as a record gives it: a text, or a number in its decimals; nothing for anything else."""
+def named(value: object) -> str:
+    """Return a name as a record gives it: a text, or a number in its decimals; nothing for anything else."""
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
@@ -102,8 +102,8 @@ def _said(fields: Fields, place: str = "") -> Iterator[str]:
         where = f"{place}.{name}"
         if isinstance(each, Mapping):
             yield from _said(each, where)
-        elif where != ".chunk_id" and any(map(_SAYS.fullmatch, _WORD.findall(name))) and _named(each):
-            yield f"{where}={_named(each)}"
+        elif where != ".chunk_id" and any(map(_SAYS.fullmatch, _WORD.findall(name))) and named(each):
+            yield f"{where}={named(each)}"
 
 
 def _digest(data: bytes) -> str:

@@ -7,28 +7,26 @@ UTF-16, lines that end in CR, records over several lines, a list among lines and
 """
 
 import codecs
-import errno
-import hashlib
+import gzip
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from io import FileIO
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from interlock.engine.record import atomic, words
+from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, Read, bounded, form_of, opened, opened_anywhere
+from interlock.engine.corpus.tables import rows_of_cells, rows_of_columns
 
-MAX_RECORD_BYTES = 4 << 20
 LIST_KEYS = ("chunks", "data", "records", "items")
 BLOCK = 256 << 10
 MEMBER = 72
 """Bytes that a member of a decoded list takes beside its text."""
 TOO_DEEP = "nested too deeply"
-Found = tuple[int | None, bytes | str]
-"""A record's number from 1 and its bytes, or why it is refused; without a number, why (the rest of) the file is."""
-
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{},]', re.DOTALL)  # a string without an end goes on to that of the file
 _FLAT = re.compile(
     rb'\s*+(?:\{[^]["{}]*+(?:"(?:[^"\\]|\\.)*+"[^]["{}]*+)*+\}\s*+)?,', re.DOTALL
@@ -50,42 +48,45 @@ _MARKS = {
 }
 
 
-def records(path: Path, within: Path, read: Callable[[str], object]) -> Iterator[Found]:
+def records(path: Path, within: Path, read: Read) -> Iterator[Found]:
     """Yield every record of a file in order; `read` gets the SHA-256 of the very bytes parsed, once the end is reached.
 
     A file that cannot be opened, or read to its end, is refused from there on, and `read` is not called; one that has
     become a link out of the directory `within` is not read.
     """
-    lines = path.name.endswith(".jsonl")
+    form = form_of(path.name)
+    assert form, f"{path.name} is no file of texts"
     try:
-        blocks = _blocks(path, within, BLOCK if lines else -1, read)
-        first = next(blocks, None)
-        if first is None:
-            yield None, "empty file"
+        if form.layout == "columns":
+            with opened_anywhere(path, within, read, form.packing) as columns:
+                yield from rows_of_columns(columns)
             return
-        parts = _as_utf8(first, blocks)
-        first = next(parts)
-        parts = chain((first,), parts)
-        listed = not lines or _LISTED.match(first)
-        yield from _members(b"".join(parts), lines=lines) if listed else _lines(parts)
+        with opened(path, within, read, form.packing) as handle:
+            if form.layout == "cells":
+                yield from rows_of_cells(handle, tabs=".tsv" in path.name.lower())
+            else:
+                yield from _of_json(handle, lines=form.layout == "lines")
     except UnicodeDecodeError as error:
         yield None, f"ends within a character of {error.encoding.upper()}: save the file as UTF-8"
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        yield None, f"cannot unpack the file ({error}): fetch it again"
     except OSError as error:
-        yield None, f"cannot read the file: {error.strerror}"
+        yield None, f"cannot read the file: {error.strerror or error}"
     except MemoryError:
         yield None, "does not fit in memory (use .jsonl, one record a line)"
 
 
-def _blocks(path: Path, within: Path, size: int, read: Callable[[str], object]) -> Iterator[bytes]:
-    """The bytes of a file, at most `size` at a time (-1: all of them)."""
-    digest = hashlib.sha256()
-    with FileIO(path, opener=atomic.at_once) as handle:
-        if not atomic.place_of(handle.fileno(), path).is_relative_to(within):
-            raise OSError(errno.EPERM, "link points outside the root")
-        while block := handle.read(size):
-            digest.update(block)
-            yield block
-    read(digest.hexdigest())
+def _of_json(handle: BufferedReader, *, lines: bool) -> Iterator[Found]:
+    blocks = iter(partial(handle.read, BLOCK if lines else -1), b"")
+    first = next(blocks, None)
+    if first is None:
+        yield None, "empty file"
+        return
+    parts = _as_utf8(first, blocks)
+    first = next(parts)
+    parts = chain((first,), parts)
+    listed = not lines or _LISTED.match(first)
+    yield from _members(b"".join(parts), lines=lines) if listed else _lines(parts)
 
 
 def _as_utf8(first: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -134,7 +135,7 @@ def _lines(blocks: Iterable[bytes], number: int = 0) -> Iterator[Found]:
 
 def _joined(parts: Sequence[bytes]) -> bytes | str:
     """The record of some lines, or why it is refused; a comma behind it is none of it."""
-    record = _bounded(b"\n".join(parts))
+    record = bounded(b"\n".join(parts))
     return record if isinstance(record, str) else record.removesuffix(b",")
 
 
@@ -189,7 +190,7 @@ def _members(data: bytes, *, lines: bool) -> Iterator[Found]:
         else:
             yield None, reason
     else:
-        whole = ((number, _bounded(memoryview(raw))) for number, raw in enumerate(members or (), 1))
+        whole = ((number, bounded(memoryview(raw))) for number, raw in enumerate(members or (), 1))
         yield from _cut(bytes(body), 1, "") if members is None else whole
         if len(keys) > 1:
             others = ", ".join(map(repr, keys[1:]))
@@ -240,7 +241,7 @@ def _cut(data: bytes, start: int, error: str, *, lines: bool = False) -> Iterato
     and what follows on `lines`. Nothing between two commas is no member."""
     number, view = 0, memoryview(data)
     while end := _FLAT.match(data, start) or _end_of(data, start):
-        if member := _bounded(view[start : end.end() - 1]):
+        if member := bounded(view[start : end.end() - 1]):
             number += 1
             yield number, member
         start = end.end()
@@ -255,7 +256,7 @@ def _cut(data: bytes, start: int, error: str, *, lines: bool = False) -> Iterato
             return (yield None, f"ignored text after the end of the list ({error})")
         else:
             return
-    last = _bounded(view[start:])
+    last = bounded(view[start:])
     if not isinstance(last, str) and is_json(last):
         yield number + 1, last
         last = b""
@@ -284,13 +285,6 @@ def _opening(data: bytes) -> int | None:
             return opening.end()
         depth += _step(token[0])
     return None
-
-
-def _bounded(record: bytes | memoryview) -> bytes | str:
-    """The record, or why it is refused."""
-    if len(record) > MAX_RECORD_BYTES:
-        return f"larger than {words.human_bytes(MAX_RECORD_BYTES)}"
-    return bytes(record).strip()
 
 
 def depth_of(data: bytes) -> int:

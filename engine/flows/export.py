@@ -7,7 +7,7 @@ reading them back. Files that no export wrote are never written over.
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,7 +75,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
         with TemporaryDirectory(prefix="interlock-export-") as scratch:
             language = settings.language if asked.store else ""
             builder = DeliveryBuilder(Path(scratch), language, settings.chunk_sparse)
-            plan = RunPlan(settings, roster, _corpus(earlier, builder, chunks, settings.collections), builder)
+            plan = RunPlan(settings, roster, _corpus(earlier, builder, chunks, settings), builder)
             wanted = _chosen(plan.corpus, asked.collection)
             for rows in wanted:  # what would be refused after the work is refused now
                 if asked.to:
@@ -146,10 +146,11 @@ def _held(directory: RunDirectory) -> Iterator[None]:
         os.close(handle)
 
 
-def _corpus(earlier: reuse.Earlier, builder: DeliveryBuilder, chunks: Path, collections: Sequence[str]) -> Corpus:
+def _corpus(earlier: reuse.Earlier, builder: DeliveryBuilder, chunks: Path, settings: RunSettings) -> Corpus:
     """Read the chunks again. Raises UsageError where they are not those that the run read."""
     beside = builder.beside
-    corpus = read_corpus(discover(chunks, collections), beside.texts, beside.each, beside.features)
+    found = discover(chunks, settings.collections, settings.naming)
+    corpus = read_corpus(found, beside.texts, beside.each, beside.features)
     changed = list(differences(earlier.directory.inputs()["files"], corpus.fingerprint()))
     if changed or digest_of_texts(corpus.digests) != earlier.state.texts_digest:
         raise UsageError(

@@ -99,7 +99,7 @@ def requested(chunks: Path, configuration: Configuration) -> RunRequest:
     dense = shares([weight for _, weight in settings.roster]).tolist()
     check_beside(settings.chunk_sparse, specs)
     weights = [*dense, *[0.0] * (len(specs) - len(dense))]
-    return RunRequest(chunks, configuration, specs, weights, discover(chunks, settings.collections))
+    return RunRequest(chunks, configuration, specs, weights, discover(chunks, settings.collections, settings.naming))
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class RunPlan:
             "threads": threads,
             "roster": [as_input(entry) for entry in self.roster],
             "files": self.corpus.fingerprint(),
+            **self.settings.naming.given,
         }
 
     def spec(self, rows: Rows, run_id: str, missing: Sequence[MissingModel] = (), began: float = 0.0) -> CollectionSpec:

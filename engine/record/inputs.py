@@ -33,6 +33,9 @@ SPLIT = "were split into spans, which this version does not do"
 """What earlier versions could do with texts beyond a model's limit."""
 
 
+_NAMES = ("text_field", "id_field", "title_field")
+
+
 class _Member(msgspec.Struct):
     model: str
     dim: int
@@ -119,7 +122,7 @@ def _with_usual(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _beside_roster(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Everything but the models, and but where the chunks lie."""
-    settings = {"fusion": "--fusion", "threads": "--threads"}
+    settings = {name: f"--{name.replace('_', '-')}" for name in ("fusion", "threads", *_NAMES)}
     return {settings.get(key, key): value for key, value in inputs.items() if key not in ("chunks", "roster")}
 
 

@@ -1,0 +1,164 @@
+"""Which files hold texts, by their names; and their bytes, unpacked, with the digest of what stands in the file.
+
+Chunk files come first: where a tree has some, they alone are read, else its tables, else its other JSON.
+"""
+
+import errno
+import gzip
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedIOBase, BufferedReader, FileIO, RawIOBase
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
+
+from interlock.engine.record import atomic, words
+
+CHUNKS = {"_chunks.json": "list", ".jsonl": "lines"}
+TABLES = {
+    ".csv": "cells",
+    ".tsv": "cells",
+    ".parquet": "columns",
+    ".arrow": "columns",
+    ".feather": "columns",
+    ".ndjson": "lines",
+}
+PACKINGS = (".gz", ".zst")
+READ = f"{', '.join((*(f'*{ending}' for ending in CHUNKS), *TABLES, '.json'))}, each also {' or '.join(PACKINGS)}"
+"""What is said of the files that are read."""
+BESIDE = ("dataset_info.json", "state.json", "dataset_dict.json")
+"""What `datasets` writes beside its tables."""
+MAX_RECORD_BYTES = 4 << 20
+Found = tuple[int | None, bytes | str]
+"""A record's number from 1 and its bytes, or why it is refused; without a number, why (the rest of) the file is."""
+Read = Callable[[str], object]
+CHANGED = "changed while it was read: repeat the command"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a file is read: its records are members of a list, lines, rows of cells or of columns; of the files of a tree
+    those of the lowest `rank` are."""
+
+    layout: Literal["list", "lines", "cells", "columns"]
+    rank: int
+    packing: str = ""
+
+    @property
+    def is_table(self) -> bool:
+        return self.layout in ("cells", "columns")
+
+
+def form_of(name: str) -> Form | None:
+    """Tell how a file of this name is read; None for one that is not. The names of tables may be in upper case."""
+    for ending, layout in CHUNKS.items():
+        if name.endswith(ending):
+            return Form(cast(Any, layout), 0)
+    lower = name.lower()
+    packing = next((each for each in PACKINGS if lower.endswith(each)), "")
+    lower = lower.removesuffix(packing)
+    for ending, layout in (CHUNKS | TABLES).items():
+        if lower.endswith(ending):
+            return Form(cast(Any, layout), 1, packing)
+    return Form("list", 2, packing) if lower.endswith(".json") and lower not in BESIDE else None
+
+
+def stem_of(name: str) -> str:
+    """Return the name of a file without what says how it is read."""
+    base = name[: -len(packing)] if (packing := next((e for e in PACKINGS if name.lower().endswith(e)), "")) else name
+    return next((base[: -len(e)] for e in (*CHUNKS, *TABLES, ".json") if base.lower().endswith(e)), base) or name
+
+
+def bounded(record: bytes | memoryview) -> bytes | str:
+    """Return the record, or why it is refused."""
+    if len(record) > MAX_RECORD_BYTES:
+        return f"larger than {words.human_bytes(MAX_RECORD_BYTES)}"
+    return bytes(record).strip()
+
+
+class _Hashed(FileIO):
+    """A file that is read from its beginning to its end, and hashed as it is."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, opener=atomic.at_once)
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        block = (super().readall() if size is None or size < 0 else super().read(size)) or b""
+        self.digest.update(block)
+        return block
+
+    def readall(self) -> bytes:
+        return self.read(-1)
+
+    def readinto(self, buffer: Any, /) -> int:
+        size = super().readinto(buffer) or 0
+        self.digest.update(memoryview(buffer)[:size])
+        return size
+
+    def drain(self) -> str:
+        """Read what is left; the SHA-256 of it all."""
+        while self.read(1 << 20):
+            pass
+        return self.digest.hexdigest()
+
+
+@contextmanager
+def opened(path: Path, within: Path, read: Read, packing: str = "") -> Iterator[BufferedReader]:
+    """Open a file to be read from its beginning on, unpacked; `read` gets the SHA-256 of the bytes that stand in it.
+
+    Raises OSError for one that cannot be opened or has become a link out of the directory `within`.
+    """
+    with _Hashed(path) as handle:
+        _check_within(handle, path, within)
+        yield BufferedReader(cast(RawIOBase, _unpacked(handle, packing)))
+        read(handle.drain())
+
+
+@contextmanager
+def opened_anywhere(path: Path, within: Path, read: Read, packing: str = "") -> Iterator[BinaryIO]:
+    """Open a file that is read at any place, as `opened` does; what is packed is unpacked beside the other scratch.
+
+    Raises OSError also for one that changed meanwhile.
+    """
+    with _Hashed(path) as handle:
+        _check_within(handle, path, within)
+        before = _stamp(handle)
+        if packing:
+            with tempfile.TemporaryFile() as scratch:
+                shutil.copyfileobj(_unpacked(handle, packing), scratch, 1 << 20)
+                digest = handle.drain()
+                scratch.seek(0)
+                yield cast(BinaryIO, scratch)
+        else:
+            digest = handle.drain()
+            with os.fdopen(os.dup(handle.fileno()), "rb") as again:
+                again.seek(0)
+                yield again
+        if _stamp(handle) != before:
+            raise OSError(errno.ESTALE, CHANGED)
+        read(digest)
+
+
+def _unpacked(handle: _Hashed, packing: str) -> BufferedIOBase | RawIOBase:
+    if packing == ".gz":
+        return gzip.GzipFile(fileobj=handle, mode="rb")
+    if packing == ".zst":
+        import pyarrow as pa
+
+        return cast(BufferedIOBase, pa.CompressedInputStream(pa.PythonFile(handle, "r"), "zstd"))
+    return handle
+
+
+def _check_within(handle: FileIO, path: Path, within: Path) -> None:
+    if not atomic.place_of(handle.fileno(), path).is_relative_to(within):
+        raise OSError(errno.EPERM, "link points outside the root")
+
+
+def _stamp(handle: FileIO) -> tuple[int, int]:
+    found = os.fstat(handle.fileno())
+    return found.st_size, found.st_mtime_ns

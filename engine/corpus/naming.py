@@ -1,0 +1,78 @@
+"""Under which names a record has its text, its id and its title.
+
+Each is a field of the record, else one of its metadata. The title stands before the text with a space between them, as
+BEIR and MTEB have it; what it was stays in the record.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw
+
+from interlock.engine.record.words import safe
+
+TEXTS = ("page_content", "content")
+"""What other producers call a text, whose metadata may be their `meta`."""
+IDS = ("id", "_id", "chunk_id")
+"""What a table calls the id of a row, where nothing else is said."""
+SHOWN, SIGNS = 5, 40
+"""Fields of a record without a text that are named, and the most signs of a name or a value."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The names of the fields that hold a record's text, id and title; empty for the usual ones, and for no title."""
+
+    text: str = ""
+    id: str = ""
+    title: str = ""
+    is_table: bool = False
+    """Whether the usual names of an id count where none is given, as they do in a table."""
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Those that are given, by the setting that gives them."""
+        said = {"text_field": self.text, "id_field": self.id, "title_field": self.title}
+        return {name: value for name, value in said.items() if value}
+
+
+USUAL = Naming()
+BEIR = Naming("text", "_id", "title")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the fields of these names say of a record: its id and its title."""
+
+    id: str = ""
+    title: str = ""
+
+
+NOTHING = Said()
+
+
+def unnamed(fields: Mapping[str, Raw], wanted: str) -> str:
+    """Say that a record has no field `wanted`: what it has instead, with a sample of each, and which may be meant."""
+    found = {name: bytes(value) for name, value in fields.items() if name != "metadata"}
+    if not found:
+        return f'no field "{wanted}"'
+    shown = ", ".join(f"{name[:SIGNS]}: {_sample(value)}" for name, value in list(found.items())[:SHOWN])
+    texts = {name: len(value) for name, value in found.items() if value[:1] == b'"' and b" " in value}
+    likely = max(texts, key=texts.__getitem__) if texts else "NAME"
+    more = ", ..." * (len(found) > SHOWN)
+    return f'no field "{wanted}" (found {shown}{more}): say which holds the text, such as --text-field {likely[:SIGNS]}'
+
+
+def _sample(value: bytes) -> str:
+    try:
+        said = msgspec.json.decode(value)
+    except ValueError:
+        said = value.decode(errors="replace")
+    return safe(said if isinstance(said, str) else value.decode(errors="replace"), SIGNS)
+
+
+def looked_up(fields: Mapping[str, Raw], metadata: Mapping[str, Raw], name: str) -> Raw | None:
+    """Return the field of a record, else of its metadata, that is called so; None where that is null or not there."""
+    value = fields.get(name, metadata.get(name))
+    return None if value is None or bytes(value) == b"null" else value

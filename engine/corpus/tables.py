@@ -1,0 +1,136 @@
+"""The rows of a table as records: each a JSON object of its columns, which is read on as that of a chunk file is.
+
+Rows are streamed: of a table of any length a few thousand are held. What is no number, text or list in JSON becomes a
+text: dates in ISO 8601, bytes in base 64, and times in nanoseconds with all their digits.
+"""
+
+import csv
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from io import BufferedReader, TextIOWrapper
+from itertools import chain
+from typing import Any, BinaryIO
+
+import msgspec
+
+from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, bounded
+from interlock.engine.record.words import safe
+
+ROWS = 1000
+"""Rows that are turned into Python at once."""
+END = b"\xff\xff\xff\xff\0\0\0\0"
+"""How an Arrow stream ends."""
+DELIMITERS = ",;\t|"
+
+
+def rows_of_cells(handle: BufferedReader, *, tabs: bool) -> Iterator[Found]:
+    """Yield the rows of a CSV file in UTF-8 or UTF-16, whose first line names its columns: a record a row, of texts.
+
+    What parts the cells is what the first line has most of: a comma, a semicolon, a tab or a bar.
+    """
+    csv.field_size_limit(MAX_RECORD_BYTES)
+    encoding = "utf-16" if handle.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
+    lines = TextIOWrapper(handle, encoding=encoding, errors="surrogateescape", newline="")
+    try:
+        first = lines.readline(MAX_RECORD_BYTES)
+        if not first.strip():
+            yield None, "the first line names no columns" if first else "empty file"
+            return
+        delimiter = "\t" if tabs else max(DELIMITERS, key=first.count)
+        yield from _cells(csv.reader(chain((first,), lines), delimiter=delimiter, strict=True))
+    finally:
+        lines.detach()  # else it closes what it reads
+
+
+def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
+    number = 0
+    try:
+        columns = [name or f"column_{place}" for place, name in enumerate(next(reader), 1)]
+        if problem := _twice(columns):
+            yield None, problem
+            return
+        for cells in filter(None, reader):  # an empty line is none
+            number += 1
+            yield number, _row(columns, cells)
+    except csv.Error as error:
+        yield None, f"record {number + 1} cannot be read ({error}): close its quotation marks"
+
+
+def _row(columns: Sequence[str], cells: Sequence[str]) -> bytes | str:
+    if len(cells) != len(columns):
+        return f"has {len(cells)} cells where the first line names {len(columns)}: quote a cell with a delimiter in it"
+    try:
+        return bounded(msgspec.json.encode(dict(zip(columns, cells, strict=True))))
+    except UnicodeEncodeError:
+        return "not UTF-8: save the file as UTF-8"
+
+
+def _twice(columns: Sequence[str]) -> str:
+    """Why columns of these names cannot be told apart; empty where they can."""
+    name, times = Counter(columns).most_common(1)[0] if columns else ("", 0)
+    return f"{times} columns are called {safe(name, 40)!r}: rename all but one" if times > 1 else ""
+
+
+def rows_of_columns(handle: BinaryIO) -> Iterator[Found]:
+    """Yield the rows of a parquet, Arrow or Feather file, or of an Arrow stream."""
+    import pyarrow as pa
+
+    try:
+        yield from _columns(handle)
+    except (pa.ArrowException, OSError, NotImplementedError) as error:
+        yield None, f"cannot read the table ({safe(str(error).splitlines()[0], 120)}): write it again"
+
+
+def _columns(handle: BinaryIO) -> Iterator[Found]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    magic = handle.read(8)
+    handle.seek(0)
+    if not magic:
+        yield None, "empty file"
+        return
+    ends = True
+    if magic[:4] == b"PAR1":
+        table = pq.ParquetFile(handle)
+        schema, batches = table.schema_arrow, table.iter_batches(batch_size=ROWS)
+    elif magic[:6] == b"ARROW1":
+        reader = pa.ipc.open_file(handle)
+        schema, batches = reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+    else:
+        handle.seek(-len(END), 2)
+        ends = handle.read() == END
+        handle.seek(0)
+        stream = pa.ipc.open_stream(handle)
+        schema, batches = stream.schema, iter(stream)
+    if problem := _twice(schema.names):
+        yield None, problem
+        return
+    number = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROWS):
+            for row in _plain(batch.slice(start, ROWS)).to_pylist():
+                number += 1
+                yield number, _encoded(row)
+    if not ends:  # cut between two batches, it reads as if it were whole
+        yield None, f"ends behind record {number} without the mark of its end: write it again"
+
+
+def _plain(batch: Any) -> Any:
+    """A batch without what Python has no type for: times in nanoseconds are texts."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    arrays = []
+    for column in batch.columns:
+        fine = (kinds.is_timestamp(column.type) or kinds.is_time(column.type)) and column.type.unit == "ns"
+        arrays.append(column.cast(pa.string()) if fine else column)
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def _encoded(row: dict[str, Any]) -> bytes | str:
+    try:
+        return bounded(msgspec.json.encode(row))
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"cannot be written as JSON ({safe(str(error), 80)}): drop the column"

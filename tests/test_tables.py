@@ -1,0 +1,280 @@
+"""Tables of texts go in as chunk files do: CSV, parquet, Arrow and JSON, packed too; what is wrong is named."""
+
+import csv
+import datetime
+import gzip
+import io
+import json
+import tracemalloc
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from interlock.engine.corpus.chunks import Chunk, ChunkReader
+from interlock.engine.corpus.collections import discover, overlooked
+from interlock.engine.corpus.corpus import read_corpus
+from interlock.engine.corpus.naming import Naming
+from interlock.engine.errors import UsageError
+from tests.builders import interlock
+
+ROWS = [
+    {"id": "k-1", "title": "Rivers", "body": 'The Rhine, the "Rhône"\nand the Danube', "lang": "en"},
+    {"id": "k-2", "title": "", "body": "größer als ein Bach; kleiner als ein Strom", "lang": "de"},
+    {"id": "k-3", "title": "Seas", "body": "salt water", "lang": "en"},
+]
+NAMED = Naming("body", "id", "title")
+
+
+def as_csv(rows, delimiter=","):
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def as_arrow(rows, stream=True):
+    table, sink = pa.Table.from_pylist(rows), pa.BufferOutputStream()
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=max(2, len(rows) // 10))
+    return sink.getvalue().to_pybytes()
+
+
+def as_parquet(rows):
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=max(2, len(rows) // 10))
+    return sink.getvalue().to_pybytes()
+
+
+def as_feather(rows):
+    sink = pa.BufferOutputStream()
+    pyarrow.feather.write_feather(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def zstd(data):
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as out:
+        out.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+FILES = {
+    "a.csv": as_csv(ROWS).encode(),
+    "semicolons.csv": as_csv(ROWS, ";").encode(),
+    "BOM.CSV": as_csv(ROWS).encode("utf-8-sig"),
+    "wide.csv": as_csv(ROWS).encode("utf-16"),
+    "a.tsv": as_csv(ROWS, "\t").encode(),
+    "a.csv.gz": gzip.compress(as_csv(ROWS).encode()),
+    "a.csv.zst": zstd(as_csv(ROWS).encode()),
+    "a.jsonl": lines(ROWS),
+    "a.jsonl.gz": gzip.compress(lines(ROWS)),
+    "a.jsonl.zst": zstd(lines(ROWS)),
+    "a.ndjson": lines(ROWS),
+    "a.json": json.dumps({"data": ROWS}).encode(),
+    "a.json.gz": gzip.compress(json.dumps(ROWS).encode()),
+    "a_chunks.json.gz": gzip.compress(json.dumps(ROWS).encode()),
+    "a.parquet": as_parquet(ROWS),
+    "a.parquet.gz": gzip.compress(as_parquet(ROWS)),
+    "a.arrow": as_arrow(ROWS),
+    "file.arrow": as_arrow(ROWS, stream=False),
+    "a.feather": as_feather(ROWS),
+}
+
+
+def read(path, naming=NAMED):
+    (found,) = discover(path, naming=naming)
+    return list(ChunkReader(found))
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["as a file", "in a directory"])
+@pytest.mark.parametrize("name", FILES)
+def test_each_form_gives_the_same_chunks(tmp_path, name, alone):
+    (tmp_path / "in" / "Docs").mkdir(parents=True)
+    file = tmp_path / "in" / "Docs" / name
+    file.write_bytes(FILES[name])
+    chunks = read(file if alone else tmp_path / "in")
+    assert [each.text for each in chunks] == [f"{row['title']} {row['body']}".strip() for row in ROWS]
+    assert [each.chunk_id for each in chunks] == [row["id"] for row in ROWS]
+    rest = [{name: value for name, value in row.items() if name != "body"} for row in ROWS]
+    assert [json.loads(each.record) for each in chunks] == rest
+
+
+def test_a_file_is_a_collection_of_its_name_and_its_hash_is_that_of_what_lies_on_the_disk(tmp_path):
+    import hashlib
+
+    for name in ("News.csv.gz", "News.parquet", "News_chunks.json", "News.jsonl.zst", "News.parquet.gz"):
+        data = FILES["a" + name.removeprefix("News")] if "_" not in name else json.dumps(ROWS).encode()
+        (tmp_path / name).write_bytes(data)
+        read_ = read_corpus(discover(tmp_path / name, naming=NAMED), lambda _: None)
+        assert [rows.collection.name for rows in read_.rows] == ["News"]
+        assert read_.fingerprint() == {f"News/{name}": hashlib.sha256(data).hexdigest()}
+
+
+def test_a_table_knows_its_ids_and_a_chunk_file_keeps_those_it_had(tmp_path):
+    rows = [{"id": 7, "text": "one"}, {"id": None, "text": "two"}]
+    (tmp_path / "a.parquet").write_bytes(as_parquet(rows))
+    (tmp_path / "a.jsonl").write_bytes(lines(rows))
+    table, chunks = (read(tmp_path / name, Naming()) for name in ("a.parquet", "a.jsonl"))
+    assert table[0].chunk_id == "7"
+    assert [table[1].chunk_id, *(len(each.chunk_id) for each in chunks)] == [chunks[1].chunk_id, 32, 32]
+
+
+def test_what_json_has_no_kind_for_is_a_text_with_all_its_digits(tmp_path):
+    table = pa.table(
+        {
+            "text": pa.array(["a"]).dictionary_encode(),
+            "when": pa.array([datetime.datetime(2026, 1, 2, 3, 4, 5)], pa.timestamp("us")),
+            "nano": pa.array([1_600_000_000_123_456_789], pa.timestamp("ns")),
+            "day": pa.array([datetime.date(2026, 1, 2)]),
+            "raw": pa.array([b"\x00\xff"]),
+            "gone": pa.array([float("nan")]),
+            "tags": pa.array([["x", "y"]]),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    (chunk,) = read(tmp_path / "a.parquet", Naming())
+    assert json.loads(chunk.record) == {
+        "when": "2026-01-02T03:04:05",
+        "nano": "2020-09-13 12:26:40.123456789",
+        "day": "2026-01-02",
+        "raw": "AP8=",
+        "gone": None,
+        "tags": ["x", "y"],
+    }
+
+
+BROKEN = {
+    "cut.csv.gz": (FILES["a.csv.gz"][:-9], "cannot unpack the file"),
+    "flipped.jsonl.gz": (FILES["a.jsonl.gz"][:-8] + b"\0\0\0\0" + FILES["a.jsonl.gz"][-4:], "cannot unpack the file"),
+    "no.csv.gz": (b"id,text\n1,a\n", "cannot unpack the file"),
+    "cut.jsonl.zst": (FILES["a.jsonl.zst"][:-5], "cannot read the file"),
+    "cut.parquet": (FILES["a.parquet"][:-9], "cannot read the table"),
+    "cut.arrow": (as_arrow([{"text": "a"}] * 5)[:-60], "cannot read the table"),
+    "short.arrow": (as_arrow([{"text": str(each)} for each in range(5)])[:-8], "ends behind record 5 without"),
+    "no.feather": (b"FEA1" + bytes(40), "cannot read the table"),
+    "empty.csv": (b"", "empty file"),
+    "empty.parquet": (b"", "empty file"),
+    "blank.csv": (b"\n\n", "the first line names no columns"),
+    "twice.csv": (b"text,x,x\na,1,2\n", "2 columns are called 'x': rename all but one"),
+    "open.csv": (b'text,x\na,1\n"b,2\n', "record 2 cannot be read"),
+    "ragged.csv": (b"text,x\na,1\nb\nc,1,2\nd,4\n", "has 1 cells where the first line names 2"),
+    "latin.csv": ("text,x\na,1\nné,2\n".encode("latin-1"), "not UTF-8"),
+    "other.csv": (b"id,body\n1,the one text\n", "such as --text-field body"),
+    "number.parquet": (as_parquet([{"text": 4}]), "Expected `str`, got `int`"),
+    "null.parquet": (as_parquet([{"text": "a"}, {"text": None}]), "Expected `str`, got `null`"),
+    "blank.parquet": (as_parquet([{"text": "a"}, {"text": " "}]), "the text is empty"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_with_a_table_is_named_and_the_rest_is_kept(tmp_path, name):
+    data, reason = BROKEN[name]
+    (tmp_path / name).write_bytes(data)
+    found = read(tmp_path / name, Naming())
+    assert reason in str([each.reason for each in found if not isinstance(each, Chunk)])
+    kept = {"open.csv": 1, "ragged.csv": 2, "latin.csv": 1, "null.parquet": 1, "blank.parquet": 1, "short.arrow": 5}
+    if name in kept:
+        assert sum(isinstance(each, Chunk) for each in found) == kept[name]
+
+
+def test_the_records_of_a_broken_table_add_up(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"id,text\n1,a\n1,a\n1,b\n2\n3,\n4,d\n")
+    (rows,) = read_corpus(discover(tmp_path / "a.csv"), lambda _: None).rows
+    assert (rows.counts.records, rows.chunks, rows.counts.same, len(rows.refusals)) == (6, 3, 1, 2)
+
+
+def test_a_title_that_no_record_has_is_refused_and_an_id_that_one_lacks_costs_that_record(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines([{"text": "a", "key": 1, "titel": "t"}, {"text": "b"}]))
+    with pytest.raises(UsageError, match=r"none of its 2 records has a field 'title'.* --title-field"):
+        read(tmp_path / "a.jsonl", Naming(title="title"))
+    kept, refused = read(tmp_path / "a.jsonl", Naming(id="key", title="titel"))
+    assert (kept.text, kept.chunk_id) == ("t a", "1")
+    assert refused.reason == 'no field "key" with an id: add it, or drop --id-field'
+
+
+def test_a_name_may_be_that_of_a_field_of_the_metadata(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines([{"page_content": "a", "metadata": {"title": "t", "doc": 5}}]))
+    (kept,) = read(tmp_path / "a.jsonl", Naming(id="doc", title="title"))
+    assert (kept.text, kept.chunk_id) == ("t a", "5")
+
+
+def test_chunk_files_go_before_tables_and_tables_before_other_json(tmp_path):
+    place = tmp_path / "Docs"
+    place.mkdir()
+    for name in ("a.json", "b.csv", "c.jsonl"):
+        (place / name).write_bytes(FILES["a" + name[1:]])
+    for name, left in (("c.jsonl", 2), ("b.csv", 1), ("a.json", 0)):
+        (found,) = discover(tmp_path)
+        assert found.files == (name,) and len(found.unread) == left
+        (place / name).unlink()
+
+
+def test_a_test_collection_of_beir_is_its_corpus_with_titles(tmp_path):
+    place = tmp_path / "scifact"
+    (place / "qrels").mkdir(parents=True)
+    (place / "corpus.jsonl").write_bytes(lines([{"_id": "d1", "title": "T", "text": "x"}]))
+    (place / "queries.jsonl").write_bytes(lines([{"_id": "q1", "text": "no text of it"}]))
+    (place / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    for root in (tmp_path, place):
+        (found,) = discover(root)
+        assert [(each.chunk_id, each.text) for each in ChunkReader(found)] == [("d1", "T x")]
+        assert any("BEIR" in line for line in overlooked(root, [found]))
+
+
+def test_a_saved_dataset_is_its_tables(tmp_path):
+    for part in ("train", "test"):
+        (tmp_path / "set" / part).mkdir(parents=True)
+        (tmp_path / "set" / part / "data-00000-of-00001.arrow").write_bytes(as_arrow(ROWS))
+        (tmp_path / "set" / part / "state.json").write_text("{}")
+        (tmp_path / "set" / part / "dataset_info.json").write_text("{}")
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    found = discover(tmp_path / "set", naming=NAMED)
+    assert [each.name for each in found] == ["test", "train"] and not list(overlooked(tmp_path / "set", found))
+    assert [len(list(ChunkReader(each))) for each in found] == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow"])
+def test_a_long_table_is_streamed(tmp_path, name):
+    written = {"a.csv": lambda rows: as_csv(rows).encode(), "a.parquet": as_parquet, "a.arrow": as_arrow}[name]
+    (tmp_path / name).write_bytes(written([{"id": each, "text": f"{each} " + "x" * 2000} for each in range(6000)]))
+    (found,) = discover(tmp_path / name)
+    tracemalloc.start()
+    held = pa.total_allocated_bytes()
+    most = 0
+    for count, _ in enumerate(ChunkReader(found), 1):
+        most = max(most, pa.total_allocated_bytes() - held) if not count % 500 else most
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 6000
+    assert peak < 8 << 20 and most < 8 << 20  # of twelve
+
+
+def test_a_run_of_a_table_keeps_its_names_and_is_continued_with_them_alone(tmp_path, tiny_a):
+    (tmp_path / "a.csv").write_text(as_csv(ROWS))
+    run = ("run", tmp_path / "a.csv", "--roster", tiny_a, "--devices", "cpu", "--quiet", "--run-id", "r")
+    interlock(*run, "--text-field", "body", "--title-field", "title", "--qdrant", "store", cwd=tmp_path)
+    table = pq.read_table(tmp_path / "runs" / "r" / "exports" / "a" / "points.parquet").to_pylist()
+    assert [row["text"] for row in table] == [f"{row['title']} {row['body']}".strip() for row in ROWS]
+    assert [row["chunk_id"] for row in table] == [row["id"] for row in ROWS]
+    inputs = json.loads((tmp_path / "runs" / "r" / "run.json").read_text())
+    assert (inputs["text_field"], inputs["title_field"]) == ("body", "title")
+    interlock(*run, "--resume", cwd=tmp_path)
+    other = interlock(*run, "--resume", "--text-field", "body", cwd=tmp_path, check=2)
+    assert "--title-field is missing" in other.stderr
+    interlock("export", tmp_path / "runs" / "r", "--to", tmp_path / "again", cwd=tmp_path)
+    found = interlock("search", "store", "salt", "--json", cwd=tmp_path)
+    assert "Seas salt water" in found.stdout
+
+
+def test_a_directory_of_pages_says_what_is_read(tmp_path):
+    (tmp_path / "Docs").mkdir()
+    (tmp_path / "Docs" / "page.md").write_text("# Title")
+    with pytest.raises(UsageError, match=r"no chunk files or tables.*\.parquet.*1 file not read \(Docs/page\.md\)"):
+        discover(tmp_path)
