@@ -150,21 +150,13 @@ def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_count
             "journal.jsonl is the journal of a run: name its summary.json or the run dir",
         ),
         (("run", "nowhere"), "nowhere does not exist: name the directory that holds your collections"),
-        (("run", "one.jsonl"), "one.jsonl is not a directory: put it in one (chunks/Name/one.jsonl), and name chunks"),
-        (
-            ("run", "data.json"),
-            "put it in one under a name that is read (chunks/Name/data_chunks.json), and name chunks",
-        ),
-        (
-            ("run", "notes.txt"),
-            "only *_chunks.json and *.jsonl are read: put its texts into such a file (docs/runs.md",
-        ),
+        (("run", "notes.txt"), "cannot read texts from notes.txt: name a directory, or a file of those forms: "),
         (("search", "store", " "), "the query is empty"),
     ],
 )
 def test_what_is_named_wrongly_is_answered_with_what_was_meant(call, tmp_path, words, said):
     (tmp_path / "runs" / "x").mkdir(parents=True)
-    for file in ("runs/x/journal.jsonl", "one.jsonl", "data.json", "notes.txt"):
+    for file in ("runs/x/journal.jsonl", "notes.txt"):
         (tmp_path / file).write_text('{"text": "one"}\n{"text": "two"}\n')
     code, _, err = call(*words)
     assert code == ExitCode.USAGE

@@ -75,12 +75,12 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
     except FileNotFoundError:
         raise UsageError(f"{root} does not exist: name the directory that holds your collections") from None
     except NotADirectoryError:
-        raise UsageError(f"{root} is no file of texts: name a directory, or a file that is read ({READ})") from None
+        raise UsageError(f"cannot read texts from {root}: name a directory, or a file of those forms: {READ}") from None
     except OSError as error:
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
         skipped = "".join(f"; {each}" for each in overlooked(root, found))
-        raise UsageError(f"{root} has no chunk files or tables: put some there ({READ}){skipped}")
+        raise UsageError(f"{root} has no chunk files or tables: name the directory above them ({READ}){skipped}")
     names = {collection.name for collection in found}
     if missing := [name for name in wanted if name not in names]:
         near = meant(missing[0], names)
@@ -153,7 +153,8 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
         read = "chunk files (*_chunks.json, *.jsonl) are, where there are some, else tables, else other JSON"
         yield f"{several(len(unread), 'file')} not read ({shown}): {read}; name a file alone to read it"
     for each in (each for each in found if each.naming == BEIR):
-        yield f"{printable(each.name)} is a test collection as BEIR has it: title and text are joined, _id is the id"
+        what = "is a test collection of BEIR's form, so titles are put before texts and _id is the id"
+        yield f"{printable(each.name)} {what}: name other fields with --text-field"
     if entire:
         if inner := sorted({Path(name).parts[0] for name in entire.files if "/" in name}):
             yield (

@@ -40,7 +40,7 @@ CHANGED = "changed while it was read: repeat the command"
 
 
 @dataclass(frozen=True)
-class Form:
+class FileForm:
     """How a file is read: its records are members of a list, lines, rows of cells or of columns; of the files of a tree
     those of the lowest `rank` are."""
 
@@ -53,18 +53,18 @@ class Form:
         return self.layout in ("cells", "columns")
 
 
-def form_of(name: str) -> Form | None:
+def form_of(name: str) -> FileForm | None:
     """Tell how a file of this name is read; None for one that is not. The names of tables may be in upper case."""
     for ending, layout in CHUNKS.items():
         if name.endswith(ending):
-            return Form(cast(Any, layout), 0)
+            return FileForm(cast(Any, layout), 0)
     lower = name.lower()
     packing = next((each for each in PACKINGS if lower.endswith(each)), "")
     lower = lower.removesuffix(packing)
     for ending, layout in (CHUNKS | TABLES).items():
         if lower.endswith(ending):
-            return Form(cast(Any, layout), 1, packing)
-    return Form("list", 2, packing) if lower.endswith(".json") and lower not in BESIDE else None
+            return FileForm(cast(Any, layout), 1, packing)
+    return FileForm("list", 2, packing) if lower.endswith(".json") and lower not in BESIDE else None
 
 
 def stem_of(name: str) -> str:
