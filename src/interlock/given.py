@@ -17,6 +17,9 @@ class GivenSettings:
     token_precision: Literal["int8", "float16", "bit"] | None = None
     token_pooling: int | None = None
     collections: Sequence[str] | None = field(default=None, hash=False)
+    text_field: str | Sequence[str] | None = field(default=None, hash=False)
+    id_field: str | Sequence[str] | None = field(default=None, hash=False)
+    title_field: str | Sequence[str] | None = field(default=None, hash=False)
     dim: int | None = None
     fusion: Literal["concat", "named", "mean"] | None = None
     keep: Literal["fused", "members", "both"] | None = None
@@ -72,6 +75,7 @@ ARGUMENTS = {
     "grpc-port": "grpc_port",
     "host-ceiling": "host_ceiling",
     "hybrid": "hybrid",
+    "id-field": "id_field",
     "index": "indexes",
     "keep": "keep",
     "limit": "limit",
@@ -104,7 +108,9 @@ ARGUMENTS = {
     "sparse": "sparse",
     "sparse-share": "sparse_share",
     "strict": "strict",
+    "text-field": "text_field",
     "threads": "threads",
+    "title-field": "title_field",
     "token-pooling": "token_pooling",
     "token-precision": "token_precision",
     "token-vectors": "token_vectors",
