@@ -47,7 +47,7 @@ TITLES = {
 SETTINGS = ("engine/settings.py", "engine/parsers.py")
 VALUES = (*SETTINGS, "engine/gpu/faults.py", "engine/record/words.py")
 """Files whose ValueErrors are a person's values; others are a caller's mistakes."""
-_REFUSING = ("_refuse_path", "_refuse_link", "_bounded")
+_REFUSING = ("_refuse_path", "_refuse_link", "bounded", "unnamed", "_twice", "_row", "_encoded")
 """What returns why a file is refused."""
 _REMEDY = re.compile(
     r"(?:[:;,] |\n|\()((?:--resume|add|check|choose|continue|copy|delete|drop|finish|fix|free|give|install|merge|"
