@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from interlock.console.cli import parse
-from interlock.engine.knobs import REMOVED
 from interlock.engine.record.events import LeaseReleased
+from interlock.engine.removed import REMOVED
 from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_sparse, toml
 
 
