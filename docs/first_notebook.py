@@ -28,4 +28,4 @@ print(vectors.ids, vectors.array.shape, vectors.array @ vectors.array.T)
 
 # %% Search with both models, fused.
 for hit in interlock.search(run, "how often do I change the keys?", limit=2):
-    print(f"{hit.score:.3f}", hit.payload["text"])
+    print(f"{hit.cosine:.3f}", hit.payload["text"])

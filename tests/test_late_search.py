@@ -94,8 +94,10 @@ def test_what_cannot_be_compared_is_refused_by_name(place: Path, store: str, nam
 
 
 def test_a_chunk_without_token_vectors_counts_as_the_last_of_those_that_have_some() -> None:
-    hits = [LateHit(str(place), 1.0 - place / 10, {}, late) for place, late in enumerate((None, 2.0, 5.0))]
+    lates = (None, 2.0, 5.0)
+    hits = [LateHit(str(place), 1.0 - place / 10, {}, late, cosine=place) for place, late in enumerate(lates)]
     placed = late_reordered(hits, 1)
+    assert [hit.cosine for hit in placed] == [2, 0, 1]
     assert [(hit.id, hit.rerank_score) for hit in placed] == [("2", 5.0), ("0", 2.0), ("1", 2.0)]
     nothing = [LateHit(hit.id, hit.score, {}, None) for hit in hits]
     assert [hit.id for hit in late_reordered(nothing, 0.5)] == ["0", "1", "2"]

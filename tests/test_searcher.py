@@ -140,6 +140,12 @@ def same(hits, scores: np.ndarray, allowed: np.ndarray, limit: int) -> None:
         assert scores[left].max() <= scores[rows].min() + 2e-4
 
 
+def near(hits, cosines: np.ndarray) -> None:
+    """Each hit says its cosine by brute force."""
+    rows = [int(hit.payload["chunk_id"][1:]) for hit in hits]
+    np.testing.assert_allclose([hit.cosine for hit in hits], cosines[rows], atol=2e-4)
+
+
 FILTERS = {
     (): lambda lang, year: True,
     ("metadata.lang=en",): lambda lang, year: lang == "en",
@@ -178,10 +184,23 @@ def compare(place: Path, count: int, seed: int) -> None:
                 same(both.hits, scores, wanted if wanted.sum() >= min(limit, allowed.sum()) else allowed, limit)
                 (only,) = searcher.search([question], Ask(**asked, only="bm25"))
                 same(only.hits, force.bm25[number], allowed & (force.bm25[number] > 0), limit)
+                near(dense.hits, force.dense(number, own))
+                near(both.hits, force.dense(number, own))
+                assert {hit.cosine for hit in only.hits} <= {None}
 
 
 def test_every_stage_equals_brute_force_with_random_questions_filters_and_limits(place: Path) -> None:
     compare(place, 80, seed=3)
+
+
+@pytest.mark.parametrize("store", ["concat", "named"])
+@pytest.mark.parametrize("weights", [None, {"a": 1, "b": 2}, {"b": 1}])
+def test_a_chunk_that_only_its_words_found_says_its_cosine_too(place: Path, store: str, weights) -> None:
+    question = " ".join(f"number{row}" for row in range(0, TEXTS, 12))
+    with open_store(place, store) as searcher:
+        (answer,) = searcher.search([question], Ask(100, weights=weights, sparse_share=0.9))
+    assert any("dense" not in hit.stages for hit in answer.hits)
+    near(answer.hits, ByForce(place, [question]).dense(0, weights or OWN))
 
 
 def test_a_hit_says_what_each_stage_made_of_it(place: Path) -> None:

@@ -10,6 +10,8 @@ from interlock.engine.errors import UsageError
 from interlock.engine.record.words import safe, several
 from interlock.engine.search.hits import Answer, Hit, RankedHit
 
+RELATIVE = "each from 0 to 1 among what it found"
+"""What a blended score is made of: the best of anything has about 1, and a cosine says how near that is."""
 TREC = (".trec", ".run")
 """How the names of files end that trec_eval reads."""
 
@@ -20,7 +22,7 @@ def answer_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
     reranked = bool(answer.hits) and isinstance(answer.hits[0], RankedHit)
     if answer.hits:
         parts = [f"{share:.2g} {name}" for name, share in answer.shares.items()]
-        yield safe(answer.text + (f"  ({' + '.join(parts)}, each from 0 to 1)" if parts and not reranked else ""))
+        yield safe(answer.text + (f"  ({' + '.join(parts)}, {RELATIVE})" if parts and not reranked else ""))
     if explained and answer.calibrated:
         parts = [f"{name} {weight:.2g}" for name, weight in answer.calibrated.items()]
         yield safe(f"weights calibrated by `interlock eval`: {', '.join(parts)}")
@@ -28,7 +30,8 @@ def answer_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
         was = f"(was {hit.before}.)  " if isinstance(hit, RankedHit) else ""
         source = safe(hit.source)
         gone = "  [left the corpus]" if hit.stale else ""
-        yield f"{place:3}. {was}{hit.score:.3f}  {safe(hit.payload.get('chunk_id'))}  ({source}){gone}"
+        near = "" if hit.cosine in (None, hit.score) else f"  cosine {hit.cosine:.3f}"
+        yield f"{place:3}. {was}{hit.score:.3f}  {safe(hit.payload.get('chunk_id'))}  ({source}){near}{gone}"
         if explained:
             by = [f"{name} {each.rank}. {each.score:.3f}" for name, each in hit.stages.items()]
             by += [f"rerank {hit.rerank_score:.3f}"] if isinstance(hit, RankedHit) else []
@@ -96,7 +99,7 @@ def _trec(question: Question, answer: Answer, *, ids: str) -> str:
 
 
 def _plain(hit: Hit, *, explained: bool) -> dict[str, object]:
-    scores: dict[str, object] = {"score": hit.score}
+    scores: dict[str, object] = {"score": hit.score, "cosine": hit.cosine}
     if isinstance(hit, RankedHit):
         scores |= {"before": hit.before, "first_score": hit.first_score, "rerank_score": hit.rerank_score}
     if explained:

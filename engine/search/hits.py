@@ -19,13 +19,19 @@ SOURCES = ("source_path", "source_file", "filename", "source", "file_path", "fil
 
 @dataclass(frozen=True)
 class Hit:
-    """A found chunk. `score` is that of the stage which found it: a (weighted mean of) cosines, or a sum over terms;
-    where several did, what `combine` makes of theirs. `stages` has each by name."""
+    """A found chunk. `score` orders the hits of one question and says no more: where several stages found them it is
+    blended of theirs, each from 0 to 1 among what that stage found, so that the best of nothing near has about 1 too.
+
+    `cosine` says how near the chunk is, for any question alike: that of the dense vectors, of several models the
+    weighted mean; None where no dense vector was asked or the chunk has none. `stages` has each stage by name; of one
+    stage alone `score` is its own: the cosine, or a sum over terms.
+    """
 
     id: str
     score: float
     payload: Mapping[str, object]
     stages: Mapping[str, StageScore] = field(default_factory=dict, kw_only=True)
+    cosine: float | None = field(default=None, kw_only=True)
 
     @property
     def source(self) -> str:

@@ -148,7 +148,11 @@ def late_reordered(hits: Sequence[Hit], share: float) -> list[RankedHit]:
 def _blended(hits: Sequence[Hit], scores: Sequence[float], share: float) -> list[RankedHit]:
     places = reranked([hit.score for hit in hits], scores, share)
     return [
-        RankedHit(hit.id, each.blended, hit.payload, each.before + 1, each.first, each.rerank, stages=hit.stages)
+        RankedHit(
+            *(hit.id, each.blended, hit.payload, each.before + 1, each.first, each.rerank),
+            stages=hit.stages,
+            cosine=hit.cosine,
+        )
         for each in places
         for hit in [hits[each.before]]
     ]

@@ -7,7 +7,7 @@ Questions are encoded as the store's manifest says, or not at all. A question wi
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -232,7 +232,7 @@ class StoreSearcher:
             # Who shares no term with a question has 0 of it, and a list that is not full has all who share one.
             floors = {name: 0.0 for name in comparison.sparse if len(found[name]) < depth}
             best = dict([*combined(ask.hybrid, found, counts, floors).items()][:limit])
-        late, own_tokens = dict[str, float](), None
+        late, own_tokens, cosines = dict[str, float](), None, dict[str, float]()
         if asked.tokens and best:
             own_tokens = asked.tokens.taken(np.array([row])).to_float32()
             if len(own_tokens):
@@ -242,14 +242,30 @@ class StoreSearcher:
         for name, scores in found.items():
             for rank, (point, score) in enumerate(scores.items(), 1):
                 stages[point][name] = StageScore(rank, score)
+        if own:
+            with _timed(seconds, comparison.dense):
+                cosines = found[comparison.dense] | self._cosines(
+                    own, asked, row, best.keys() - found[comparison.dense]
+                )
         with _timed(seconds, "payloads"):
             payloads = store.payloads([*best])
         made: list[Hit] = []
         for point, score in best.items():
-            told, by = (point, score, payloads.get(point, {})), stages[point]
-            made.append(LateHit(*told, late.get(point), stages=by) if comparison.tokens else Hit(*told, stages=by))
+            hit = Hit(point, score, payloads.get(point, {}), stages=stages[point], cosine=cosines.get(point))
+            made.append(LateHit(**vars(hit), late=late.get(point)) if comparison.tokens else hit)
         counts = {} if ask.hybrid is Hybrid.RRF else counts
         return Answer(text, made, counts, seconds, comparison.weights if comparison.calibrated else {})
+
+    def _cosines(self, own: Mapping[str, Vector], asked: _Asked, row: int, points: Collection[str]) -> dict[str, float]:
+        """How near points that its dense list lacks are to the question of a row; one without a vector is left out."""
+        if not points:
+            return {}
+        by = [float(asked.scales[row])] if len(own) == 1 else shares([asked.comparison.weights[name] for name in own])
+        total: dict[str, float] = {}
+        for (name, vector), share in zip(own.items(), by, strict=True):
+            for point, score in self.store.query(name, vector, len(points), among=points).items():
+                total[point] = total.get(point, 0.0) + float(share) * score
+        return total
 
 
 def nearest_to_all(

@@ -122,8 +122,8 @@ class Searcher:
         return self._answering.searcher.resident
 
     def search(self, query: str, limit: int = 5) -> "Sequence[Hit]":
-        """Return the `limit` best chunks for a question, best first. Raises as this does when it is made, and
-        UsageError for an empty question."""
+        """Return the `limit` best chunks for a question, best first: `score` orders them, `cosine` says how near each
+        is. Raises as this does when it is made, and UsageError for an empty question."""
         (answer,) = self.answers([query], limit)
         return answer.hits
 
