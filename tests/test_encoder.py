@@ -330,15 +330,6 @@ def test_a_model_that_lowercases_equals_sentence_transformers(tmp_path):
     assert token_key(card_of(model)) != token_key(card_of(plain))
 
 
-def test_a_prompt_is_refused_where_pooling_leaves_it_out(tmp_path):
-    model = tiny_model(tmp_path / "m", prompts={"query": "find: "})
-    pooling = json.loads((model / "1_Pooling" / "config.json").read_text()) | {"include_prompt": False}
-    (model / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    with pytest.raises(UnavailableError, match="include_prompt"):
-        card_of(model)
-    assert card_of(model, query_prompt="").query_prompt == ""
-
-
 def test_a_configuration_in_gpt_terms_is_understood(tmp_path):
     model = tiny_model(tmp_path / "m")
     (model / "config.json").write_text('{"model_type": "nomic_bert", "n_embd": 32, "n_inner": 48, "n_positions": 64}')

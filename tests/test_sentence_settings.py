@@ -249,14 +249,6 @@ def test_a_cut_that_another_file_puts_right_is_no_reason_to_refuse(model):
     assert worst_cosine(model) > 0.9999
 
 
-def test_vectors_that_the_model_itself_would_cut_are_refused(model):
-    edit(model / "config_sentence_transformers.json", truncate_dim=8)
-    with pytest.raises(UnavailableError, match=r"model m: .*config_sentence_transformers\.json: truncate_dim is 8"):
-        card_of(model)
-    edit(model / "config_sentence_transformers.json", truncate_dim=None)
-    assert card_of(model).dim == 32
-
-
 def test_adapters_beside_the_weights_are_refused(model):
     edit(model / "adapter_config.json", peft_type="LORA")
     with pytest.raises(UnavailableError, match=r"adapter_config\.json: adapters are not supported"):

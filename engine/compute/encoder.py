@@ -30,7 +30,7 @@ from interlock.engine.models.networks.attention import attending
 from interlock.engine.models.networks.batching import Batching
 from interlock.engine.models.networks.kernels import Kernel, PackedBatch, filling, pack, padded_tokens
 from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
-from interlock.engine.models.networks.pooling import POOLINGS, TermPooling
+from interlock.engine.models.networks.pooling import POOLINGS, WHOLE, TermPooling, VectorShape
 from interlock.engine.record.facts import TokenForm
 
 Ids = npt.NDArray[np.int64]
@@ -51,13 +51,15 @@ def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
     if isinstance(network, PackedTermEncoder):
         return TermRows(network, card.terms, device.torch, card.kernel_on(device.kind), card.types)
     if card.packed:
-        how = (card.pooling or "mean") if "dense" in card.outputs else None, device.torch, card.kernel_on(device.kind)
+        pooling = (card.pooling or "mean") if "dense" in card.outputs else None
+        how = pooling, device.torch, card.kernel_on(device.kind), card.shape
         if isinstance(network, PackedEncoder):
             terms, tokens = lexical_terms(card, network.heads), late_vectors(card, network.heads)
             return PackedRows(network, *how, terms=terms, tokens=tokens, types=card.types)
         modules, tokens = list(network.children()), late_vectors(card, nn.ModuleDict())
         return PackedRows(Hidden(modules[0]), *how, modules[2:], tokens=tokens, types=card.types)
-    padded = PaddedRows(network, int(card.config.get("pad_token_id") or 0), device.torch, card.positions, card.types)
+    pad = int(card.config.get("pad_token_id") or 0)
+    padded = PaddedRows(network, pad, device.torch, card.positions, card.types, card.shape)
     return padded if card.batching is Batching.MIXED else Apart(padded, card.batching)
 
 
@@ -178,6 +180,7 @@ class PackedRows:
         pooling: str | None,
         device: torch.device,
         kernel: Kernel = Kernel.HOST,
+        shape: VectorShape = WHOLE,
         after: Sequence[nn.Module] = (),
         terms: LexicalTerms | None = None,
         tokens: LateVectors | None = None,
@@ -189,6 +192,7 @@ class PackedRows:
         self._pooling = pooling
         self._device = device
         self._kernel = kernel
+        self._shape = shape
         self._after = after
         self._terms = terms
         self._tokens = tokens
@@ -205,11 +209,11 @@ class PackedRows:
         )
 
     def _dense(self, hidden: torch.Tensor, batch: PackedBatch, pooling: str) -> Vectors:
-        vectors = POOLINGS[pooling](hidden, batch)
+        vectors = POOLINGS[pooling](hidden, batch, self._shape.skipped)
         for module in self._after:
             weight = next(module.parameters(), vectors)
             vectors = module({"sentence_embedding": vectors.to(weight.dtype)})["sentence_embedding"]
-        return _unit(vectors.float())
+        return _unit(vectors[:, : self._shape.cut].float())
 
 
 class TermRows:
@@ -305,6 +309,7 @@ class PaddedRows:
         device: torch.device,
         limit: int = POSITIONS,
         types: Types | None = None,
+        shape: VectorShape = WHOLE,
     ) -> None:
         """`limit` is the longest row that the network takes, `types` are those of its tokens."""
         self._network = network
@@ -312,6 +317,7 @@ class PaddedRows:
         self._device = device
         self._limit = limit
         self._types = types
+        self._shape = shape
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Outputs:
@@ -322,12 +328,17 @@ class PaddedRows:
         filled = np.stack([np.full(there.shape, self._pad), there])  # ids and mask, in one copy
         filled[0][there] = np.concatenate(rows)
         ids, mask = torch.from_numpy(filled).to(self._device).unbind()
-        features = {"input_ids": ids} if even else {"input_ids": ids, "attention_mask": mask}
+        features: dict[str, torch.Tensor | int] = {"input_ids": ids}
+        if not even:
+            features["attention_mask"] = mask
+        if self._shape.skipped:
+            features["prompt_length"] = self._shape.skipped
         if self._types is not None:
             types = np.zeros(there.shape, np.int64)
             types[there] = self._types.of(lengths.tolist())
             features["token_type_ids"] = torch.from_numpy(types).to(self._device)
-        return Outputs(_unit(self._network(features)["sentence_embedding"].float()))
+        vectors = self._network(features)["sentence_embedding"]
+        return Outputs(_unit(vectors[:, : self._shape.cut].float()))
 
 
 def _unit(vectors: torch.Tensor) -> Vectors:

@@ -84,7 +84,7 @@ class TextJobs(ABC):
             if known is None or known[0] is not card:
                 tokenizer = load_tokenizer(card.tokenizer_file)
                 known = self._tokenizers[card.key] = card, tokenizer, specials_of(tokenizer)
-            return in_memory(card, TextsInMemory(*known[1:], prompt, texts), self.name)
+            return in_memory(card.behind(prompt), TextsInMemory(*known[1:], prompt, texts), self.name)
 
     @property
     def resident(self) -> list[str]:
@@ -194,7 +194,7 @@ class HostJobs(TextJobs):
     def _computed(self, job: Job, progress: Progress) -> Encoded:
         key, (host,) = job.card.key, self.devices
         model = self._models.get(key)
-        if model is None or model.card is not job.card:  # made anew where it has changed
+        if model is None or model.card != job.card:  # made anew where it has changed
             if model:
                 model.close()
             model = self._models[key] = HeldModel(job.card, [], host, self._lessor, lambda _: None)

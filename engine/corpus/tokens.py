@@ -169,6 +169,18 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
     raise UnavailableError("the tokenizer's template changes the text, which is not supported: use another model")
 
 
+def tokens_of_prompt(file: Path, prompt: str, limit: int) -> int:
+    """Count the tokens of a row that sentence-transformers takes for those of its prompt: the row of the prompt alone,
+    cut at `limit`, without a special token at its end."""
+    tokenizer = load_tokenizer(file)
+    around = specials_of(tokenizer)
+    with translated():
+        inner = tokenizer.encode(prompt, add_special_tokens=False).ids[: limit - around.count]
+        special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    row = [*around.before, *inner, *around.after]
+    return len(row) - (row[-1] in special if row else 0)
+
+
 class Tokenised(ABC):
     """Texts as token ids, whoever keeps them: their lengths [texts], and the rows that models are given."""
 

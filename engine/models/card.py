@@ -5,11 +5,12 @@ last word.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from interlock.engine.corpus.tokenizer import Built, Types, build
+from interlock.engine.corpus.tokens import tokens_of_prompt
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.commits import published_of
@@ -19,7 +20,14 @@ from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.batching import Batching, batching_of
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
-from interlock.engine.models.networks.pooling import POOLINGS, TermPooling, pooling_file, poolings_of
+from interlock.engine.models.networks.pooling import (
+    POOLINGS,
+    WHOLE,
+    TermPooling,
+    VectorShape,
+    pooling_file,
+    poolings_of,
+)
 from interlock.engine.models.registry import Kind, ModelSpec, Output
 from interlock.engine.models.sentence import (
     PLAIN,
@@ -77,6 +85,10 @@ class ModelCard:
     """The lowest of the GPUs that compute it."""
     tokenizer: Built | None = None
     """Its tokenizer, as transformers builds it of all its files."""
+    prompt_tokens: Mapping[str, int] = field(default_factory=dict)
+    """How many tokens of a row are those of a prompt, where pooling leaves them out."""
+    shape: VectorShape = WHOLE
+    """What counts of the tokens of a document and of its vector."""
     unused_prompts: tuple[str, ...] = ()
     """Names of its prompts that stand before neither documents nor queries, where it names none for one of these."""
 
@@ -98,7 +110,8 @@ class ModelCard:
     @property
     def how_pooled(self) -> str:
         """Name the way from states of tokens to what it makes of a text."""
-        return self.pooling or (self.terms.strategy if self.kind == "sparse" else "several")
+        way = self.pooling or (self.terms.strategy if self.kind == "sparse" else "several")
+        return f"{way} without the prompt" if self.prompt_tokens else way
 
     @property
     def words(self) -> int:
@@ -109,6 +122,11 @@ class ModelCard:
     def on_host(self) -> "ModelCard":
         """The same model as a host computes it beside GPUs: in float32."""
         return replace(self, dtype="float32", kernel=Kernel.RUNS)
+
+    def behind(self, prompt: str) -> "ModelCard":
+        """The same model for texts behind another prompt than that of documents."""
+        shape = replace(self.shape, skipped=self.prompt_tokens.get(prompt, 0))
+        return self if shape == self.shape else replace(self, shape=shape)
 
     @property
     def tight(self) -> bool:
@@ -173,20 +191,22 @@ def read_card(
     padded_because = "" if ours else _why_padded(config, attention, kinds, pooling)
     decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
     dtype = spec.dtype.get(device_kind, decided)
-    document, query, unused = _prompts(spec, root, pooling_file(root, modules))
-    dim = _dim(spec, path, config, modules, len(poolings))
-    if modules:
-        check_whole(spec.key, root, dim, spec.kind == "dense")
+    document, query, unused = _prompts(spec, root)
+    cut = check_whole(spec.key, root, spec.kind == "dense") if modules else None
+    dim = _dim(spec, path, config, modules, len(poolings), cut)
     width = whole(path / "config.json", config, *WIDTHS) or dim
     tokenizer = tokenizer_of(spec, path, config, plain=not modules)
     tokens = token_outputs(spec, snapshot, path, tokenizer.file, width, padded_because, lexical=lexical, ours=ours)
     hard = positions_of(snapshot, path, config)
+    limit = max_tokens_of(spec, path, config, tokenizer, hard)
+    excluded = poolings and modules and not read_object(pooling_file(root, modules)).get("include_prompt", True)
+    skipped = {each: tokens_of_prompt(tokenizer.file, each, limit) for each in (document, query) if each and excluded}
     card = ModelCard(
         key=spec.key,
         snapshot=snapshot,
         config=config,
         dim=dim,
-        max_tokens=max_tokens_of(spec, path, config, tokenizer, hard),
+        max_tokens=limit,
         positions=hard or UNBOUNDED,
         pooling=pooling,
         packed=not padded_because,
@@ -206,6 +226,8 @@ def read_card(
         **padding(padded_because, config, kinds),
         capability=capability,
         tokenizer=tokenizer,
+        prompt_tokens=skipped,
+        shape=VectorShape(skipped.get(document, 0), cut),
         unused_prompts=unused,
     )
     check_types(card)
@@ -221,7 +243,7 @@ def told_by(spec: ModelSpec, path: Path | None) -> tuple[str, str, str] | None:
         return known and (known[0], known[1] if document is None else document, known[2] if query is None else query)
     modules = document_modules(path)
     poolings = poolings_of(spec, path, read_object(home_of(path) / "config.json"), modules)
-    return " and ".join(poolings), *_prompts(spec, path, pooling_file(path, modules))[:2]
+    return " and ".join(poolings), *_prompts(spec, path)[:2]
 
 
 def _why_padded(config: Config, attention: str, kinds: Sequence[str], pooling: str | None) -> str:
@@ -256,9 +278,9 @@ def attention_of(spec: ModelSpec, path: Path, config: Config) -> Literal["sdpa",
     return spec.attention if getattr(network, "_supports_sdpa", True) else "eager"
 
 
-def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str, tuple[str, ...]]:
-    """What is put before documents and before queries, and pooled with them; and the names of the others, where one of
-    these two is not said. They are called as by sentence-transformers, which takes none of another name."""
+def _prompts(spec: ModelSpec, path: Path) -> tuple[str, str, tuple[str, ...]]:
+    """What is put before documents and before queries; and the names of the others, where one of these two is not said.
+    They are called as by sentence-transformers, which takes none of another name."""
     file, known = path / "config_sentence_transformers.json", published_of(spec)
     prompts = read_object(file).get("prompts") or {}
     if not modules_of(path):  # as in sentence-transformers, which then reads no prompts
@@ -268,16 +290,11 @@ def _prompts(spec: ModelSpec, path: Path, pooling: Path) -> tuple[str, str, tupl
     given = {"document": spec.document_prompt, "query": spec.query_prompt}
     document, query = (prompts.get(name) or "" if text is None else text for name, text in given.items())
     unsaid = any(text is None and prompts.get(name) is None for name, text in given.items())
-    if (document or query) and read_object(pooling).get("include_prompt") is False:
-        raise UnavailableError(
-            f"model {spec.key} excludes its prompt from pooling ({pooling}: include_prompt), which is not "
-            f'supported: set document_prompt = "" and query_prompt = "" in [models.{spec.key}] to use it '
-            "without prompts"
-        )
     return document, query, tuple(name for name, text in prompts.items() if text and name not in given and unsaid)
 
 
-def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module], poolings: int) -> int:
+def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module], poolings: int, cut: int | None) -> int:
+    """The numbers of a vector, of which the model's own settings keep `cut`."""
     names = ("vocab_size",) if spec.kind == "sparse" else WIDTHS
     read = whole(path / "config.json", config, *names) or spec.dim
     if read is None:
@@ -290,7 +307,8 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
             if (out := whole(file, read_object(file), "out_features")) is None:
                 raise UnavailableError(f"{file} lacks the vector width (out_features)")
             read = out
-    if spec.dim is not None and spec.dim != read:
+    whole_width, read = read, min(read, cut or read)
+    if spec.dim is not None and spec.dim not in (whole_width, read):
         raise UnavailableError(f"model {spec.key} has {read} dimensions, expected {spec.dim}: {path}")
     return read
 

@@ -91,9 +91,9 @@ def check_sentence(model: str, path: Path, config: Settings, usual: Settings = P
         )
 
 
-def check_whole(model: str, path: Path, dim: int, dense: bool) -> None:
-    """Raise UnavailableError for a model that is not what it says as a whole, or whose `dim` numbers its own
-    settings cut; `dense` says whether it makes vectors of texts."""
+def check_whole(model: str, path: Path, dense: bool) -> int | None:
+    """Return how many numbers of a vector a model's own settings keep, None for all; `dense` says whether it makes
+    vectors of texts. Raises UnavailableError for a model that is not what it says as a whole."""
     file = path / "config_sentence_transformers.json"
     told = read_object(file)
     known = {"document", "query", *group_of(told, "prompts")}
@@ -106,11 +106,11 @@ def check_whole(model: str, path: Path, dim: int, dense: bool) -> None:
         if told.get(key) is not None and not fits(told[key]):
             raise UnavailableError(f"model {model}: {file}: {key}: expected {wanted}, got {told[key]!r:.100}")
     cut = told.get("truncate_dim")
-    if cut is not None and not (isinstance(cut, int) and cut >= dim):
-        raise UnavailableError(
-            f"model {model}: {file}: truncate_dim is {cut!r:.100}, but its vectors have {dim} "
-            f"dimensions: remove truncate_dim, set matryoshka in [models.{model}] and use --dim"
-        )
+    if not dense or cut is None:
+        return None
+    if not isinstance(cut, int) or isinstance(cut, bool) or cut < 1:
+        raise UnavailableError(f"model {model}: {file}: truncate_dim is {cut!r:.100}: set it to a width, or null")
+    return cut
 
 
 def _met(requirements: object) -> bool:

@@ -20,22 +20,35 @@ from interlock.engine.models.networks.kernels import PackedBatch
 from interlock.engine.models.registry import ModelSpec
 
 
-def _first(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    return hidden[batch.starts[:-1]].float()
+def _first(hidden: Tensor, batch: PackedBatch, skipped: int) -> Tensor:
+    starts, stops = batch.starts[:-1], batch.starts[1:]
+    return hidden[torch.where(starts + skipped < stops, starts + skipped, starts) if skipped else starts].float()
 
 
-def _last(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    return hidden[batch.starts[1:] - 1].float()
+def _last(hidden: Tensor, batch: PackedBatch, skipped: int) -> Tensor:
+    starts, stops = batch.starts[:-1], batch.starts[1:]
+    last = hidden[stops - 1].float()
+    return last.masked_fill((starts + skipped >= stops)[:, None], 0.0) if skipped else last
 
 
-def _mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
+def _mean(hidden: Tensor, batch: PackedBatch, skipped: int) -> Tensor:
     # unsafe: it would look at the offsets from the host, and wait for the device to tell them
-    return torch.segment_reduce(hidden.float(), "mean", offsets=batch.starts, axis=0, unsafe=True)
+    starts, stops = batch.starts[:-1], batch.starts[1:]
+    if not skipped:
+        return torch.segment_reduce(hidden.float(), "mean", offsets=batch.starts, axis=0, unsafe=True)
+    inside = torch.minimum(starts + skipped, stops)
+    offsets = torch.cat([torch.stack([starts, inside], 1).flatten(), stops[-1:]])  # what is left out, what counts, ...
+    means = torch.segment_reduce(hidden.float(), "mean", offsets=offsets, axis=0, unsafe=True)[1::2]
+    return means.masked_fill((inside == stops)[:, None], 0.0)
 
 
-POOLINGS: Mapping[str, Callable[[Tensor, PackedBatch], Tensor]] = {"cls": _first, "lasttoken": _last, "mean": _mean}
+POOLINGS: Mapping[str, Callable[[Tensor, PackedBatch, int], Tensor]] = {
+    "cls": _first,
+    "lasttoken": _last,
+    "mean": _mean,
+}
 """By sentence-transformers' name what makes one vector in float32 [rows, width] for each row of a batch, of its tokens'
-[T, width]. Rows that are pooled in another way are padded."""
+[T, width] without so many at its start. Rows that are pooled in another way are padded."""
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -45,6 +58,18 @@ POOLING_MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """What earlier versions of sentence-transformers wrote for each way."""
+
+
+@dataclass(frozen=True)
+class VectorShape:
+    """What of a text's tokens and of its vector counts: not the first `skipped` tokens, and of the numbers the first
+    `cut`; None keeps all."""
+
+    skipped: int = 0
+    cut: int | None = None
+
+
+WHOLE = VectorShape()
 Strategy = Literal["max", "sum"]
 Activation = Literal["relu", "log1p_relu"]
 
