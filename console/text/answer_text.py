@@ -49,14 +49,14 @@ def stages_took(answer: Answer) -> str:
     return safe(", ".join(f"{stage} {1000 * took:.1f} ms" for stage, took in answer.seconds.items()))
 
 
-def cut_text(cuts: Sequence[Mapping[str, int]], asked: int) -> str:
-    """Tell of questions that are longer than models read, out of so many that were `asked`, by the tokens that each
-    leaves out of each; and what to do."""
+def cut_text(cuts: Sequence[Mapping[str, int]], asked: int, what: str = "question") -> str:
+    """Tell of questions, or `what` they are, that are longer than models read, out of so many that were `asked`, by the
+    tokens that each leaves out of each; and what to do."""
     models = {key: sum(cut.get(key, 0) for cut in cuts) for key in dict.fromkeys(key for cut in cuts for key in cut)}
     by = ", ".join(f"{key} leaves out {several(tokens, 'token')}" for key, tokens in models.items())
     if asked == 1:
-        return f"the question is longer than its models read: {by}; shorten it"
-    which = f"{several(len(cuts), 'question')} of {asked:,}"
+        return f"the {what} is longer than its models read: {by}; shorten it"
+    which = f"{several(len(cuts), what)} of {asked:,}"
     return f"{which} {'is' if len(cuts) == 1 else 'are'} longer than the models read: {by}; shorten them"
 
 

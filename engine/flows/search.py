@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from interlock.engine.compute.texts import GpuJobs
+from interlock.engine.compute.texts import GpuJobs, HostJobs, Progress, TextJobs
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
-from interlock.engine.flows import EventSink
-from interlock.engine.flows.rerank import free_devices, rerankers
+from interlock.engine.flows import EventSink, Listener
+from interlock.engine.flows.rerank import Granted, free_devices, rerankers
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
@@ -22,9 +22,11 @@ from interlock.engine.models.registry import extended
 from interlock.engine.search.ask import MAXSIM, Ask
 from interlock.engine.search.combine import SPARSE_SHARE, Hybrid
 from interlock.engine.search.conditions import conditions_in
-from interlock.engine.search.hits import Answer
+from interlock.engine.search.encoding import check_texts, encode, meaning_of
+from interlock.engine.search.hits import Answer, EncodedTexts, Side
 from interlock.engine.search.rerank import Rerank, late_reordered, reordered
 from interlock.engine.search.searcher import StoreSearcher
+from interlock.engine.search.store_models import StoreModels
 from interlock.engine.settings import Configuration
 
 WINDOW = 512
@@ -77,8 +79,8 @@ class Answering:
             on = stack.enter_context(free_devices(settings, events)) if scores or many else None
             if on and rerank and scores:
                 self._models = stack.enter_context(rerankers(settings, rerank.names, on, [MAXSIM]))
-            if on and many and on.gpus:
-                passes = GpuJobs(on.gpus, on.host, on.lessor, on.emit, own.cpu_fallback)
+            if on and many:
+                passes = _passes(on, settings)
             self.searcher = stack.enter_context(
                 StoreSearcher(store, collection, registry, policy, lessor, given, kept=kept, passes=passes)
             )
@@ -132,6 +134,35 @@ class Answering:
             for answer, hits in zip(answers, placed, strict=True)
         ]
         return Answers(made, failure)
+
+
+def _passes(on: Granted, settings: Configuration) -> GpuJobs | None:
+    """What computes many texts, where there are GPUs."""
+    return GpuJobs(on.gpus, on.host, on.lessor, on.emit, settings.settings.cpu_fallback) if on.gpus else None
+
+
+def encode_for(
+    settings: Configuration,
+    place: Path,
+    collection: str | None,
+    texts: Sequence[str],
+    side: Side,
+    only: str,
+    listener: Listener,
+    given: Mapping[str, Mapping[str, object]] = {},
+) -> EncodedTexts:
+    """Make the vectors that the points of a collection in a store, or of a run, have of texts; so many as `MANY` on
+    GPUs, where there are any. Raises as `meaning_of`, `check_texts` and `encode` do."""
+    own, wanted, meaning = settings.settings, check_texts(texts), meaning_of(place, collection)
+    policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
+    with ExitStack() as stack:
+        many = len(wanted) >= MANY
+        passes = _passes(stack.enter_context(free_devices(settings, listener.events)), settings) if many else None
+        host = HostJobs(Lessor([CpuDevice()], own.ceiling, own.host_ceiling))
+        on: TextJobs = passes or stack.enter_context(host)
+        models = StoreModels(meaning.manifest, registry, policy, on.devices, given)
+        done: Progress = lambda model, rows: listener.progress(model, rows, len(wanted))  # noqa: E731
+        return encode(meaning, models, on, wanted, side, only, done)
 
 
 class SerialRetriever:

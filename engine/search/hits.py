@@ -1,9 +1,18 @@
-"""What a search gives: chunks with their scores, in what places, and by which stage. Imports nothing heavy."""
+"""What a search gives: chunks with their scores, in what places, and by which stage; and texts as a search has them, in
+vectors. Imports nothing heavy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from interlock.engine.vectors.points import STALE
+
+if TYPE_CHECKING:
+    from interlock.engine.compute.parts.terms import SparseRows
+    from interlock.engine.vectors.fusion import Vectors
+
+Side = Literal["query", "document"]
+"""What a text is encoded as: a question to a collection, or one of its chunks."""
 
 
 @dataclass(frozen=True)
@@ -79,3 +88,31 @@ class Answer:
     calibrated: Mapping[str, float] = field(default_factory=dict)
     why_none: str = ""
     cut: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTexts:
+    """Texts as a collection's points have them, row i that of text i; by the names of the points' vectors.
+
+    `dense` float32 [n, dim] at unit length, NaN where a chunk is parked; `sparse` rows of terms, `bm25` among them, by
+    dot product with the points' (those of a question without the store's IDF); `tokens` an array [tokens, dim] for each
+    text. `cut` says how many tokens of a text each model left out, `lacks` which vectors could not be made, and why.
+    """
+
+    collection: str
+    side: Side
+    texts: Sequence[str]
+    dense: "Mapping[str, Vectors]"
+    sparse: "Mapping[str, SparseRows]"
+    tokens: "Mapping[str, Sequence[Vectors]]"
+    cut: Sequence[Mapping[str, int]]
+    lacks: str = ""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __repr__(self) -> str:
+        kinds = {name: f"[{', '.join(map(str, each.shape))}]" for name, each in self.dense.items()}
+        kinds |= dict.fromkeys(self.sparse, "terms") | dict.fromkeys(self.tokens, "tokens")
+        told = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+        return f"<{len(self)} encoded as {self.side} of {self.collection}: {told}>"

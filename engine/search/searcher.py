@@ -20,7 +20,7 @@ from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
-from interlock.engine.compute.texts import GpuJobs, HostJobs, Progress, TextJobs, by_table, unheard
+from interlock.engine.compute.texts import GpuJobs, HostJobs, Progress, TextJobs, unheard
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
@@ -28,12 +28,21 @@ from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.search.ask import MAXSIM, Ask, Comparison, check_question, comparison_of, searched
 from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
 from interlock.engine.search.conditions import check_keys, filter_of, why_none
-from interlock.engine.search.hits import Answer, Hit, LateHit, StageScore
+from interlock.engine.search.encoding import (
+    Meaning,
+    check_texts,
+    computed,
+    encode,
+    terms_in,
+    vectors_of,
+    words_of,
+)
+from interlock.engine.search.hits import Answer, EncodedTexts, Hit, LateHit, Side, StageScore
 from interlock.engine.search.store_models import StoreModel, StoreModels
 from interlock.engine.targets.embedded import Store
-from interlock.engine.vectors.bm25 import BM25, Words
-from interlock.engine.vectors.fusion import fused_width, shares, truncate
-from interlock.engine.vectors.manifest import Member, query_vectors, read_manifest
+from interlock.engine.vectors.bm25 import BM25
+from interlock.engine.vectors.fusion import fused_width, shares
+from interlock.engine.vectors.manifest import query_vectors, read_manifest
 from interlock.engine.vectors.points import Terms, Vector
 from interlock.engine.vectors.precision import FUSED
 
@@ -116,6 +125,12 @@ class StoreSearcher:
         check_keys(self.store, ask.where)
         self._serving(comparison_of(self.manifest, ask))
 
+    def encode(self, texts: Sequence[str], side: Side = "query", only: str = "") -> EncodedTexts:
+        """Make the vectors that the store's points have of texts, as `encode` of `encoding` does."""
+        self._check_open()
+        meaning = Meaning.of(self.manifest, self.store.projection)
+        return encode(meaning, self._models, self._on, check_texts(texts), side, only)
+
     def search(self, texts: Sequence[str], ask: Ask) -> list[Answer]:
         """Answer each question with its best chunks, as `answers` does."""
         return [*self.answers(texts, ask)]
@@ -127,8 +142,7 @@ class StoreSearcher:
         Raises UsageError for a question that is no text, and for weights, models and token vectors that the store has
         none of; UnavailableError for a model that is not there or does not fit.
         """
-        if self.closed:
-            raise UsageError("the store was closed: use another Searcher")
+        self._check_open()
         for text in texts:
             check_question(text)
         comparison, where, none, seconds = comparison_of(self.manifest, ask), None, "", dict[str, float]()
@@ -141,15 +155,8 @@ class StoreSearcher:
         with _timed(seconds, "models"):
             models = self._serving(comparison)
         with _timed(seconds, "encoding"):
-            jobs = [self._on.job(each.card, each.member.query_prompt, texts) for each in models if not each.table]
-            beyond = {job.card.key: job.tokens.truncated(job.card.max_tokens).tolist() for job in jobs}
-            outputs = {
-                each.card.key: Outputs(terms=by_table(each.card, each.table, texts)) for each in models if each.table
-            }
-            if jobs:
-                done = self._on.compute(jobs, progress)
-                outputs |= {job.card.key: each.rows for job, each in zip(jobs, done, strict=True)}
-        if jobs and (loading := self._on.loading):
+            outputs, cut = computed(models, texts, self._on, progress)
+        if not all(each.table for each in models) and (loading := self._on.loading):
             seconds |= {"loading": loading, "encoding": seconds.pop("encoding") - loading}
         asked = self._asked(comparison, texts, outputs)
         shared = {stage: each / len(texts) for stage, each in seconds.items()}
@@ -157,8 +164,11 @@ class StoreSearcher:
             answer = self._answer(text, row, asked, ask, where, shared)
             if not answer.hits and ask.where:
                 none = none or why_none(self.store, ask.where)  # which every question shares
-            cut = {key: own[row] for key, own in beyond.items() if own[row]}
-            yield replace(answer, cut=cut, why_none="" if answer.hits else none)
+            yield replace(answer, cut=cut[row], why_none="" if answer.hits else none)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UsageError("the store was closed: use another Searcher")
 
     def _check_projection(self, width: int) -> None:
         """Raise UsageError where the fused vectors were projected from others than the manifest's fusion makes."""
@@ -188,10 +198,8 @@ class StoreSearcher:
         if dense and FUSED in self.store.dims and not (exact and comparison.weights != given):
             fused, scales = query_vectors(self.manifest, dense, comparison.weights, self.store.projection)
             dense = {FUSED: fused}
-        terms = {name_of_output(key, "sparse"): each.terms for key, each in outputs.items()}
-        terms |= {key: each.terms for key, each in outputs.items() if each.dense is None}
         tokens = {name_of_output(key, "tokens"): each.tokens for key, each in outputs.items()}
-        return _Asked(comparison, dense, scales, terms, tokens.get(comparison.tokens))
+        return _Asked(comparison, dense, scales, terms_in(outputs), tokens.get(comparison.tokens))
 
     def _answer(
         self,
@@ -295,21 +303,3 @@ def nearest_to_all(
         if depth >= total or (best and best[-1][1] >= beyond):
             return dict(best)
         depth *= 4
-
-
-def vectors_of(member: Member, outputs: Outputs, texts: Sequence[str]) -> Vectors:
-    """Return the vectors [n, dim] of questions, as wide as those of the store. Raises UsageError, naming it, for a
-    question of which the model makes none."""
-    whole = outputs.dense
-    assert whole is not None, "a dense model has vectors"
-    if not (finite := np.isfinite(whole).all(axis=1)).all():
-        wrong = texts[int(finite.argmin())]
-        raise UsageError(f"{member.model} makes no vector of {wrong!r:.100}: use --only with another, or ask otherwise")
-    return truncate(whole, member.dim) if member.dim < whole.shape[1] else np.asarray(whole, np.float32)
-
-
-def words_of(words: Words, text: str) -> Terms:
-    """Return the words of a question for BM25, 1 for each that is not a stop word."""
-    found = words.engine(words.k, words.b, 1.0).embed_query(text)
-    order = np.argsort(found.indices)
-    return Terms(np.array(found.indices, np.int64)[order], np.array(found.values, np.float32)[order])

@@ -12,7 +12,8 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import Head, Kind, ModelSpec, Output, name_of_output
 from interlock.engine.models.roster import card_for
 from interlock.engine.record.words import alike
-from interlock.engine.vectors.manifest import KnownModel, Manifest
+from interlock.engine.search.hits import Side
+from interlock.engine.vectors.manifest import KnownModel, Manifest, TokenMember
 
 BESIDE: tuple[Output, ...] = ("sparse", "tokens")
 WEIGHED: Mapping[Head, str] = {"sparse_linear": "weights of terms", "colbert_linear": "token vectors"}
@@ -26,11 +27,17 @@ class StoreModel:
     card: ModelCard
     member: KnownModel
     weighs_only: bool
+    side: Side = "query"
 
     @cached_property
     def table(self) -> TermTable | None:
         """What weighs the terms of a question where no network has to."""
-        return table_of(self.card) if self.weighs_only else None
+        return table_of(self.card) if self.weighs_only and self.side == "query" else None
+
+    @property
+    def prompt(self) -> str:
+        """What stands before each text."""
+        return self.member.query_prompt if self.side == "query" else self.member.document_prompt
 
 
 class StoreModels:
@@ -57,28 +64,31 @@ class StoreModels:
         places = {key: registry[key].sources[0] for key, row in given.items() if {"source", "sources"} & row.keys()}
         self._manifest, self._sources = manifest, {**manifest.run.sources, **places}
         self._registry, self._policy, self._devices = registry, policy, devices
-        self._found: dict[tuple[str, tuple[str, ...]], StoreModel] = {}
+        self._found: dict[tuple[str, tuple[str, ...], Side], StoreModel] = {}
 
-    def serving(self, names: Collection[str]) -> list[StoreModel]:
-        """Return the models whose vectors of these names a question is compared with, in the order of the manifest.
+    def serving(self, names: Collection[str], side: Side = "query") -> list[StoreModel]:
+        """Return the models that make the vectors of these names, in the order of the manifest: those that a question
+        is compared by, or those that a chunk has.
 
         Raises UsageError where a model here is not the one that the store was written with, UnavailableError for one
         that is not there.
         """
-        manifest, heads = self._manifest, {each.model: each.head for each in self._manifest.tokens}
+        manifest, late = self._manifest, {each.model: each for each in self._manifest.tokens}
         models = []
         for member in manifest.models:
             beside = {name_of_output(member.model, "sparse"), name_of_output(member.model, "tokens")}
             if wanted := {member.model, *beside} & {*names}:
-                models.append(self._model(member, "dense", wanted, heads.get(member.model, "")))
+                models.append(self._model(member, "dense", wanted, side, late.get(member.model)))
         served = {name_of_output(member.model, "sparse") for member in manifest.models}
         for term in manifest.sparse:
             if term.model in names and term.model not in served:
-                models.append(self._model(term, "sparse", {term.model}))
+                models.append(self._model(term, "sparse", {term.model}, side))
         return models
 
-    def _model(self, member: KnownModel, kind: Kind, names: set[str], colbert: str = "") -> StoreModel:
-        key = member.model, tuple(sorted(names))
+    def _model(
+        self, member: KnownModel, kind: Kind, names: set[str], side: Side, late: TokenMember | None = None
+    ) -> StoreModel:
+        key = member.model, tuple(sorted(names)), side
         if key in self._found:
             return self._found[key]
         known, device = self._registry.get(member.model), self._devices[0].kind
@@ -99,17 +109,19 @@ class StoreModels:
             dtype=dtype if device != "cuda" else known.dtype if known else {},
             head_sha256=known.head_sha256 if known else {},
             outputs=("dense", *beside) if beside else (),
-            token_precision="float16",  # noqa: S106  # no password: what the store compares in
+            # A question's are what the store compares in, a chunk's what it was made of.
+            token_precision=late.tokens.precision if late and side == "document" else "float16",
+            token_pooling=late.tokens.pooling if late and side == "document" else 1,
         )
         snapshot = the_same(spec, known, member.fingerprint, self._policy)
         if (terms := name_of_output(member.model, "sparse", kind)) in names:
             stored = next((each.head for each in self._manifest.sparse if each.model == terms), "")
             _check_head(member, "sparse_linear", stored, snapshot)
         if "tokens" in beside:
-            _check_head(member, "colbert_linear", colbert, snapshot)
+            _check_head(member, "colbert_linear", late.head if late else "", snapshot)
         card = card_for(spec, snapshot, self._devices)
         check_tokens(card, member.tokenizer, "store was written", "deliver")
-        self._found[key] = StoreModel(card, member, weighs_only=kind == "sparse")
+        self._found[key] = StoreModel(card, member, weighs_only=kind == "sparse", side=side)
         return self._found[key]
 
 

@@ -108,11 +108,7 @@ class Store:
 
     @classmethod
     def _opened(cls, directory: Path, collection: str | None, how: int) -> Self:
-        name, *others = stores.named(directory, collection)
-        if others:
-            there = ", ".join([name, *others])
-            raise UsageError(f"{directory} has {1 + len(others)} collections: choose one with --collection ({there})")
-        path = directory / name
+        path = stores.alone(directory, collection)
         with ExitStack() as held:
             held.enter_context(shard.holding(path, how))
             engine, manifest = shard.load(path, None), shard.read_manifest(path)
@@ -130,13 +126,7 @@ class Store:
 
         Raises UsageError where it is gone, or not the one that the manifest names.
         """
-        told = self.manifest.get("projection")
-        if not isinstance(told, Mapping):
-            return None
-        found = shard.read_projection(self.path, str(told.get("sha256")))
-        if found is None:
-            raise UsageError(f"{self.path} has lost its {PROJECTION}: restore it from a copy, or deliver again")
-        return found
+        return stores.kept_projection(self.path, self.manifest)
 
     @property
     def quantise(self) -> Quantise:

@@ -32,7 +32,7 @@ from interlock.engine.record.words import differences, few, several
 from interlock.engine.targets import shard
 from interlock.engine.targets.shard import ELSEWHERE
 from interlock.engine.vectors.bm25 import BM25
-from interlock.engine.vectors.fusion import PROJECTION
+from interlock.engine.vectors.fusion import PROJECTION, Vectors
 from interlock.engine.vectors.manifest import CollectionSpec, Reduced
 from interlock.engine.vectors.precision import ALL, Keep, Quantise, VectorForm
 
@@ -73,6 +73,15 @@ def named(directory: Path, collection: str | None = None) -> list[str]:
             return [name]
     hint = meant(collection, held)
     raise UsageError(f"no collection {collection!r} in {directory}{hint}: choose one of {', '.join(held)}")
+
+
+def alone(directory: Path, collection: str | None = None) -> Path:
+    """Find the directory of the one collection that is meant. UsageError where there is none, or several are."""
+    name, *others = named(directory, collection)
+    if others:
+        there = ", ".join([name, *others])
+        raise UsageError(f"{directory} has {1 + len(others)} collections: choose one with --collection ({there})")
+    return directory / name
 
 
 def check_names(collection: str, vectors: Iterable[str]) -> None:
@@ -294,6 +303,18 @@ def form_in(there: Mapping[str, object], wanted: VectorForm) -> VectorForm:
     keep = next((each for each in get_args(Keep) if each == there.get("keep", ALL.keep)), wanted.keep)
     kinds = (each for each in get_args(Quantise) if each == there.get("quantised", ALL.quantise))
     return replace(wanted, keep=keep, quantise=next(kinds, wanted.quantise))
+
+
+def kept_projection(path: Path, there: Mapping[str, object]) -> Vectors | None:
+    """Read what brings a query to the dimensions of a store with this manifest, or of a run's files beside it; None
+    where they have all. Raises UsageError where it is gone, or not the one that the manifest names."""
+    told = there.get("projection")
+    if not isinstance(told, Mapping):
+        return None
+    found = shard.read_projection(path, str(told.get("sha256")))
+    if found is None:
+        raise UsageError(f"{path} has lost its {PROJECTION}: restore it from a copy, or deliver again")
+    return found
 
 
 def projection_in(there: Mapping[str, object]) -> Reduced | None:

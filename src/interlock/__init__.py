@@ -7,6 +7,7 @@
     run = interlock.embed("chunks", settings)
     vectors = run.vectors("Handbook")
     hits = interlock.search(run, "how do I rotate the keys?")
+    question = interlock.encode(run, ["how do I rotate the keys?"]).dense["fused"]
 
 Everything is loaded when it is first used: importing the package loads no torch and no terminal library.
 """
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from interlock.api import upload as upload
     from interlock.asking import Reranker as Reranker
     from interlock.asking import Searcher as Searcher
+    from interlock.asking import encode as encode
     from interlock.asking import rerank as rerank
     from interlock.asking import search as search
     from interlock.engine.compute.parts.terms import SparseRows as SparseRows
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from interlock.engine.record.events import Entry as Entry
     from interlock.engine.record.summary import Summary as Summary
     from interlock.engine.search.hits import Answer as Answer
+    from interlock.engine.search.hits import EncodedTexts as EncodedTexts
     from interlock.engine.search.hits import Hit as Hit
     from interlock.engine.search.hits import RankedHit as RankedHit
     from interlock.engine.targets.upload_plan import UploadReport as UploadReport
@@ -55,6 +58,7 @@ __all__ = [
     "Answer",
     "DeliveredBits",
     "DeliveredVectors",
+    "EncodedTexts",
     "Entry",
     "Evaluation",
     "ExitCode",
@@ -74,6 +78,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "embed",
+    "encode",
     "evaluate",
     "events",
     "open_run",
@@ -88,8 +93,8 @@ __all__ = [
 _ELSEWHERE = {
     **dict.fromkeys(("DeliveredBits", "DeliveredVectors", "RecordedRun", "open_run", "watch"), "interlock.recorded"),
     "Entry": "interlock.engine.record.events",
-    **dict.fromkeys(("Answer", "Hit", "RankedHit"), "interlock.engine.search.hits"),
-    **dict.fromkeys(("Reranker", "Searcher", "rerank", "search"), "interlock.asking"),
+    **dict.fromkeys(("Answer", "EncodedTexts", "Hit", "RankedHit"), "interlock.engine.search.hits"),
+    **dict.fromkeys(("Reranker", "Searcher", "encode", "rerank", "search"), "interlock.asking"),
     "Evaluation": "interlock.engine.evaluation.report",
     "SparseRows": "interlock.engine.compute.parts.terms",
     "Summary": "interlock.engine.record.summary",

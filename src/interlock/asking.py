@@ -14,10 +14,10 @@ from interlock.engine.record.events import RunResumed, RunStarted
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.words import several
 from interlock.recorded import AnyPath, RecordedRun, path_of
-from interlock.wording import python_wording
+from interlock.wording import in_python, python_wording
 
 if TYPE_CHECKING:
-    from interlock.engine.search.hits import Answer, Hit
+    from interlock.engine.search.hits import Answer, EncodedTexts, Hit
 
 
 Conditions = str | Sequence[str] | Mapping[str, str | float | list[str | float]]
@@ -127,6 +127,14 @@ class Searcher:
         (answer,) = self.answers([query], limit)
         return answer.hits
 
+    def encode(
+        self, texts: Sequence[str], side: Literal["query", "document"] = "query", *, only: str = ""
+    ) -> "EncodedTexts":
+        """Encode texts as `interlock.encode` does, with models that stay in memory."""
+        with python_wording():
+            _check_side(side)
+            return _warned_of(self._answering.searcher.encode(texts, side, only))
+
     def answers(self, queries: Sequence[str], limit: int = 5) -> "Iterator[Answer]":
         """Encode all questions, one model after the other, and yield the answer to each in turn."""
         if isinstance(queries, str):
@@ -137,6 +145,50 @@ class Searcher:
                 if answer.cut:
                     warnings.warn(cut_text([answer.cut], 1), RuntimeWarning, stacklevel=2)
                 yield answer
+
+
+def encode(
+    place: RecordedRun | AnyPath,
+    texts: Sequence[str],
+    side: Literal["query", "document"] = "query",
+    *,
+    collection: str | None = None,
+    only: str = "",
+    settings: Settings = DEFAULTS,
+) -> "EncodedTexts":
+    """Encode `texts` as a search encodes its questions, or with "document" as the run encoded its chunks: the vectors
+    that the points of a run or a store have, by their names, row i that of text i.
+
+    The models, prompts, weights and projection are those of the collection, which no one has to open: a run or a
+    search may use it meanwhile. `only` names one vector (`fused`, a model's, `bm25`), which needs its models alone.
+    64 texts or more are computed on the GPUs of the settings. Terms that chunks brought are of no model, and not among
+    what comes. A RuntimeWarning says which texts are longer than a model reads, and what cannot be made.
+
+    Raises UsageError for texts that are none, for a run that has delivered nothing, and where a model here is another
+    one than that of the collection; UnavailableError for one that is not there.
+    """
+    from interlock.engine.flows import Listener  # loads torch
+    from interlock.engine.flows.search import encode_for
+
+    configuration, found = configured(settings), _place(place)
+    with python_wording():
+        _check_side(side)
+        listener = Listener(warned)
+        encoded = encode_for(configuration, found, collection, texts, side, only, listener, settings.models)
+    return _warned_of(encoded)
+
+
+def _check_side(side: object) -> None:
+    if side not in ("query", "document"):
+        raise UsageError(f"side: expected 'query' or 'document', got {side!r:.100}")
+
+
+def _warned_of(encoded: "EncodedTexts") -> "EncodedTexts":
+    if cuts := [each for each in encoded.cut if each]:
+        warnings.warn(cut_text(cuts, len(encoded), "text"), RuntimeWarning, stacklevel=3)
+    if encoded.lacks:
+        warnings.warn(in_python(encoded.lacks), RuntimeWarning, stacklevel=3)
+    return encoded
 
 
 def search(
@@ -153,6 +205,10 @@ def search(
     """
     with Searcher(store, settings=settings, keep=False, **options) as searcher:
         return searcher.search(query, limit)
+
+
+def _place(place: RecordedRun | AnyPath) -> Path:
+    return place.path if isinstance(place, RecordedRun) else path_of(place, "place")
 
 
 def _directory(store: RecordedRun | AnyPath) -> Path:

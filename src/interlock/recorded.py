@@ -96,8 +96,9 @@ class DeliveredBits:
     def nearest(
         self, queries: "npt.NDArray[np.float32]", limit: int = 10, rescored: int = 40
     ) -> "tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]":
-        """Find the `limit` best chunks for each of `queries` [n, width], fused as the chunks are and not projected yet:
-        rows [n, limit] and dot products [n, limit], best first, -1 and -inf where there are fewer.
+        """Find the `limit` best chunks for each of `queries` [n, width], fused as the chunks are and not projected, or
+        [n, dim], projected as by `interlock.encode`: rows [n, limit] and dot products [n, limit], best first, -1 and
+        -inf where there are fewer.
 
         The `rescored` chunks whose bits, as 1 and -1, have the largest dot products with a query are ordered by their
         codes. Raises UsageError for queries of another width, and for a number of chunks that is none.
@@ -106,9 +107,10 @@ class DeliveredBits:
 
         from interlock.engine.vectors.precision import search
 
-        width = self.codes.shape[1] if self.projection is None else self.projection.shape[0]
+        dim = self.codes.shape[1]
+        width = dim if self.projection is None else self.projection.shape[0]
         given = np.asarray(queries, np.float32)
-        if given.ndim != 2 or given.shape[1] != width:
+        if given.ndim != 2 or given.shape[1] not in (width, dim):
             raise UsageError(f"queries: expected [n, {width}], got {list(given.shape)}: pass fused vectors, one a row")
         if limit < 1 or rescored < 1:
             raise UsageError(f"limit and rescored: expected at least 1, got {limit} and {rescored}: set both above 0")
@@ -116,7 +118,7 @@ class DeliveredBits:
             self.bits,
             self.codes,
             self.scale,
-            given if self.projection is None else given @ self.projection,
+            given if self.projection is None or given.shape[1] == dim else given @ self.projection,
             min(limit, max(1, len(self.bits))),
             rescored,
         )

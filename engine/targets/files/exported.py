@@ -32,12 +32,12 @@ from interlock.engine.record.summary import CollectionSummary, Summary, summaris
 from interlock.engine.record.words import several
 from interlock.engine.targets.files.formats import TABLE
 from interlock.engine.targets.files.tables import OWN_RECORDS, TEXTS, matrix_of, terms_of
+from interlock.engine.targets.files.told import spec_of, told
 from interlock.engine.targets.windows import Places, TokenWindow, Window, points_of
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
-from interlock.engine.vectors.fusion import PROJECTION, Fusion
-from interlock.engine.vectors.manifest import CollectionSpec, read_manifest, remaining, token_dims
+from interlock.engine.vectors.manifest import read_manifest, remaining, token_dims
 from interlock.engine.vectors.points import Point
-from interlock.engine.vectors.precision import FUSED, VectorForm
+from interlock.engine.vectors.precision import FUSED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,12 +71,16 @@ class ExportedRun:
 
         Raises UsageError for one that is not there or has no table of points, InterlockError for a file that changed.
         """
+        return [ExportedCollection.open(self, each) for each in self.named(wanted)]
+
+    def named(self, wanted: str | None = None) -> list[CollectionSummary]:
+        """Find every collection that has chunks, or the one that is `wanted`. Raises UsageError where there is none."""
         every = [each for each in self.summary.collections if each.chunks]
         chosen = [each for each in every if wanted in (None, each.name, each.qdrant_collection)]
         if not chosen:
             there = ", ".join(each.name for each in every) or "none"
             raise UsageError(f"run {self.summary.run_id} has no collection {wanted!r}: choose one of {there}")
-        return [ExportedCollection.open(self, each) for each in chosen]
+        return chosen
 
     def setting(self, name: str) -> Any:
         """Return a setting of the run's latest session; None where it had none of this name."""
@@ -173,20 +177,7 @@ class ExportedCollection:
         dims = {each.name: each.type.list_size for each in vectors if pa.types.is_fixed_size_list(each.type)}
         terms = [each.name for each in vectors if each.name not in dims]
         language = language_of(run.summary.configuration)
-        projection = written[PROJECTION].sha256 if PROJECTION in written else ""
-        manifest = _told(
-            CollectionSpec(
-                summary.qdrant_collection,
-                Fusion(run.summary.fusion),
-                roster,
-                run.summary.run_id,
-                WordWeights(words=Words(language=language), average_length=1.0) if language else None,
-                str(run.setting("chunk_sparse") or ""),
-                VectorForm(run.setting("keep") or "both", dims.get(FUSED, 0) if projection else 0),
-                projection,
-                summary.missing,
-            ).manifest
-        )
+        manifest = told(spec_of(run.summary, run.roster, summary, dims.get(FUSED, 0)).manifest)
         read_manifest(manifest, dims, [*terms, *([BM25] if language else [])], tokens)
         contents = {name: written[name].sha256 for name in names}
         known = msgspec.json.encode([contents, {**manifest, "run": None}], order="sorted")
@@ -320,19 +311,6 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, EOFError, pa.ArrowException) as error:
         raise InterlockError(f"cannot read {path} ({error}): {AGAIN}") from error
-
-
-def _told(manifest: Mapping[str, object]) -> dict[str, object]:
-    """A manifest as others may read it: as JSON, of a model in a directory of this machine only the last name, and of
-    one that is missing not why."""
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest))
-    sources = {
-        name: Path(source).name if Path(source).is_absolute() else source
-        for name, source in plain["run"]["sources"].items()
-    }
-    own = ("bm25_average_length", "began", "missing")
-    origin = {key: value for key, value in plain["run"].items() if key not in own}
-    return {**plain, "run": {**origin, "sources": sources}}
 
 
 def _rows(window: Window, rows: slice) -> Window:
