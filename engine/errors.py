@@ -6,8 +6,12 @@ Raised anywhere in the engine, rendered once by the front end. A message says wh
 
 import errno
 import os
+import re
+import traceback
 from collections.abc import Iterable
 from enum import IntEnum
+from itertools import takewhile
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -45,10 +49,29 @@ def meant(word: str, known: Iterable[str], before: str = "") -> str:
     return f" (did you mean {before}{close[0]}?)" if close else ""
 
 
+_OF_NOTEBOOKS = re.compile(r"[\\/](IPython|ipykernel)[\\/]")
+IN_NOTEBOOKS = 12
+"""Lines that a notebook shows of an error at most."""
+
+
 class InterlockError(Exception):
     """A run cannot go on; `exit_code` says how the process ends."""
 
     exit_code: ExitCode = ExitCode.FAILED
+
+    def _render_traceback_(self) -> list[str]:
+        """Show what it says, and of the way from the cell to our own code what there is room for; IPython asks."""
+        said = f"{type(self).__name__}: {self}".splitlines()
+        if len(said) > IN_NOTEBOOKS:
+            said = [*said[: IN_NOTEBOOKS - 2], "...", said[-1]]
+        own, shown = str(Path(__file__).parents[1]), list[str]()
+        frames = takewhile(lambda each: not each.filename.startswith(own), traceback.extract_tb(self.__traceback__))
+        for frame in reversed([each for each in frames if not _OF_NOTEBOOKS.search(each.filename)]):
+            lines = "".join(traceback.format_list([frame])).splitlines()
+            if len(lines) + len(shown) + len(said) > IN_NOTEBOOKS:
+                break
+            shown = lines + shown
+        return [*shown, *said]
 
 
 class UsageError(InterlockError):

@@ -14,7 +14,7 @@ import pytest
 import interlock as product
 from interlock.console.text.evaluation_text import evaluation_text
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.corpus.questions import read_judged
+from interlock.engine.corpus.questions import read_judged, read_questions
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import read_delivered
 from interlock.engine.evaluation.encoding import bm25_side
@@ -345,12 +345,27 @@ def test_texts_without_a_word_are_left_out_and_told(tmp_path):
     assert set(found.splits["test"]) == {"q0"}
 
 
+def test_queries_without_a_word_are_asked_of_nobody_and_told(tmp_path, tiny_a):
+    queries = [json.dumps({"_id": f"q{at}", "text": text if at != 3 else " "}) for at, text in enumerate(TEXTS)]
+    place = judged(tmp_path, **{"queries.jsonl": queries})
+    assert {*read_judged(place).splits["test"]} == {f"q{at}" for at in range(40) if at != 3}
+    found = product.evaluate(place, product.Settings(roster=[tiny_a], bm25="off"))
+    assert found.queries == 39
+    assert "1 empty query skipped: q3" in found.notes
+
+
+def test_a_run_is_judged_by_a_list_with_an_empty_question_too(tmp_path):
+    (tmp_path / "asked.tsv").write_text("q0\tkeys\nq1\t \n")
+    with pytest.raises(UsageError, match=r"asked\.tsv:2: the question is empty"):
+        list(read_questions(tmp_path / "asked.tsv"))
+    assert [each.text.strip() for each in read_questions(tmp_path / "asked.tsv", empty=True)] == ["keys", ""]
+
+
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
         ("corpus.jsonl", '{"_id": "d1", "te', "corpus.jsonl:2: Input data was truncated"),
         ("corpus.jsonl", '{"_id": "d0", "text": "twice"}', "corpus.jsonl:2: _id 'd0' was there before"),
-        ("queries.jsonl", '{"_id": "q1", "text": " "}', "queries.jsonl:2: query 'q1' is empty"),
         ("qrels/test.tsv", "q0\td99\t1", "test.tsv:2: text 'd99' is not in the corpus"),
         ("qrels/test.tsv", "q99\td1\t1", "test.tsv:2: query 'q99' is not among the queries"),
         ("qrels/test.tsv", "q0 d1 1", "test.tsv:2: expected query-id"),

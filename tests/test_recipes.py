@@ -5,6 +5,7 @@ import re
 import warnings
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from sentence_transformers import SentenceTransformer
 
@@ -36,7 +37,7 @@ def place(tmp_path_factory, tiny_a, tiny_b):
 def cook(place, monkeypatch, capfd):
     """Run the block under a heading; its names, and what it printed."""
 
-    def run(heading, *libraries):
+    def run(heading, *libraries, at=place):
         missing = [name for name in libraries if importlib.util.find_spec(name) is None]
         if missing:
             told = (
@@ -44,7 +45,7 @@ def cook(place, monkeypatch, capfd):
             )
             warnings.warn(pytest.PytestWarning(told), stacklevel=1)
             pytest.skip(told)
-        monkeypatch.chdir(place)
+        monkeypatch.chdir(at)
         names: dict[str, object] = {}
         exec(RECIPES[heading], names)
         return names, capfd.readouterr().out
@@ -86,6 +87,17 @@ def test_a_faiss_index_finds_what_brute_force_finds(cook, vectors, place, tiny_a
     np.testing.assert_allclose(names["cosines"][0], cosines[best], atol=1e-6)
     assert [each["chunk_id"] for each in names["found"]] == [f"intro-{row}" for row in best]
     assert (place / "handbook.faiss").stat().st_size > vectors.nbytes
+
+
+def test_the_faiss_recipe_takes_fewer_chunks_than_it_asks_for(cook, place, vectors, tmp_path):
+    few = tmp_path / "vectors" / "Handbook"
+    few.mkdir(parents=True)
+    (tmp_path / "runs").symlink_to(place / "runs")
+    np.save(few / "fused.npy", vectors[:3])
+    table = pq.read_table(place / "vectors" / "Handbook" / "points.parquet")
+    pq.write_table(table.slice(0, 3), few / "points.parquet")
+    names, _ = cook("FAISS", "faiss", at=tmp_path)
+    assert {each["chunk_id"] for each in names["found"]} == {"intro-0", "intro-1", "intro-2"}
 
 
 def test_duckdb_filters_by_metadata_and_orders_by_cosine(cook, vectors, tiny_a, tiny_b):

@@ -49,13 +49,18 @@ class PairLine:
 class Judged:
     """Texts and queries by id, and the grades of the queries of each split; a split has a query with an answer.
 
-    `left_out` are the texts without a word, which nothing finds, as `file:line`.
+    `left_out` are the texts without a word, which nothing finds, as `file:line`. Queries without one are in no split.
     """
 
     texts: Mapping[str, str]
     queries: Mapping[str, str]
     splits: Mapping[str, Grades]
     left_out: Sequence[str] = ()
+
+    @property
+    def unasked(self) -> list[str]:
+        """The queries without a word."""
+        return [query for query, text in self.queries.items() if not text.strip()]
 
 
 class _Asked(msgspec.Struct):
@@ -77,12 +82,12 @@ class _Text(msgspec.Struct):
     title: str | None = None
 
 
-def read_questions(file: Path) -> Iterator[Question]:
+def read_questions(file: Path, *, empty: bool = False) -> Iterator[Question]:
     """Yield the questions of a file in order: of JSON Lines (`{"id": ..., "text": ...}`, or BEIR's `_id` and `query`),
     of `id<TAB>text`, or of one a line. One without an id has its line's number for one.
 
-    Raises UsageError for a file that cannot be read or holds none, and for a bad or empty line and an id that comes
-    twice, with the line's number.
+    Raises UsageError for a file that cannot be read or holds none, and for a bad line and an id that comes twice, with
+    the line's number; for a question without a word too, unless those may be `empty`.
     """
     if file.suffix not in LISTED:
         raise UsageError(f"--queries {file}: name it {', '.join(LISTED)}, which says how it is read")
@@ -100,7 +105,7 @@ def read_questions(file: Path) -> Iterator[Question]:
             own, tab, text = text.partition("\t")
             if not tab or not own.strip():
                 raise UsageError(f"{place}: no tab: put an id and a tab before the question, or use a .txt")
-        if not text.strip():
+        if not text.strip() and not empty:
             raise UsageError(f"{place}: the question is empty: remove the line")
         if (own := own.strip()) in seen:
             raise UsageError(
@@ -151,18 +156,14 @@ def read_judged(directory: Path) -> Judged:
 
 
 def read_queries(file: Path) -> dict[str, str]:
-    """Read queries by id: a JSON object with `_id` and `text` a line. Raises UsageError for a line that is none."""
-    queries: dict[str, str] = {}
-    for place, line in _texts(file):
-        if not line.text.strip():
-            raise UsageError(f"{place}: query {line.id!r:.100} is empty: remove the line, and its judgements")
-        queries[line.id] = line.text
-    return queries
+    """Read queries by id, those without a word too: a JSON object with `_id` and `text` a line. Raises UsageError for a
+    line that is none."""
+    return {line.id: line.text for _, line in _texts(file)}
 
 
 def read_grades(file: Path, queries: Mapping[str, str], texts: Members[str]) -> dict[str, dict[str, int]]:
-    """Read judgements, `query-id<tab>corpus-id<tab>score` a line under a line of heads; keep the queries that have an
-    answer.
+    """Read judgements, `query-id<tab>corpus-id<tab>score` a line under a line of heads; keep the queries that have a
+    word and an answer.
 
     Raises UsageError for a line that is none, for a query or a text that is not there, for one that is judged twice,
     and where no query has an answer.
@@ -185,7 +186,11 @@ def read_grades(file: Path, queries: Mapping[str, str], texts: Members[str]) -> 
         if text in grades.setdefault(query, {}):
             raise UsageError(f"{place}: text {text!r:.100} is judged twice for query {query!r:.100}: drop one line")
         grades[query][text] = grade
-    answered = {query: each for query, each in grades.items() if any(grade > 0 for grade in each.values())}
+    answered = {
+        query: each
+        for query, each in grades.items()
+        if queries[query].strip() and any(grade > 0 for grade in each.values())
+    }
     if not answered:
         raise UsageError(f"{file}: no query has a text with a score above 0: nothing can be judged by it")
     return answered

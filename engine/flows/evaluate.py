@@ -90,14 +90,18 @@ def subject_of(settings: Configuration, request: EvaluationRequest) -> Subject:
         )
     _check_place(request.data)
     judged = read_judged(request.data)
-    registry, policy, notes = extended(settings.models), policy_of(settings), []
+    registry, policy = extended(settings.models), policy_of(settings)
     specs = settings.settings.members(registry)
     models = [(spec, read_card(spec, resolve(spec, policy, lambda _: None), "cpu")) for spec in specs]
-    if judged.left_out:
-        few = ", ".join(judged.left_out[:3]) + (" and others" if len(judged.left_out) > 3 else "")
-        notes.append(f"{several(len(judged.left_out), 'empty text')} skipped: {few}")
+    notes = [*_skipped("empty text", judged.left_out), *_skipped("empty query", judged.unasked)]
     weights = dict(settings.settings.roster)
     return Subject(request.data.absolute().name, judged, models, weights, settings.settings.fusion, notes)
+
+
+def _skipped(what: str, which: Sequence[str]) -> list[str]:
+    """Tell how many were left out, and the first of them; nothing where none was."""
+    few = ", ".join(each[:100] for each in which[:3]) + (" and others" if len(which) > 3 else "")
+    return [f"{several(len(which), what)} skipped: {few}"] if which else []
 
 
 def _check_place(data: Path) -> None:
@@ -127,12 +131,15 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
     found = read_delivered(request.data, request.collection)
     listed = request.queries.suffix in (".tsv", ".txt")
     queries = (
-        {each.id: each.text for each in read_questions(request.queries)} if listed else read_queries(request.queries)
+        {each.id: each.text for each in read_questions(request.queries, empty=True)}
+        if listed
+        else read_queries(request.queries)
     )
     judged = Judged(found.texts, queries, {"test": read_grades(request.qrels, queries, found.texts.keys())})
     registry, policy = extended(settings.models or models_of(request.data)), policy_of(settings)
     models = [card_of(entry, registry, policy) for entry in found.roster]
     notes = [f"{several(found.parked, 'chunk')} without vectors skipped"] if found.parked else []
+    notes += _skipped("empty query", judged.unasked)
     if found.missing:
         notes.append(f"delivered without {', '.join(found.missing)}, so the others alone are judged")
     if found.smaller:
@@ -161,7 +168,8 @@ def policy_of(settings: Configuration) -> Policy:
 def amounts(settings: Configuration, request: EvaluationRequest, listener: Listener) -> list[Amount]:
     """Say what encoding the texts would take, model by model; of a run nothing but the queries is encoded."""
     subject = subject_of(settings, request)
-    texts = list((subject.judged.queries if subject.delivered else subject.judged.texts).values())
+    asked = filter(str.strip, subject.judged.queries.values())
+    texts = [*(asked if subject.delivered else subject.judged.texts.values())]
     with _encoder(settings, subject, listener) as encoder:
         return [encoder.amount(*each, texts) for each in subject.models]
 

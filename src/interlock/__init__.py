@@ -110,4 +110,4 @@ if not TYPE_CHECKING:  # a type checker is to know exactly what there is
         return found
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted(__all__)

@@ -46,6 +46,12 @@ class Settings(GivenSettings):
     config: AnyPath | None = None
     models: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
 
+    def __repr__(self) -> str:
+        said = [
+            f"{each.name}={value!r}" for each in fields(self) if (value := getattr(self, each.name)) not in (None, {})
+        ]
+        return f"Settings({', '.join(said)})"
+
     def configuration(self) -> Configuration:
         """Resolve every setting, with where it came from. Raises UsageError naming the one that cannot be used."""
         values = {item.name: getattr(self, item.name) for item in fields(GivenSettings)}
