@@ -125,13 +125,14 @@ class ChunkReader:
     def _of_file(self, name: str) -> Iterator[Chunk | Refusal]:
         path, within = self.collection.root / name, self.collection.within
         form = form_of(name)
-        naming = replace(self.collection.naming, is_table=form is not None and form.is_table)
+        assert form, f"{name} is no file of texts"
+        naming = replace(self.collection.naming, usual_ids=form.usual_ids)
         # Some record was taken; the file itself is refused; one is refused for more than no text, or is no object.
         used = whole = odd = alien = False
         before = self.counts.records
         for number, data in records(path, within, partial(self.hashes.__setitem__, name)):
             self.place = name, number or 0
-            if naming.is_table and number == 1 and (lack := _lack(data, naming)):  # so lacks each row below it
+            if form.is_table and number == 1 and (lack := _lack(data, naming)):  # so lacks each row below it
                 yield Refusal(name, None, lack)
                 return
             self.counts.records += number is not None
@@ -195,7 +196,7 @@ class _Refused(Exception):
 
 def _parted(data: bytes, naming: Naming) -> tuple[_Record, bytes, Said]:
     """The text and the metadata of a record, its other fields as an object, and what else it says of itself."""
-    if not naming.given and not naming.is_table:
+    if not naming.given and not naming.usual_ids:
         try:
             return msgspec.json.decode(data, type=_Plain), b"", NOTHING
         except (ValueError, RecursionError):
@@ -208,12 +209,12 @@ def _parted(data: bytes, naming: Naming) -> tuple[_Record, bytes, Said]:
 
 def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> Said:
     """Raises _Refused for a record without the id that is asked for by name."""
-    if not (naming.id or naming.title or naming.is_table):
+    if not (naming.id or naming.title or naming.usual_ids):
         return NOTHING
     inner = dict[str, Raw]()
     if metadata is not UNSET and bytes(metadata)[:1] == b"{":
         inner = _decode(bytes(metadata), dict[str, Raw], "$.metadata")
-    names = (naming.id,) if naming.id else IDS * naming.is_table
+    names = (naming.id,) if naming.id else IDS * naming.usual_ids
     given = next(filter(None, (looked_up(fields, inner, name) for name in names)), None)
     own = named(_decode(bytes(given), object)) if given else ""
     if naming.id and not own:

@@ -42,11 +42,13 @@ CHANGED = "changed while it was read: repeat the command"
 @dataclass(frozen=True)
 class FileForm:
     """How a file is read: its records are members of a list, lines, rows of cells or of columns; of the files of a tree
-    those of the lowest `rank` are."""
+    those of the lowest `rank` are. `usual_ids` says whether records may name their ids as others do, or, as in chunk
+    files, `metadata.chunk_id` alone."""
 
     layout: Literal["list", "lines", "cells", "columns"]
     rank: int
     packing: str = ""
+    usual_ids: bool = True
 
     @property
     def is_table(self) -> bool:
@@ -57,13 +59,13 @@ def form_of(name: str) -> FileForm | None:
     """Tell how a file of this name is read; None for one that is not. The names of tables may be in upper case."""
     for ending, layout in CHUNKS.items():
         if name.endswith(ending):
-            return FileForm(cast(Any, layout), 0)
+            return FileForm(cast(Any, layout), 0, usual_ids=False)
     lower = name.lower()
     packing = next((each for each in PACKINGS if lower.endswith(each)), "")
     lower = lower.removesuffix(packing)
     for ending, layout in (CHUNKS | TABLES).items():
         if lower.endswith(ending):
-            return FileForm(cast(Any, layout), 1, packing)
+            return FileForm(cast(Any, layout), 1, packing, ending not in CHUNKS)
     return FileForm("list", 2, packing) if lower.endswith(".json") and lower not in BESIDE else None
 
 

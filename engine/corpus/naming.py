@@ -15,7 +15,7 @@ from interlock.engine.record.words import safe
 TEXTS = ("page_content", "content")
 """What other producers call a text, whose metadata may be their `meta`."""
 IDS = ("id", "_id", "chunk_id")
-"""What a table calls the id of a row, where nothing else is said."""
+"""What an id is called where nothing else is said."""
 SHOWN, SIGNS = 5, 40
 """Fields of a record without a text that are named, and the most signs of a name or a value."""
 
@@ -27,8 +27,8 @@ class Naming:
     text: str = ""
     id: str = ""
     title: str = ""
-    is_table: bool = False
-    """Whether the usual names of an id count where none is given, as they do in a table."""
+    usual_ids: bool = False
+    """Whether the usual names of an id count where none is given, as they do in all but chunk files."""
 
     @property
     def given(self) -> dict[str, str]:

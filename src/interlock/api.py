@@ -5,6 +5,7 @@ where the command would end with an exit code other than 0; only `plan` returns 
 thread, and none touches signals or event loops.
 """
 
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,7 @@ from interlock.engine.settings import ON_SCREEN, Configuration, knobs, limit_thr
 from interlock.given import GivenSettings
 from interlock.progress import follow
 from interlock.recorded import AnyPath, RecordedRun, open_run, path_of
+from interlock.texts import INPUTS, Texts, path_to
 from interlock.wording import in_python, python_wording
 
 if TYPE_CHECKING:
@@ -85,24 +87,34 @@ class Plan:
     __repr__ = __str__
 
 
-def plan(chunks: AnyPath, settings: Settings = DEFAULTS) -> Plan:
-    """Plan a run of the directory `chunks`: passes, batches, tokens, memory. Loads no weights, downloads nothing and
-    writes nothing but caches.
+def plan(chunks: Texts, settings: Settings = DEFAULTS, *, name: str = "texts") -> Plan:
+    """Plan a run of `chunks`, as `embed` takes them: passes, batches, tokens, memory. Loads no weights, downloads
+    nothing and writes nothing but caches.
 
     Raises UsageError for chunks or settings that no run can have, UnavailableError for a model or device that is not
     there. A pass that fits nowhere says so in its `refused`. The run's directory and store are not looked at.
     """
-    path, configuration = path_of(chunks, "chunks"), configured(settings)
+    configuration = configured(settings)
     from interlock.engine.flows.forecast import forecast
 
-    with python_wording():
-        return Plan(forecast(path, configuration))
+    with tempfile.TemporaryDirectory() as scratch, python_wording():
+        return Plan(forecast(path_to(chunks, name, Path(scratch)), configuration))
 
 
 def embed(
-    chunks: AnyPath, settings: Settings = DEFAULTS, *, progress: Literal["auto", "lines", "none"] = "auto"
+    chunks: Texts,
+    settings: Settings = DEFAULTS,
+    *,
+    progress: Literal["auto", "lines", "none"] = "auto",
+    name: str = "texts",
 ) -> RecordedRun:
-    """Embed the directory `chunks`, show how far it is, and return the completed run.
+    """Embed `chunks`, show how far it is, and return the completed run.
+
+    `chunks` is a directory or a file, or texts as they are in memory: a list or an iterator of strings, of records
+    (`{"text": ..., "id": ..., ...}`) or of documents of LangChain, LlamaIndex, Haystack, Unstructured or Docling, or
+    a table that gives itself as Arrow (pandas, polars, pyarrow); `text_field`, `id_field` and `title_field` of the
+    settings name its columns. Such texts are one collection, called `name`, and are kept in `inputs` beside the runs,
+    where the same texts lie once: `Settings(resume=True)` finds their run, and an export finds them.
 
     `progress` "auto" draws a table in a terminal or a notebook's cell and prints lines elsewhere. An interrupt (Ctrl-C,
     a notebook's stop button) ends the run after the batch in flight, in an event loop too; a second one returns at once
@@ -111,9 +123,10 @@ def embed(
     Raises Stopped for a run that was interrupted, which `Settings(run_id=..., resume=True)` continues, and another
     InterlockError for one that failed, is incomplete, or was refused; its `exit_code` is that of the command.
     """
-    path, configuration = path_of(chunks, "chunks"), configured(settings)
+    configuration = configured(settings)
     if progress not in SHOWN:
         raise UsageError(f"progress: expected one of {', '.join(SHOWN)}, got {progress!r:.100}")
+    path = path_to(chunks, name, configuration.settings.out / INPUTS)
 
     def make(controls: Controls) -> Work:
         from interlock.engine.flows.run import Run

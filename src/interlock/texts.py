@@ -1,0 +1,119 @@
+"""Texts that a caller has in memory, as a file that a run reads, continues and exports as it does any other.
+
+Rows of a table become an Arrow stream, all else a JSON object a line. The file lies in a directory named after its
+contents, so that the same texts are the same corpus, whenever and in whatever process they are given again.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from interlock.engine.errors import UsageError
+from interlock.engine.record import atomic
+from interlock.recorded import AnyPath, path_of
+
+Texts = AnyPath | Iterable[str | Mapping[str, object] | object]
+"""A path, or texts, records, documents, or whatever gives itself as an Arrow stream."""
+INPUTS = "inputs"
+_TEXTS, _METADATA, _IDS = ("page_content", "text", "content"), ("metadata", "meta"), ("id", "id_", "node_id")
+"""What LangChain, LlamaIndex, Haystack, Unstructured and Docling call the parts of a document."""
+_AS_MAPPING = ("to_dict", "export_json_dict", "model_dump")
+
+
+def path_to(texts: object, name: str, above: Path) -> Path:
+    """Return the path that was given, or that of a file below `above` with the texts, in a directory of their digest.
+
+    Raises UsageError for what is neither, naming the first item that cannot be kept.
+    """
+    is_table = hasattr(texts, "__arrow_c_stream__")
+    if isinstance(texts, str | bytes | os.PathLike) or not (is_table or isinstance(texts, Iterable)):
+        return path_of(texts, "chunks")
+    if isinstance(texts, Mapping):
+        raise UsageError(f"chunks: expected a path or texts, got a {type(texts).__name__}: pass one of its values")
+    if not name or name.startswith(".") or "/" in name or not name.isprintable():
+        raise UsageError(f"name: expected the name of a collection, got {name!r:.100}")
+    with atomic.explaining(above):
+        above.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".texts-", dir=above))
+    file = scratch / f"{name}.{'arrow' if is_table else 'ndjson'}"
+    try:
+        _write_table(texts, file) if is_table else _write_lines(cast(Iterable[object], texts), file)
+        with atomic.explaining(above):
+            place = above / atomic.sha256_of(file)[:16] / file.name
+            place.parent.mkdir(exist_ok=True)
+            return file.replace(place)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_table(texts: Any, file: Path) -> None:
+    """Write the rows of a DataFrame or an Arrow table; a column alone holds texts."""
+    import pyarrow as pa
+
+    try:
+        reader = pa.RecordBatchReader.from_stream(texts)
+    except (pa.ArrowException, TypeError, ValueError):
+        table = pa.table({"text": pa.chunked_array(texts)})
+        reader = table.to_reader()
+    with atomic.explaining(file), pa.ipc.new_stream(file, reader.schema) as writer:
+        for batch in reader:
+            writer.write_batch(batch)
+
+
+def _write_lines(texts: Iterable[object], file: Path) -> None:
+    items = iter(texts)
+    first = next(items, None)
+    if first is None:
+        raise UsageError("chunks: expected at least one text, got none")
+    if hasattr(texts, "columns"):  # of an old pandas, which iterates over the names of its columns
+        raise UsageError("chunks: this table does not give itself as Arrow: pass table.to_dict('records')")
+    with file.open("wb") as out:
+        for number, item in enumerate(chain((first,), items)):
+            try:
+                line = msgspec.json.encode(_record(item), enc_hook=_plain)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise UsageError(f"chunks[{number}]: expected a text, a record or a document, got {error}") from None
+            with atomic.explaining(file):
+                out.write(line + b"\n")
+
+
+def _record(item: object) -> Mapping[str, object]:
+    """An item as a record, with the id that a document has."""
+    if isinstance(item, str):
+        return {"text": item}
+    if isinstance(item, Mapping):
+        return item
+    text = next((value for name in _TEXTS if isinstance(value := getattr(item, name, None), str)), None)
+    if text is None:
+        raise TypeError(f"{item!r:.100}")
+    said: object = next((value for name in _METADATA if (value := getattr(item, name, None)) is not None), {})
+    metadata = dict(said if isinstance(said, Mapping) else _mapping(said))
+    own = next((value for name in _IDS if isinstance(value := getattr(item, name, None), str) and value), None)
+    return {"text": text, "metadata": metadata, **({"id": own} if own else {})}
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    """What an object says of itself as a mapping."""
+    for name in _AS_MAPPING:
+        if callable(method := getattr(value, name, None)):
+            found = method()
+            if isinstance(found, Mapping):
+                return found
+    raise TypeError(f"metadata {value!r:.100}")
+
+
+def _plain(value: object) -> object:
+    """What JSON has no kind for, as one that it has."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if callable(item := getattr(value, "item", None)):  # a number of NumPy's
+        return item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return _mapping(value)

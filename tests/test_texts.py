@@ -1,0 +1,130 @@
+"""Texts in memory go in as they are: lists, records, documents of other libraries, tables of any that knows Arrow."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import interlock
+from interlock.engine.corpus.chunks import ChunkReader
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.naming import USUAL, Naming
+from interlock.texts import path_to
+
+
+@dataclasses.dataclass
+class Document:
+    """As Haystack has it."""
+
+    id: str
+    content: str
+    meta: dict
+
+
+class Element:
+    """As Unstructured has it."""
+
+    def __init__(self, text, page):
+        self.text, self.id = text, "e1"
+        self.metadata = SimpleNamespace(to_dict=lambda: {"page_number": page})
+
+
+def documents():
+    """As LangChain, LlamaIndex, Haystack, Unstructured and Docling have them, made by hand."""
+    return [
+        SimpleNamespace(page_content="a", metadata={"source": "x.md", "page": 1}, id="l1", type="Document"),
+        SimpleNamespace(text="b", metadata={"file": "y"}, id_="n1", node_id="n1"),
+        Document("h1", "c", {"page": 3}),
+        Element("d", 4),
+        SimpleNamespace(text="e", meta=SimpleNamespace(export_json_dict=lambda: {"headings": ["H"]})),
+    ]
+
+
+def read(texts, tmp_path, naming=USUAL, name="texts"):
+    (found,) = discover(path_to(texts, name, tmp_path / "inputs"), naming=naming)
+    return list(ChunkReader(found))
+
+
+def test_strings_in_a_list_an_array_or_an_iterator_are_the_same_corpus(tmp_path):
+    ways = [["a", "b"], ("a", "b"), (each for each in "ab"), np.array(["a", "b"])]
+    (path,) = {path_to(way, "texts", tmp_path) for way in ways}
+    assert [each.text for each in read(path, tmp_path)] == ["a", "b"]
+    assert [each.name for each in tmp_path.iterdir()] == [path.parent.name]
+
+
+def test_records_keep_ids_and_fields(tmp_path):
+    rows = [{"id": np.int64(7), "text": "a", "path": Path("x/y")}, {"_id": "k", "text": "b", "metadata": {"page": 2}}]
+    first, second = read(iter(rows), tmp_path)
+    assert (first.chunk_id, json.loads(first.record)) == ("7", {"id": 7, "path": "x/y"})
+    assert (second.chunk_id, json.loads(second.payload)) == ("k", {"page": 2})
+
+
+def test_documents_of_other_libraries_keep_ids_sources_and_pages(tmp_path):
+    found = read(documents(), tmp_path)
+    assert [(each.text, each.chunk_id) for each in found[:4]] == [("a", "l1"), ("b", "n1"), ("c", "h1"), ("d", "e1")]
+    payloads = [json.loads(each.payload) for each in found]
+    assert payloads == [
+        {"source": "x.md", "page": 1},
+        {"file": "y"},
+        {"page": 3},
+        {"page_number": 4},
+        {"headings": ["H"]},
+    ]
+
+
+def test_tables_are_streamed_as_arrow(tmp_path):
+    table = pa.table({"id": [1, 2], "body": ["a", "b"], "title": ["t", None]})
+    found = read(table, tmp_path, Naming(text="body", title="title"))
+    assert [(each.text, each.chunk_id) for each in found] == [("t a", "1"), ("b", "2")]
+    (alone,) = read(pa.chunked_array([["only"]]), tmp_path)
+    assert alone.text == "only"
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_data_frame_is_a_table(tmp_path, library):
+    made = pytest.importorskip(library).DataFrame({"id": ["x", "y"], "text": ["a", "b"], "n": [1.5, None]})
+    found = read(made, tmp_path)
+    assert [(each.text, each.chunk_id, json.loads(each.record)["n"]) for each in found] == [
+        ("a", "x", 1.5),
+        ("b", "y", None),
+    ]
+    assert [each.text for each in read(made["text"], tmp_path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ([], "expected at least one text, got none"),
+        (["a", 5], r"chunks\[1\]: expected a text, a record or a document, got 5"),
+        ([{"text": "a", "raw": object()}], r"chunks\[0\]: .*object"),
+        (["\ud800"], r"chunks\[0\]: "),
+        ({"text": ["a"]}, "expected a path or texts, got a dict: pass one of its values"),
+        (b"in", "expected a path, got b'in'"),
+        (5, "expected a path, got 5"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path, texts, said):
+    with pytest.raises(interlock.UsageError, match=said):
+        path_to(texts, "texts", tmp_path / "inputs")
+    assert not [*tmp_path.glob("inputs/*")]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".a", "a\n"])
+def test_a_collection_is_called_by_a_name(tmp_path, name):
+    with pytest.raises(interlock.UsageError, match="name: expected the name of a collection"):
+        path_to(["a"], name, tmp_path)
+
+
+def test_texts_are_planned_embedded_continued_and_exported_like_files(tmp_path, tiny_a):
+    texts = [f"text number {number}" for number in range(20)]
+    settings = interlock.Settings(roster=[str(tiny_a)], out=tmp_path / "runs", devices="cpu", run_id="r")
+    assert "News" in str(interlock.plan(texts, settings, name="News")) and not (tmp_path / "runs").exists()
+    run = interlock.embed(texts, settings, progress="none", name="News")
+    again = interlock.embed(iter(texts), dataclasses.replace(settings, resume=True), progress="none", name="News")
+    assert again.path == run.path and len(run.vectors("News").array) == 20
+    with pytest.raises(interlock.UsageError, match=r"differs|was started|changed|is new|is missing"):
+        interlock.embed(texts[1:], dataclasses.replace(settings, resume=True), progress="none", name="News")
