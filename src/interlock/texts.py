@@ -37,7 +37,7 @@ def path_to(texts: object, name: str, above: Path) -> Path:
     if isinstance(texts, Mapping):
         raise UsageError(f"chunks: expected a path or texts, got a {type(texts).__name__}: pass one of its values")
     if not name or name.startswith(".") or "/" in name or not name.isprintable():
-        raise UsageError(f"name: expected the name of a collection, got {name!r:.100}")
+        raise UsageError(f"name: expected the name of a collection, got {name!r:.100}: pass a word")
     with atomic.explaining(above):
         above.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".texts-", dir=above))
@@ -70,7 +70,7 @@ def _write_lines(texts: Iterable[object], file: Path) -> None:
     items = iter(texts)
     first = next(items, None)
     if first is None:
-        raise UsageError("chunks: expected at least one text, got none")
+        raise UsageError("chunks: expected at least one text, got none: pass some")
     if hasattr(texts, "columns"):  # of an old pandas, which iterates over the names of its columns
         raise UsageError("chunks: this table does not give itself as Arrow: pass table.to_dict('records')")
     with file.open("wb") as out:
@@ -78,7 +78,7 @@ def _write_lines(texts: Iterable[object], file: Path) -> None:
             try:
                 line = msgspec.json.encode(_record(item), enc_hook=_plain)
             except (TypeError, ValueError, RecursionError) as error:
-                raise UsageError(f"chunks[{number}]: expected a text, a record or a document, got {error}") from None
+                raise UsageError(f"chunks[{number}]: expected a text, a record or a document, got {error}: pass strings") from None
             with atomic.explaining(file):
                 out.write(line + b"\n")
 
