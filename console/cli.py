@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import Any, NoReturn
 
-from interlock.console import flags
+from interlock.console import asking_flags, flags
 from interlock.console.streams import write_ascii
 from interlock.engine import __version__, settings
 from interlock.engine.errors import MEANINGS, meant
@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
     root.set_defaults(command="setup", config=None)
     commands = root.add_subparsers(title="commands", metavar="COMMAND")
     for name, text in COMMANDS.items():
-        add: Callable[[argparse.ArgumentParser], None] = getattr(flags, name)
+        add: Callable[[argparse.ArgumentParser], None] = getattr(flags, name, None) or getattr(asking_flags, name)
         about = fill(" ".join((add.__doc__ or "").split()), 79)  # its docstring is its help
         example = EXAMPLES.get(name)
         command = commands.add_parser(name, help=text, description=about, epilog=example, formatter_class=RAW)

@@ -23,7 +23,7 @@ def run(command: argparse.ArgumentParser) -> None:
     """
     command.add_argument("chunks", type=PATH, metavar="CHUNKS", help="directory of collections of chunk files")
     _front_end(command)
-    _settings(command)
+    settings(command)
 
 
 def plan(command: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def plan(command: argparse.ArgumentParser) -> None:
     """
     text = "directory of collections of chunk files"
     command.add_argument("chunks", type=PATH, nargs="?", metavar="CHUNKS", help=text)
-    _settings(command)
+    settings(command)
 
 
 def demo(command: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def demo(command: argparse.ArgumentParser) -> None:
         "--speed", type=float, default=1.0, metavar="N", help="with --scripted: N times as fast, above 0 (default 1)"
     )
     _front_end(command)
-    _settings(command)
+    settings(command)
 
 
 def runs(command: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def runs(command: argparse.ArgumentParser) -> None:
     """
     command.add_argument("--plain", action="store_true", help="print a table to stdout instead")
     command.add_argument("--json", action="store_true", help="machine-readable")
-    _settings(command, "out", *(item.name for item in fields(ScreenSettings)))
+    settings(command, "out", *(item.name for item in fields(ScreenSettings)))
 
 
 def watch(command: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def watch(command: argparse.ArgumentParser) -> None:
     text = "replay at N times the speed, above 0 (without: show its current state)"
     command.add_argument("--speed", type=float, metavar="N", help=text)
     command.add_argument("--readonly", action="store_true", help="watch only, change nothing")
-    _settings(command, *(item.name for item in fields(ScreenSettings)))
+    settings(command, *(item.name for item in fields(ScreenSettings)))
 
 
 def ctl(command: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def ctl(command: argparse.ArgumentParser) -> None:
     command.add_argument("value", nargs="?", choices=["on", "off"], help="for exclusive and fallback")
     command.add_argument("--no-wait", action="store_true", help="do not wait until it is acknowledged")
     command.add_argument(
-        "--timeout", type=_told(parsers.seconds), default=60.0, metavar="S", help="seconds to wait (default 60)"
+        "--timeout", type=told(parsers.seconds), default=60.0, metavar="S", help="seconds to wait (default 60)"
     )
     command.add_argument("--json", action="store_true", help="machine-readable")
 
@@ -95,7 +95,7 @@ def view(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=PATH, metavar="FILE", help="summary.json or run directory")
     command.add_argument("other", type=PATH, nargs="?", metavar="FILE", help="second summary to compare with")
     command.add_argument("--plain", action="store_true", help="print text to stdout instead")
-    _settings(command, "theme", "ascii", "slow_link")
+    settings(command, "theme", "ascii", "slow_link")
 
 
 def upload(command: argparse.ArgumentParser) -> None:
@@ -119,14 +119,11 @@ def upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quantisation", metavar="KIND", default="none", help=text)
     text = "numbers of the dense vectors on disk: float32 (default) or float16"
     command.add_argument("--vector-type", metavar="TYPE", default="float32", help=text)
-    text = "file with the server's API key, in place of QDRANT_API_KEY"
-    command.add_argument("--api-key-file", type=PATH, metavar="FILE", help=text)
-    text = "seconds to go on asking a server that does not answer (default 300)"
-    command.add_argument("--patience", type=_told(parsers.seconds), default=300.0, metavar="S", help=text)
+    server_flags(command, 300.0)
     text = "seconds to wait for its indexes at the end (default 3600)"
-    command.add_argument("--settle", type=_told(parsers.seconds), default=3600.0, metavar="S", help=text)
+    command.add_argument("--settle", type=told(parsers.seconds), default=3600.0, metavar="S", help=text)
     text = "where points may go over gRPC; 0: nowhere (default 6334 if the URL's port is 6333; else 0)"
-    command.add_argument("--grpc-port", type=_told(parsers.port), metavar="PORT", help=text)
+    command.add_argument("--grpc-port", type=told(parsers.port), metavar="PORT", help=text)
     text = "once all is verified, remove points that earlier uploads put there and that are not of this run"
     command.add_argument("--prune", action="store_true", help=text)
     text = (
@@ -135,56 +132,6 @@ def upload(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--dry-run", action="store_true", help=text)
     command.add_argument("--json", action="store_true", help="print one JSON array: a report of each collection")
-
-
-def search(command: argparse.ArgumentParser) -> None:
-    """Encode QUERY as the store's texts were encoded (models, weights, prompts) and print the best chunks. A store that
-    has sparse vectors (BM25's, say) is searched by words too, and both lists are blended. With --rerank a
-    cross-encoder scores the best chunks anew; if it cannot, the order is that of the search alone, and the exit code
-    says why. Without QUERY, on a terminal, it opens a screen that takes one question after another.
-    """
-    command.add_argument("store", type=PATH, metavar="STORE", help="--qdrant directory of a run")
-    command.add_argument("query", nargs="?", metavar="QUERY", help="search query; without one, the search screen opens")
-    command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
-    text = "number of chunks (default 5, on the screen 20)"
-    command.add_argument("--limit", type=int, metavar="N", help=text)
-    command.add_argument("--json", action="store_true", help="print one JSON object per line")
-    text = "tell each chunk's rank and score by stage, and milliseconds by stage"
-    command.add_argument("--explain", action="store_true", help=text)
-    text = "only chunks whose payload has this value (!=, >=, <=, >, < too), as in metadata.lang=en; may be repeated"
-    command.add_argument("--filter", action="append", metavar="KEY=VALUE", help=text)
-    group = command.add_argument_group("many queries")
-    text = (
-        'answer each line of a file: .jsonl ({"id": ..., "text": ...}), .tsv (id, tab, text) or .txt; 64 or more are '
-        "encoded on the GPUs of --devices"
-    )
-    group.add_argument("--queries", type=PATH, metavar="FILE", help=text)
-    text = "write the answers to this file, whole or not at all: .jsonl, or .trec for trec_eval"
-    group.add_argument("--out", type=PATH, metavar="FILE", dest="answers", help=text)
-    text = "ids of chunks in a .trec: their chunk_id (default) or that of their point"
-    group.add_argument("--ids", choices=("chunk", "point"), default="chunk", help=text)
-    group = command.add_argument_group("stages")
-    text = "weights of the dense models for this search; 0, or no mention, leaves one out (default those of the store)"
-    group.add_argument("--weights", type=_told(parsers.weights), metavar="MODEL=W,...", help=text)
-    group.add_argument("--only", metavar="NAME", help="one model's vectors or terms alone, or bm25")
-    text = (
-        "how dense and sparse lists become one: weighted (default), a sum of scores from 0 to 1; rrf and dbsf as "
-        "Qdrant has them, which lose much on some collections; or off"
-    )
-    group.add_argument("--hybrid", choices=("weighted", "rrf", "dbsf", "off"), help=text)
-    text = "how much the sparse lists count together, from 0 to 1 (default 0.2); more has done harm"
-    group.add_argument("--sparse-share", type=float, metavar="S", help=text)
-    group = command.add_argument_group("reranking")
-    text = (
-        "cross-encoders that score the best chunks anew: the first that can be had, the others in its place; or maxsim "
-        "(or one model of the store), which compares stored token vectors"
-    )
-    group.add_argument("--rerank", type=_told(parsers.names), metavar="MODEL,...", help=text)
-    text = "how much its scores count beside the search's own, from 0 to 1 (default 0.2; of maxsim 0.3)"
-    group.add_argument("--rerank-share", type=float, metavar="S", help=text)
-    group.add_argument("--rerank-depth", type=int, metavar="N", help="number of chunks that it scores (default 50)")
-    _telemetry(group)
-    _settings(command, *RERANKING, "theme", "ascii", "slow_link")
 
 
 def export(command: argparse.ArgumentParser) -> None:
@@ -203,7 +150,7 @@ def export(command: argparse.ArgumentParser) -> None:
     command.add_argument("--collection", default="", metavar="NAME", help="only this collection (default: all)")
     text = "where the run's chunks are now (default: where they were)"
     command.add_argument("--chunks", type=PATH, metavar="DIR", help=text)
-    _settings(command, "keep", "project", "quantise", "export", "prune", "bm25")
+    settings(command, "keep", "project", "quantise", "export", "prune", "bm25")
 
 
 def prune(command: argparse.ArgumentParser) -> None:
@@ -221,13 +168,13 @@ def rerank(command: argparse.ArgumentParser) -> None:
     """
     command.add_argument("pairs", type=PATH, metavar="PAIRS.jsonl", help="file of pairs")
     text = "cross-encoders: the first that can be had, the others in its place"
-    command.add_argument("--model", type=_told(parsers.names), metavar="MODEL,...", required=True, help=text)
+    command.add_argument("--model", type=told(parsers.names), metavar="MODEL,...", required=True, help=text)
     text = "write the scores to this file, whole or not at all"
     command.add_argument("--out", type=PATH, metavar="SCORES.jsonl", dest="scores", help=text)
     text = "show pairs, tokens, truncation and predicted memory, and score nothing"
     command.add_argument("--plan", action="store_true", help=text)
-    _telemetry(command)
-    _settings(command, *RERANKING)
+    telemetry(command)
+    settings(command, *RERANKING)
 
 
 def eval(command: argparse.ArgumentParser) -> None:
@@ -245,7 +192,7 @@ def eval(command: argparse.ArgumentParser) -> None:
     command.add_argument("--qrels", type=PATH, metavar="FILE", help=text)
     command.add_argument("--collection", metavar="NAME", help="collection of the run; required if it has several")
     text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
-    command.add_argument("--rerank", type=_told(parsers.names), metavar="MODEL,...", help=text)
+    command.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
     text = "judge by N queries of each split, drawn by the seed (default: all)"
     command.add_argument("--limit", type=int, metavar="N", help=text)
     text = "what queries, halves and resamples are drawn by (default 0)"
@@ -258,10 +205,10 @@ def eval(command: argparse.ArgumentParser) -> None:
         "find them"
     )
     command.add_argument("--calibrate", type=PATH, metavar="FILE.toml", help=text)
-    _settings(command, "roster", "sparse", "fusion", "bm25", *RERANKING)
+    settings(command, "roster", "sparse", "fusion", "bm25", *RERANKING)
 
 
-def _telemetry(command: argparse._ActionsContainer) -> None:
+def telemetry(command: argparse._ActionsContainer) -> None:
     text = "append what happens to this file as JSON lines; stderr then has only what went wrong"
     command.add_argument("--telemetry", type=PATH, metavar="FILE", help=text)
 
@@ -277,13 +224,13 @@ def models(command: argparse.ArgumentParser) -> None:
     command.add_argument("names", nargs="*", metavar="MODEL", help=text)
     command.add_argument("--plan", action="store_true", help="for bundle: show what it takes, and write nothing")
     command.add_argument("--json", action="store_true", help="machine-readable")
-    _settings(command, "roster", "sparse", "token_vectors", "offline", "refresh_models", "allow_pickle")
+    settings(command, "roster", "sparse", "token_vectors", "offline", "refresh_models", "allow_pickle")
 
 
 def config(command: argparse.ArgumentParser) -> None:
     """Print every setting and its origin."""
     command.add_argument("action", choices=["show"], help="print the settings")
-    _settings(command)
+    settings(command)
 
 
 def doctor(command: argparse.ArgumentParser) -> None:
@@ -293,11 +240,19 @@ def doctor(command: argparse.ArgumentParser) -> None:
     """
     command.add_argument("--gpu", action="store_true", help="try each GPU out, and print what a bug report needs")
     command.add_argument("--json", action="store_true", help="machine-readable")
-    _settings(command)
+    settings(command)
 
 
 def schema(command: argparse.ArgumentParser) -> None:
     """Print the JSON Schema of summary.json."""
+
+
+def server_flags(command: "argparse.ArgumentParser | argparse._ArgumentGroup", patience: float) -> None:
+    """Add how a server is asked, for so many seconds where nobody says it."""
+    text = "file with the server's API key, in place of QDRANT_API_KEY"
+    command.add_argument("--api-key-file", type=PATH, metavar="FILE", help=text)
+    text = f"seconds to go on asking a server that does not answer (default {patience:g})"
+    command.add_argument("--patience", type=told(parsers.seconds), default=patience, metavar="S", help=text)
 
 
 def _front_end(command: argparse.ArgumentParser) -> None:
@@ -312,22 +267,22 @@ def _front_end(command: argparse.ArgumentParser) -> None:
     group.add_argument("--notify", metavar="COMMAND", help=text)
 
 
-def _told(parse: Callable[[object], T]) -> Callable[[str], T]:
+def told(parse: Callable[[object], T]) -> Callable[[str], T]:
     """Return `parse` with what it expects said in place of its name."""
 
-    def told(text: str) -> T:
+    def read(text: str) -> T:
         try:
             return parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{error}, got {text!r}") from None
 
-    return told
+    return read
 
 
-PATH = _told(parsers.path)
+PATH = told(parsers.path)
 
 
-def _settings(command: argparse.ArgumentParser, *names: str) -> None:
+def settings(command: argparse.ArgumentParser, *names: str) -> None:
     """Add the configuration file and the flags of these settings by what they are about; without names, of all."""
     text = "TOML file with settings and [models.*] tables"
     command.add_argument("--config", type=PATH, metavar="FILE.toml", help=text)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from interlock.engine.search.ask import Ask
     from interlock.engine.search.hits import Answer
     from interlock.engine.search.rerank import Rerank
+    from interlock.engine.search.served import ServerPlace
 
 ON_SCREEN = 20
 """How many chunks answer a question on the screen where nobody says it."""
@@ -67,7 +68,7 @@ def search(options: argparse.Namespace) -> int:
     if options.answers:
         raise UsageError("--out is for the answers of --queries: use > FILE for those of one query")
     check_question(options.query)  # at once: no store answers it
-    with Answering(settings, options.store, options.collection, rerank, events) as answering:
+    with Answering(settings, _place(options), options.collection, rerank, events) as answering:
         _tell_gap(answering)
         made = answering.answer([options.query], ask)
         stale = _stale_among(made.answers, answering)
@@ -91,7 +92,7 @@ def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask
     look = look_of(settings)
     events = partial(Telemetry, options.telemetry) if options.telemetry else no_events
     retriever = SerialRetriever(
-        answering := Answering(settings, options.store, options.collection, rerank, events, kept=True)
+        answering := Answering(settings, _place(options), options.collection, rerank, events, kept=True)
     )
     try:
         retriever.check(ask)
@@ -127,7 +128,7 @@ def _search_file(
     code, began, texts = ExitCode.COMPLETED, time.monotonic(), [each.text for each in questions]
     stale, none, cuts = "", "", list[Mapping[str, int]]()
     with (
-        Answering(settings, options.store, options.collection, rerank, events, questions=len(questions)) as answering,
+        Answering(settings, _place(options), options.collection, rerank, events, questions=len(questions)) as answering,
         writing(options.answers) as out,
         progress("question") as done,
     ):
@@ -150,14 +151,23 @@ def _search_file(
     return code
 
 
+def _place(options: argparse.Namespace) -> "Path | ServerPlace":
+    """Where what is asked for lies: a directory, or a collection of a server."""
+    from interlock.engine.search.served import ServerPlace
+
+    if isinstance(options.store, Path):
+        return options.store
+    return ServerPlace(options.store, options.api_key_file, options.patience, options.projection, options.exact)
+
+
 def _stale_among(answers: "Sequence[Answer]", answering: "Answering") -> str:
     """Tell how much of a store is stale where an answer has any of it; empty where none has."""
+    from interlock.engine.targets.embedded import Store
     from interlock.engine.targets.mirror import marked
 
-    hits = sum(hit.stale for answer in answers for hit in answer.hits)
-    if not hits:
+    hits, store = sum(hit.stale for answer in answers for hit in answer.hits), answering.searcher.store
+    if not hits or not isinstance(store, Store):  # a server is told by `interlock upload` what left
         return ""
-    store = answering.searcher.store
     points = f"{len(marked(store)):,} of {several(store.count(), 'point')} in {safe(store.path)}"
     return (
         f"{several(hits, 'hit')} and {points} are of chunks that left the corpus: "

@@ -102,6 +102,16 @@ class Collection:
         found, following = self.shard.scroll(edge.ScrollRequest(offset=offset, limit=limit, with_payload=False))
         return [_id(each.id) for each in found], None if following is None else _id(following)
 
+    def scroll(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """A page of points for which a filter holds, with what is asked of their payloads."""
+        keys = asked["with_payload"]
+        payload = edge.PayloadSelector.Include(keys) if isinstance(keys, list) else keys
+        where, offset = _filter(asked.get("filter")), asked.get("offset")
+        request = edge.ScrollRequest(offset=offset, limit=asked["limit"], with_payload=payload, filter=where)
+        found, following = self.shard.scroll(request)
+        points = [{"id": _id(each.id), "payload": each.payload or {}} for each in found]
+        return {"points": points, "next_page_offset": None if following is None else _id(following)}
+
     def index(self, key: str, kind: str) -> None:
         field = getattr(edge.PayloadSchemaType, kind.capitalize())
         self.shard.update(edge.UpdateOperation.create_field_index(key, field))
@@ -152,16 +162,21 @@ def _query(asked: dict[str, Any]) -> Any:
 def _filter(asked: dict[str, Any] | None) -> Any:
     if asked is None:
         return None
-    fields = {
-        kind: [
-            edge.FieldCondition(each["key"], match=edge.MatchValue(each["match"]["value"]))
-            if "match" in each
-            else edge.FieldCondition(each["key"], range=edge.RangeFloat(**each["range"]))
-            for each in asked.get(kind, [])
-        ]
-        for kind in ("must", "must_not")
-    }
-    return edge.Filter(**{kind: each for kind, each in fields.items() if each})
+    kinds = {kind: [*map(_condition, asked.get(kind) or [])] for kind in ("must", "should", "must_not")}
+    return edge.Filter(**{kind: each for kind, each in kinds.items() if each})
+
+
+def _condition(asked: dict[str, Any]) -> Any:
+    match asked:
+        case {"has_id": ids}:
+            return edge.HasIdCondition({*ids})
+        case {"is_empty": {"key": key}}:
+            return edge.IsEmptyCondition(key)
+        case {"key": key, "match": {"value": value}}:
+            return edge.FieldCondition(key, match=edge.MatchValue(value))
+        case {"key": key, "range": bounds}:
+            return edge.FieldCondition(key, range=edge.RangeFloat(**bounds))
+    return _filter(asked)
 
 
 class EdgeBridge:
@@ -247,6 +262,8 @@ class EdgeBridge:
                     raise ValueError("Exact search disabled!. Help: Set exact=false.")
                 must = body.get("filter", {}).get("must")
                 return _done({"count": collection.count(must[0]["has_id"] if must else None)})
+            case "POST", ["points", "scroll"] if body["with_payload"] or body.get("filter"):
+                return _done(collection.scroll(body))
             case "POST", ["points", "scroll"]:
                 assert body["with_payload"] is body["with_vector"] is False
                 if (most := collection.strict.get("max_query_limit")) and body["limit"] > most:
@@ -258,7 +275,8 @@ class EdgeBridge:
             case "POST", ["points"]:
                 return _done(collection.points(body["ids"]))
             case "POST", ["points", "query"]:
-                return _done({"points": [{"id": point, "score": score} for point, score in collection.search(body)]})
+                found = [{"id": id, "version": 0, "score": score} for id, score in collection.search(body)]
+                return _done({"points": found})
             case other:
                 raise ValueError(f"the bridge has no {other}")
         return _done({"operation_id": 0, "status": "completed" if query.get("wait") == ["true"] else "acknowledged"})

@@ -49,6 +49,18 @@ class LocalCollection(Collection):
         found, following = self._client.scroll(self._name, limit=limit, offset=offset, with_payload=False)
         return [each.id for each in found], following
 
+    def scroll(self, asked: dict[str, Any]) -> dict[str, Any]:
+        request = models.ScrollRequest.model_validate(asked)
+        found, following = self._client.scroll(
+            self._name,
+            scroll_filter=request.filter,
+            limit=asked["limit"],
+            offset=request.offset,
+            with_payload=request.with_payload,
+        )
+        points = [each.model_dump(mode="json", include={"id", "payload"}) for each in found]
+        return {"points": points, "next_page_offset": following}
+
     def points(self, ids: list[str]) -> list[dict[str, Any]]:
         found = self._client.retrieve(self._name, ids, with_payload=True, with_vectors=True)
         return [each.model_dump(mode="json", include={"id", "payload", "vector"}) for each in found]

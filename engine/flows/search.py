@@ -26,6 +26,7 @@ from interlock.engine.search.encoding import check_texts, encode, meaning_of
 from interlock.engine.search.hits import Answer, EncodedTexts, Side
 from interlock.engine.search.rerank import Rerank, late_reordered, reordered
 from interlock.engine.search.searcher import StoreSearcher
+from interlock.engine.search.served import ServerPlace
 from interlock.engine.search.store_models import StoreModels
 from interlock.engine.settings import Configuration
 
@@ -58,7 +59,7 @@ class Answering:
     def __init__(
         self,
         settings: Configuration,
-        store: Path,
+        store: Path | ServerPlace,
         collection: str | None,
         rerank: Rerank | None,
         events: EventSink,
@@ -143,7 +144,7 @@ def _passes(on: Granted, settings: Configuration) -> GpuJobs | None:
 
 def encode_for(
     settings: Configuration,
-    place: Path,
+    place: Path | ServerPlace,
     collection: str | None,
     texts: Sequence[str],
     side: Side,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.record.words import few
-from interlock.engine.targets.embedded import Store
+from interlock.engine.search.served import Searched
 
 if TYPE_CHECKING:
     import qdrant_edge as edge
@@ -79,7 +79,7 @@ def conditions_in(given: object) -> tuple[Condition, ...]:
     return tuple(map(read_condition, given))
 
 
-def filter_of(conditions: Sequence[Condition], store: Store) -> "edge.Filter | None":
+def filter_of(conditions: Sequence[Condition], store: Searched) -> "edge.Filter | None":
     """Make the engine's filter for a store: all conditions hold; of those that ask one key to be equal, one does."""
     import qdrant_edge as edge
 
@@ -99,14 +99,14 @@ def filter_of(conditions: Sequence[Condition], store: Store) -> "edge.Filter | N
     return edge.Filter(must=[*must], must_not=[*must_not])
 
 
-def why_none(store: Store, conditions: Sequence[Condition]) -> str:
+def why_none(store: Searched, conditions: Sequence[Condition]) -> str:
     """Say why no point fulfils conditions whose keys there are: which no point fulfils, and values that there are, or
     that no point fulfils all; empty where some do."""
-    if not conditions or store.count(where=filter_of(conditions, store)):
+    if not conditions or store.has(filter_of(conditions, store)):
         return ""
     parts = [*_equal(conditions), *([each] for each in conditions if each.sign != "=")]
     for alike in parts:
-        if not store.count(where=filter_of(alike, store)):
+        if not store.has(filter_of(alike, store)):
             asked, parts_of = " or ".join(map(str, alike)), _parts(alike[0].key)
             values = (each for payload in store.some_payloads(LOOKED) for each in _values(payload, parts_of))
             asks = [one for one in alike if one.sign == "="]
@@ -125,20 +125,20 @@ def _equal(conditions: Sequence[Condition]) -> list[list[Condition]]:
     return [*equal.values()]
 
 
-def check_keys(store: Store, conditions: Sequence[Condition]) -> None:
+def check_keys(store: Searched, conditions: Sequence[Condition]) -> None:
     """Raise UsageError, naming keys that there are, for a condition on one that no point of the store has."""
     import qdrant_edge as edge
 
     for each in conditions:
         there = edge.Filter(must_not=[edge.IsEmptyCondition(each.key)])
-        if store.count() and not store.count(where=there):
+        if not store.has(there) and store.count():
             keys = sorted({key for payload in store.some_payloads(LOOKED) for key in _keys(payload)})
             within = next((f" (did you mean {key}?)" for key in keys if key.endswith(f".{each.key}")), "")
             hint = within or meant(each.key, keys)
             raise UsageError(f"--filter: no chunk has {each.key!r}{hint}: use a key that there is ({few(keys)})")
 
 
-def _matches(condition: Condition, store: Store) -> "list[edge.FieldCondition | edge.HasIdCondition]":
+def _matches(condition: Condition, store: Searched) -> "list[edge.FieldCondition | edge.HasIdCondition]":
     """The value as the text that it is, and as the number or truth that it may stand for."""
     import qdrant_edge as edge
 
@@ -149,6 +149,8 @@ def _matches(condition: Condition, store: Store) -> "list[edge.FieldCondition | 
     number = _number(value)
     if re.fullmatch(r"[+-]?[0-9]{1,19}", value) and -(2**63) <= int(value) < 2**63:
         found.append(edge.FieldCondition(key, match=edge.MatchValue(int(value))))
+    elif value in TRUTHS and store.tells_truths:
+        found.append(edge.FieldCondition(key, match=edge.MatchAny([value])))
     elif value in TRUTHS or (number is not None and abs(number) > EXACT):
         found.append(_looked_up(condition, store))
     if number is not None and abs(number) <= EXACT:
@@ -156,7 +158,7 @@ def _matches(condition: Condition, store: Store) -> "list[edge.FieldCondition | 
     return found
 
 
-def _looked_up(condition: Condition, store: Store) -> "edge.HasIdCondition":
+def _looked_up(condition: Condition, store: Searched) -> "edge.HasIdCondition":
     """Every point for which a condition holds that the engine cannot tell: its binding makes a number of a truth, which
     matches none, and it compares numbers as float64."""
     import qdrant_edge as edge

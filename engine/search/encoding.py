@@ -20,6 +20,7 @@ from interlock.engine.models.registry import name_of_output
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.rundir import JOURNAL, RUN
 from interlock.engine.search.hits import EncodedTexts, Side
+from interlock.engine.search.served import ServerPlace
 from interlock.engine.search.store_models import StoreModel, StoreModels
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
@@ -54,9 +55,14 @@ class Meaning:
         return cls(manifest, projection, lambda: words)
 
 
-def meaning_of(place: Path, collection: str | None) -> Meaning:
-    """Find what the vectors of a collection are: in a store, or for a run in the store that it wrote, else in its own
-    record. Raises UsageError where there is none, or several and none is named."""
+def meaning_of(place: Path | ServerPlace, collection: str | None) -> Meaning:
+    """Find what the vectors of a collection are: in a store, on a server, or for a run in the store that it wrote, else
+    in its own record. Raises UsageError where there is none, or several and none is named."""
+    if isinstance(place, ServerPlace):
+        with place.open(collection) as served:
+            return Meaning.of(
+                read_manifest(served.manifest, served.dims, served.sparse, served.tokens), served.projection
+            )
     if any((place / made).exists() for made in (RUN, JOURNAL)):
         return _of_run(place, collection)
     path = stores.alone(place, collection)

@@ -1,4 +1,5 @@
-"""Search in an embedded store by stages: dense vectors, sparse ones, their blend, and tokens compared one by one.
+"""Search in an embedded store, or in a collection of a server, by stages: dense vectors, sparse ones, their blend, and
+tokens compared one by one.
 
 Questions are encoded as the store's manifest says, or not at all. A question with several lists gets one order by
 `combine`; how each list has a chunk is told with it.
@@ -38,6 +39,7 @@ from interlock.engine.search.encoding import (
     words_of,
 )
 from interlock.engine.search.hits import Answer, EncodedTexts, Hit, LateHit, Side, StageScore
+from interlock.engine.search.served import Searched, ServerPlace
 from interlock.engine.search.store_models import StoreModel, StoreModels
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import BM25
@@ -78,7 +80,7 @@ class StoreSearcher:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | ServerPlace,
         collection: str | None,
         registry: Mapping[str, ModelSpec],
         policy: Policy,
@@ -95,7 +97,12 @@ class StoreSearcher:
         Raises UsageError for a store or collection that is not there, damaged or in use, and as `StoreModels` does.
         """
         with ExitStack() as stack:
-            self.store = store = stack.enter_context(Store.open_for_read(directory, collection))
+            store: Searched
+            if isinstance(directory, ServerPlace):
+                store = stack.enter_context(directory.open(collection))
+            else:
+                store = stack.enter_context(Store.open_for_read(directory, collection))
+            self.store = store
             self.manifest = read_manifest(store.manifest, store.dims, store.sparse, store.tokens)
             devices = passes.devices if passes else lessor.devices
             self._models = StoreModels(self.manifest, registry, policy, devices, given)
@@ -176,7 +183,7 @@ class StoreSearcher:
         wide = fused_width(self.manifest.fusion, [each.dim for each in members], [each.model for each in members])
         if width != wide:
             raise UsageError(
-                f"{self.store.path} was projected from {width:,} dimensions, and its manifest has {wide or 'none'}: "
+                f"{self.store.where} was projected from {width:,} dimensions, and its manifest has {wide or 'none'}: "
                 "restore it from a copy, or deliver again"
             )
 
@@ -277,7 +284,7 @@ class StoreSearcher:
 
 
 def nearest_to_all(
-    store: Store,
+    store: Searched,
     vectors: Mapping[str, Vector],
     weights: Mapping[str, float],
     limit: int,

@@ -152,7 +152,7 @@ class ServerCollection:
     def _among(self, ids: Ids) -> "Filter":
         from qdrant_client import models
 
-        return models.Filter(must=[models.HasIdCondition(has_id=list(ids))])
+        return models.Filter(must=[models.HasIdCondition(has_id=[id_of(each) for each in ids])])
 
     def ids(self) -> Iterator[list[str | int]]:
         """Yield the ids of all points, a page at a time; pages may be removed as they come. Raises InterlockError where
@@ -190,7 +190,7 @@ class ServerCollection:
             part = list(ids[start : start + self._read])
 
             def request(part: list[str] = part) -> dict[str, T]:
-                records = self._server.client.retrieve(self.name, part, **how)
+                records = self._server.client.retrieve(self.name, list(map(id_of, part)), **how)
                 return {str(each.id): made(each) for each in records}
 
             answer = self._server.ask("reading points", request)
@@ -209,6 +209,11 @@ class ServerCollection:
         how: dict[str, Any] = {"field_name": key, "field_schema": PayloadSchemaType(kind), "wait": True}
         client = self._server.client
         self._server.complete(f"indexing {key}", lambda: client.create_payload_index(self.name, **how).status)
+
+
+def id_of(text: str) -> str | int:
+    """Read an id as a server has it: a number of somebody else's point, or a UUID."""
+    return int(text) if text.isdecimal() else text
 
 
 def _fits_grpc(value: object, depth: int = 0) -> bool:

@@ -44,6 +44,9 @@ class Store:
     of its token vectors.
     """
 
+    tells_truths = False
+    """Whether its filters know true and false: the engine's binding makes numbers of them."""
+
     def __init__(
         self,
         path: Path,
@@ -200,12 +203,19 @@ class Store:
         with self._held, working(self.path, "closing"):
             self._shard.close()  # the engine's close is a flush and an unlock
 
-    def count(self, among: Ids | None = None, where: "edge.Filter | None" = None) -> int:
-        """Count the points in the store, exactly; only those `among` these ids, or for which `where` holds."""
+    def count(self, among: Ids | None = None) -> int:
+        """Count the points in the store, exactly; only those `among` these ids."""
         import qdrant_edge as edge
 
-        if among is not None:
-            where = edge.Filter(must=[edge.HasIdCondition({*among})])
+        return self._counted(None if among is None else edge.Filter(must=[edge.HasIdCondition({*among})]))
+
+    def has(self, where: "edge.Filter | None") -> bool:
+        """Tell whether there is a point for which `where` holds."""
+        return self._counted(where) > 0
+
+    def _counted(self, where: "edge.Filter | None") -> int:
+        import qdrant_edge as edge
+
         with working(self.path, "counting"):
             return int(self._shard.count(edge.CountRequest(exact=True, filter=where)))
 

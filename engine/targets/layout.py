@@ -113,6 +113,22 @@ class CollectionLayout:
             )
 
 
+def layout_in(there: "CollectionInfo", where: str) -> CollectionLayout:
+    """Read how a collection of ours was made. Raises UsageError for one that another program made."""
+    told, params = (there.config.metadata or {}).get(METADATA), there.config.params
+    if not isinstance(told, dict):
+        raise UsageError(
+            f"{where} was not made by interlock (its metadata says nothing of models): name one that `interlock "
+            "upload` made"
+        )
+    named = params.vectors if isinstance(params.vectors, Mapping) else {}
+    widths = [
+        {name: each.size for name, each in named.items() if bool(each.multivector_config) is late}
+        for late in (False, True)
+    ]
+    return CollectionLayout(widths[0], [*(params.sparse_vectors or {})], widths[1], told)
+
+
 def _kept(vectors: Any, sparse: Any) -> dict[str, object]:
     """Of vectors by name what may not change; an unnamed one is named by nothing."""
     named = vectors if isinstance(vectors, Mapping) else {"": vectors} if vectors else {}

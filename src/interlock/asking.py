@@ -13,18 +13,29 @@ from interlock.engine.errors import UsageError
 from interlock.engine.record.events import RunResumed, RunStarted
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.words import several
+from interlock.engine.targets.connection import is_address
 from interlock.recorded import AnyPath, RecordedRun, path_of
 from interlock.wording import in_python, python_wording
 
 if TYPE_CHECKING:
     from interlock.engine.search.hits import Answer, EncodedTexts, Hit
+    from interlock.engine.search.served import ServerPlace
 
 
 Conditions = str | Sequence[str] | Mapping[str, str | float | list[str | float]]
 """Conditions on payloads: "metadata.lang=en", several of these, or the value (or one of a list) by key."""
 
 
-class SearchOptions(TypedDict, total=False):
+class ServerOptions(TypedDict, total=False):
+    """How a Qdrant server is asked, where a URL names one; `Searcher` says what each means."""
+
+    api_key_file: AnyPath | None
+    patience: float
+    projection: AnyPath | None
+    exact: bool
+
+
+class SearchOptions(ServerOptions, total=False):
     """What a search may be told beside its store; `Searcher` says what each means."""
 
     collection: str | None
@@ -69,6 +80,11 @@ class Searcher:
         tokens (0.3). Where no cross-encoder can score them a RuntimeWarning says why, and the order is that of the
         search.
 
+        `store` may be the URL of a Qdrant server with a collection that `interlock.upload` made. The key comes from
+        QDRANT_API_KEY or from `api_key_file`; a server that does not answer is asked for `patience` seconds (10). It
+        answers by its indexes, or with `exact` looks at every point; `projection` is the run's `projection.npy`, where
+        its fused vectors were projected.
+
         Raises UsageError for a store or collection that is not there or in use and for a row that says something else
         than the store, UnavailableError for a model that is not there. A store that was delivered without some models
         (`Settings.allow_missing`) is told of in a RuntimeWarning.
@@ -79,7 +95,7 @@ class Searcher:
         from interlock.engine.flows.search import Answering, ask_of
 
         configuration = configured(settings)
-        directory = _directory(store)
+        place = _served(store, options) or _directory(store)
         rerank = options.get("rerank") or ()
         names = [rerank] if isinstance(rerank, str) else list(rerank)
         with python_wording():
@@ -93,7 +109,7 @@ class Searcher:
             )
             reranking = rerank_of(configuration, names, options.get("rerank_share"), options.get("rerank_depth"))
             self._answering = Answering(
-                configuration, directory, options.get("collection"), reranking, warned, settings.models, kept=keep
+                configuration, place, options.get("collection"), reranking, warned, settings.models, kept=keep
             )
         if gap := self._answering.searcher.manifest.gap:
             warnings.warn(gap, RuntimeWarning, stacklevel=2)
@@ -107,10 +123,10 @@ class Searcher:
     def __repr__(self) -> str:
         searcher = self._answering.searcher
         if searcher.closed:
-            return f"<searcher of {searcher.store.path}: closed>"
+            return f"<searcher of {searcher.store.where}: closed>"
         models = ", ".join(f"{name} {weight:.2g}" for name, weight in searcher.manifest.weights.items())
         loaded = f"{', '.join(self.resident)} in memory" if self.resident else "no model in memory"
-        return f"<searcher of {searcher.store.path}: {several(searcher.store.count(), 'chunk')}, {models}; {loaded}>"
+        return f"<searcher of {searcher.store.where}: {several(searcher.store.count(), 'chunk')}, {models}; {loaded}>"
 
     def close(self) -> None:
         """Let models and store go."""
@@ -155,9 +171,10 @@ def encode(
     collection: str | None = None,
     only: str = "",
     settings: Settings = DEFAULTS,
+    **options: Unpack[ServerOptions],
 ) -> "EncodedTexts":
     """Encode `texts` as a search encodes its questions, or with "document" as the run encoded its chunks: the vectors
-    that the points of a run or a store have, by their names, row i that of text i.
+    that the points of a run, a store or a collection of a server (its URL) have, by their names, row i that of text i.
 
     The models, prompts, weights and projection are those of the collection, which no one has to open: a run or a
     search may use it meanwhile. `only` names one vector (`fused`, a model's, `bm25`), which needs its models alone.
@@ -170,7 +187,7 @@ def encode(
     from interlock.engine.flows import Listener  # loads torch
     from interlock.engine.flows.search import encode_for
 
-    configuration, found = configured(settings), _place(place)
+    configuration, found = configured(settings), _served(place, options) or _place(place)
     with python_wording():
         _check_side(side)
         listener = Listener(warned)
@@ -205,6 +222,16 @@ def search(
     """
     with Searcher(store, settings=settings, keep=False, **options) as searcher:
         return searcher.search(query, limit)
+
+
+def _served(place: object, options: ServerOptions) -> "ServerPlace | None":
+    """The server that a URL names; None for anything else."""
+    if not isinstance(place, str) or not is_address(place):
+        return None
+    from interlock.engine.search.served import ASKING, ServerPlace
+
+    files = [path_of(each, name) if (each := options.get(name)) else None for name in ("api_key_file", "projection")]
+    return ServerPlace(place, files[0], options.get("patience", ASKING), files[1], options.get("exact", False))
 
 
 def _place(place: RecordedRun | AnyPath) -> Path:

@@ -1,0 +1,76 @@
+"""What the commands take that ask a store or a server, as `flags` has it for the others."""
+
+import argparse
+from pathlib import Path
+
+from interlock.console.flags import PATH, RERANKING, server_flags, settings, telemetry, told
+from interlock.engine import parsers
+from interlock.engine.targets.connection import is_address
+
+
+def place(text: str) -> Path | str:
+    """Read where a collection is: the URL of a server as it stands, anything else as a directory."""
+    return text if is_address(text) else PATH(text)
+
+
+def search(command: argparse.ArgumentParser) -> None:
+    """Encode QUERY as the texts of STORE were encoded (models, weights, prompts) and print the best chunks. STORE is a
+    directory that a run wrote, or the URL of a Qdrant server with a collection that was uploaded. One that
+    has sparse vectors (BM25's, say) is searched by words too, and both lists are blended. With --rerank a
+    cross-encoder scores the best chunks anew; if it cannot, the order is that of the search alone, and the exit code
+    says why. Without QUERY, on a terminal, it opens a screen that takes one question after another.
+    """
+    text = "--qdrant directory of a run, or the URL of a server, as in http://localhost:6333"
+    command.add_argument("store", type=place, metavar="STORE", help=text)
+    command.add_argument("query", nargs="?", metavar="QUERY", help="search query; without one, the search screen opens")
+    command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
+    text = "number of chunks (default 5, on the screen 20)"
+    command.add_argument("--limit", type=int, metavar="N", help=text)
+    command.add_argument("--json", action="store_true", help="print one JSON object per line")
+    text = "tell each chunk's rank and score by stage, and milliseconds by stage"
+    command.add_argument("--explain", action="store_true", help=text)
+    text = "only chunks whose payload has this value (!=, >=, <=, >, < too), as in metadata.lang=en; may be repeated"
+    command.add_argument("--filter", action="append", metavar="KEY=VALUE", help=text)
+    group = command.add_argument_group("many queries")
+    text = (
+        'answer each line of a file: .jsonl ({"id": ..., "text": ...}), .tsv (id, tab, text) or .txt; 64 or more are '
+        "encoded on the GPUs of --devices"
+    )
+    group.add_argument("--queries", type=PATH, metavar="FILE", help=text)
+    text = "write the answers to this file, whole or not at all: .jsonl, or .trec for trec_eval"
+    group.add_argument("--out", type=PATH, metavar="FILE", dest="answers", help=text)
+    text = "ids of chunks in a .trec: their chunk_id (default) or that of their point"
+    group.add_argument("--ids", choices=("chunk", "point"), default="chunk", help=text)
+    group = command.add_argument_group("stages")
+    text = "weights of the dense models for this search; 0, or no mention, leaves one out (default those of the store)"
+    group.add_argument("--weights", type=told(parsers.weights), metavar="MODEL=W,...", help=text)
+    group.add_argument("--only", metavar="NAME", help="one model's vectors or terms alone, or bm25")
+    text = (
+        "how dense and sparse lists become one: weighted (default), a sum of scores from 0 to 1; rrf and dbsf as "
+        "Qdrant has them, which lose much on some collections; or off"
+    )
+    group.add_argument("--hybrid", choices=("weighted", "rrf", "dbsf", "off"), help=text)
+    text = "how much the sparse lists count together, from 0 to 1 (default 0.2); more has done harm"
+    group.add_argument("--sparse-share", type=float, metavar="S", help=text)
+    group = command.add_argument_group("reranking")
+    text = (
+        "cross-encoders that score the best chunks anew: the first that can be had, the others in its place; or maxsim "
+        "(or one model of the store), which compares stored token vectors"
+    )
+    group.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
+    text = "how much its scores count beside the search's own, from 0 to 1 (default 0.2; of maxsim 0.3)"
+    group.add_argument("--rerank-share", type=float, metavar="S", help=text)
+    group.add_argument("--rerank-depth", type=int, metavar="N", help="number of chunks that it scores (default 50)")
+    telemetry(group)
+    _server(command)
+    settings(command, *RERANKING, "theme", "ascii", "slow_link")
+
+
+def _server(command: argparse.ArgumentParser) -> None:
+    """Add how a server is asked where a URL names one."""
+    group = command.add_argument_group("a server")
+    server_flags(group, 10.0)
+    text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"
+    group.add_argument("--exact", action="store_true", help=text)
+    text = "projection.npy of the run's exports, where the run had --project: no server keeps it"
+    group.add_argument("--projection", type=PATH, metavar="FILE", help=text)
