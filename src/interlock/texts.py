@@ -78,7 +78,9 @@ def _write_lines(texts: Iterable[object], file: Path) -> None:
             try:
                 line = msgspec.json.encode(_record(item), enc_hook=_plain)
             except (TypeError, ValueError, RecursionError) as error:
-                raise UsageError(f"chunks[{number}]: expected a text, a record or a document, got {error}: pass strings") from None
+                raise UsageError(
+                    f"chunks[{number}]: expected a text, a record or a document, got {error}: pass strings"
+                ) from None
             with atomic.explaining(file):
                 out.write(line + b"\n")
 
