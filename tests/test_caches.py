@@ -192,7 +192,7 @@ def test_every_file_that_loading_opens_is_in_the_fingerprint(tmp_path, kind):
     assert model / "tokenizer_config.json" in found
 
 
-@pytest.mark.parametrize("kind", ["CNN", "Router", "BoW", "StaticEmbedding"])
+@pytest.mark.parametrize("kind", ["CNN", "Router", "BoW"])
 def test_a_module_that_is_not_computed_is_refused_by_name_before_what_lacks(tmp_path, kind):
     model = tiny_model(tmp_path / "m")
     modules = json.loads((model / "modules.json").read_text())

@@ -81,7 +81,7 @@ def test_a_run_and_its_queries_each_leave_out_their_own_prompt(tmp_path):
     assert [hit.payload["text"] for hit in interlock.search(run, texts[3], limit=12)] == [
         texts[at] for at in np.argsort(-asked)
     ]
-    assert summary_of(run.path)["passes"][0]["pooling"] == "mean without the prompt"
+    assert summary_of(run.path)["collections"][0]["passes"][0]["pooling"] == "mean without the prompt"
 
 
 @pytest.mark.parametrize("kind", ["bert", "electra"])

@@ -31,6 +31,7 @@ from interlock.engine.models.networks.batching import Batching
 from interlock.engine.models.networks.kernels import Kernel, PackedBatch, filling, pack, padded_tokens
 from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.networks.pooling import POOLINGS, WHOLE, TermPooling, VectorShape
+from interlock.engine.models.networks.static import StaticTable
 from interlock.engine.record.facts import TokenForm
 
 Ids = npt.NDArray[np.int64]
@@ -50,6 +51,8 @@ def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
     """Return the encoder for a network that is attached to `device`."""
     if isinstance(network, PackedTermEncoder):
         return TermRows(network, card.terms, device.torch, card.kernel_on(device.kind), card.types)
+    if isinstance(network, StaticTable):
+        return PackedRows(network, "mean", device.torch, shape=card.shape)
     if card.packed:
         pooling = (card.pooling or "mean") if "dense" in card.outputs else None
         how = pooling, device.torch, card.kernel_on(device.kind), card.shape

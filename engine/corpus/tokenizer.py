@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -128,6 +128,26 @@ def build(model: str, folder: Path, config: Mapping[str, object], cache: Path) -
         found.side,
         found.chat,
     )
+
+
+def build_bare(model: str, folder: Path, cache: Path) -> Built:
+    """Build a tokenizer of the `tokenizer.json` in `folder` alone and without special tokens, as a static model has it:
+    texts are cut where that file says. Raises UnavailableError as `build` does."""
+    file = folder / "tokenizer.json"
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        limit = (told.get("truncation") or {}).get("max_length")
+        bare = json.dumps(told | dict.fromkeys(("truncation", "padding", "post_processor"))).encode()
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise UnavailableError(f"model {model}: cannot use {file} as a tokenizer: {error}") from error
+    place = cache / "bare" / hashlib.sha256(bare).hexdigest()
+    if not (place / "tokenizer.json").is_file():
+        atomic.write_bytes(place / "tokenizer_config.json", b'{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        atomic.write_bytes(place / "tokenizer.json", bare)
+    try:
+        return replace(build(model, place, {}, cache), limit=limit)
+    except UnavailableError as error:
+        raise UnavailableError(str(error).replace(str(place), str(folder))) from error
 
 
 def check_template(model: str, folder: Path, config: Mapping[str, object], cache: Path) -> None:

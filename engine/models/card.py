@@ -9,13 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from interlock.engine.corpus.tokenizer import Built, Types, build
+from interlock.engine.corpus.tokenizer import Built, Types
 from interlock.engine.corpus.tokens import tokens_of_prompt
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.commits import published_of
 from interlock.engine.models.heads import TokenOutputs, check_kind, is_lexical, pooling_of, token_outputs
-from interlock.engine.models.layout import POSITIONS, Module, document_modules, home_of, modules_of, read_object
+from interlock.engine.models.layout import (
+    POSITIONS,
+    STATIC_TYPE,
+    Module,
+    document_modules,
+    home_of,
+    is_static,
+    modules_of,
+    read_object,
+)  # fmt: skip
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.batching import Batching, batching_of
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
@@ -28,6 +37,7 @@ from interlock.engine.models.networks.pooling import (
     pooling_file,
     poolings_of,
 )
+from interlock.engine.models.networks.static import table_settings
 from interlock.engine.models.registry import Kind, ModelSpec, Output
 from interlock.engine.models.sentence import (
     PLAIN,
@@ -37,9 +47,9 @@ from interlock.engine.models.sentence import (
     check_whole,
     max_tokens_of,
     positions_of,
+    tokenizer_of,
     whole,
 )
-from interlock.engine.models.sources import model_cache
 
 NOT_AS_NONE = ("ctrl", "gpt2", "openai-gpt", "xlnet")
 """Architectures that add something for a token type of 0 too."""
@@ -101,6 +111,11 @@ class ModelCard:
     def ours(self) -> bool:
         """Whether its network is the one of `network.py`."""
         return self.packed and packable(self.config)
+
+    @property
+    def static(self) -> bool:
+        """Whether it has a table in place of a network."""
+        return self.config.get("model_type") == STATIC_TYPE
 
     @property
     def network_kind(self) -> Kind:
@@ -175,7 +190,8 @@ def read_card(
     and UsageError for a row of the registry that asks for what the model does not have.
     """
     root, path = snapshot.path, home_of(snapshot.path)
-    config, modules = usual(read_object(path / "config.json")), document_modules(root)
+    static, modules = is_static(root), document_modules(root)
+    config = table_settings(snapshot.weights) if static else usual(read_object(path / "config.json"))
     check_settings(root, path, config, modules)
     kinds = [module.kind for module in modules]
     lexical = is_lexical(spec, snapshot, kinds)
@@ -188,8 +204,8 @@ def read_card(
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
     ours = sparse or (plain and pooling in POOLINGS and packable(config))
     attention = spec.attention if ours else attention_of(spec, path, config)
-    padded_because = "" if ours else _why_padded(config, attention, kinds, pooling)
-    decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
+    padded_because = "" if ours or static else _why_padded(config, attention, kinds, pooling)
+    decided = precision_for(config, capability) if device_kind == "cuda" and not static else "float32"
     dtype = spec.dtype.get(device_kind, decided)
     document, query, unused = _prompts(spec, root)
     cut = check_whole(spec.key, root, spec.kind == "dense") if modules else None
@@ -311,23 +327,6 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
     if spec.dim is not None and spec.dim not in (whole_width, read):
         raise UnavailableError(f"model {spec.key} has {read} dimensions, expected {spec.dim}: {path}")
     return read
-
-
-def tokenizer_of(spec: ModelSpec, path: Path, config: Config, *, plain: bool = False) -> Built:
-    """Build the tokenizer of the network in `path`. Raises UnavailableError where texts would not be given to it as
-    they are here; `plain` says that it has no `modules.json`."""
-    built = build(spec.key, path, config, model_cache() / "tokenizers")
-    if built.side != "right":
-        raise UnavailableError(
-            f"model {spec.key}: {path / 'tokenizer_config.json'}: truncation_side: expected 'right', got "
-            f"{built.side!r} (texts are truncated at the end only)"
-        )
-    if built.chat and plain:
-        raise UnavailableError(
-            f"model {spec.key}: {path} has a chat template and no modules.json: texts would become messages, which "
-            "is not supported: use another model"
-        )
-    return built
 
 
 def check_types(card: ModelCard) -> None:

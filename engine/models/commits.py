@@ -16,8 +16,10 @@ from interlock.engine.models.layout import (
     MODULES,
     OF_TOKENIZER,
     PROMPTS,
+    STATIC,
     WEIGHTS,
     home_of,
+    is_static,
     modules_of,
     read_object,
     settings_of,
@@ -61,13 +63,14 @@ def lacking(path: Path, spec: ModelSpec, proof: Proof | None, *, by_row: bool = 
         return []
     here = "" if home_of(path) == path else f"{home_of(path).relative_to(path)}/"
     whole = "added_tokens_decoder" in read_object(path / here / OF_TOKENIZER[0])  # nobody then reads the other two
-    own = ("config.json", "tokenizer.json", *OF_TOKENIZER[: 1 if whole else None], WEIGHTS)
+    own: tuple[str, ...] = ("config.json", "tokenizer.json", *OF_TOKENIZER[: 1 if whole else None], WEIGHTS)
+    own = ("tokenizer.json", WEIGHTS) if is_static(path) else own
     wanted = [MODULES, *(here + name for name in own)]
     wanted += [here + INDEX] * proof.is_without(here + WEIGHTS)
     wanted += [f"{here}chat_template.jinja"] * (spec.kind == "scores")
     if modules := modules_of(path):
         wanted += [PROMPTS]
-        folders = [each.path for each in modules if each.path and each.kind not in ("Normalize", "Router")]
+        folders = [each.path for each in modules if each.path and each.kind not in ("Normalize", "Router", STATIC)]
         wanted += [f"{folder}/config.json" for folder in folders]
         wanted += _until_there(path, [here + name for name in SENTENCE_CONFIGS])
     elif spec.kind != "dense" or not proof.is_without(MODULES):

@@ -23,9 +23,12 @@ POSITIONS = 512
 SPLADE = "SpladePooling"
 """What a sparse model ends with."""
 NETWORKS = ("Transformer", "MLMTransformer")
+STATIC = "StaticEmbedding"
+STATIC_TYPE = "static"
+"""The `model_type` that a table of vectors is given here."""
 WEIGHTED = frozenset({"Dense", "LayerNorm", "WeightedLayerPooling"})
-SUPPORTED = {*NETWORKS, *WEIGHTED, "Pooling", "Normalize", "Dropout", SPLADE, "LogitScore"}
-POOLED = ("Pooling", SPLADE, "LogitScore")
+SUPPORTED = {*NETWORKS, *WEIGHTED, STATIC, "Pooling", "Normalize", "Dropout", SPLADE, "LogitScore"}
+POOLED = ("Pooling", SPLADE, "LogitScore", STATIC)
 """What makes one thing of a text out of those of its tokens."""
 ROUTER, MODULES, PROMPTS = "router_config.json", "modules.json", "config_sentence_transformers.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -98,7 +101,10 @@ def _check_order(path: Path, kinds: Sequence[str]) -> None:
     texts come of a pooling."""
     if not kinds and (path / MODULES).is_file():
         raise Unsupported(f"{path / MODULES} names no module: fetch the model again")
-    if kinds and kinds[0] not in NETWORKS:
+    if STATIC in kinds and (kinds[0] != STATIC or {*kinds[1:]} - {"Normalize"}):
+        named = f"expected a {STATIC} with nothing but a Normalize, got {', '.join(kinds)}"
+        raise Unsupported(f"{path / MODULES}: {named}: use another model")
+    if kinds and kinds[0] not in (*NETWORKS, STATIC):
         raise Unsupported(f"{path / MODULES}: expected the Transformer first, got {kinds[0]}: use another model")
     pooled = next((place for place, kind in enumerate(kinds) if kind in POOLED), len(kinds))
     if early := [kind for kind in kinds[:pooled] if kind in ("Normalize", "LayerNorm")]:
@@ -108,7 +114,7 @@ def _check_order(path: Path, kinds: Sequence[str]) -> None:
 def check_complete(path: Path) -> None:
     """Raise UnavailableError unless everything that loading reads is there, through its links, and can be read."""
     home = home_of(path)
-    for name in ("config.json", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json")[is_static(path) :]:
         _require(home, name)
     for name in ("config.json", *SETTINGS):
         read_object(home / name)
@@ -116,7 +122,7 @@ def check_complete(path: Path) -> None:
     for weights in weights_of(path):
         values_in(weights)
     for module in document_modules(path):
-        if module.path and module.kind != "Normalize":
+        if module.path and module.kind not in ("Normalize", STATIC):
             _require(path, f"{module.path}/config.json")
             read_object(path / module.path / "config.json")
 
@@ -168,10 +174,18 @@ def document_modules(path: Path) -> list[Module]:
 
 
 def home_of(path: Path) -> Path:
-    """Find the folder of a model's network, its configuration and tokenizer: that of the model, or of a route."""
+    """Find the folder of a model's network, its configuration and tokenizer: that of the model, of a route, or of a
+    table."""
     first = next(iter(document_modules(path)), None)
-    routed = first is not None and first.kind in NETWORKS and bool(routes_of(path))
-    return path / first.path if first and routed else path
+    apart = first is not None and (first.kind == STATIC or (first.kind in NETWORKS and bool(routes_of(path))))
+    return path / first.path if first and apart else path
+
+
+def is_static(path: Path) -> bool:
+    """Tell whether a model is a table of vectors: of sentence-transformers, or of model2vec alone."""
+    modules = modules_of(path)
+    model2vec = read_object(path / "config.json").get("model_type") == "model2vec"
+    return modules[0].kind == STATIC if modules else model2vec
 
 
 def weights_of(path: Path) -> list[Path]:

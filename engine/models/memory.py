@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from interlock.engine.models.heads import VECTORS
-from interlock.engine.models.layout import Sizes, sizes_of, values_in
+from interlock.engine.models.layout import STATIC_TYPE, Sizes, sizes_of, values_in
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.checkpoint import packable, usual
 from interlock.engine.models.networks.kernels import ALIGNED, Kernel
@@ -155,7 +155,7 @@ def law_for(card: "ModelCard", device_kind: str) -> Law:
     size = 2 if device_kind == "sim" else dtype.itemsize
     kind, kernel = card.network_kind, card.kernel_on(device_kind)
     law = law_of(card.config, size, packed=card.packed, attends=card.attention, kernel=kernel, kind=kind, host=host)
-    files = () if card.ours else card.snapshot.weights
+    files = () if card.ours or card.static else card.snapshot.weights
     weights = (size * sum(map(values_in, files)) or law.weights) + size * sum(
         map(values_in, card.snapshot.heads.values())
     )
@@ -207,6 +207,9 @@ def law_of(
     how far off they are. The weights are those of the network alone, and of the head where the `kind` has one.
     """
     config = dict(usual(config))
+    if config.get("model_type") == STATIC_TYPE:
+        width = int(config["hidden_size"])
+        return Law(size * int(config["vocab_size"]) * width, token=BATCH_TOKEN + (size + 4.0) * width)
     sizes = sizes_of(config) or UNKNOWN
     if packed:
         law = _end_to_end(config, sizes, size, kernel)

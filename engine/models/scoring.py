@@ -11,13 +11,13 @@ from typing import Literal
 from interlock.engine.corpus.tokenizer import check_template
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.card import ModelCard, attention_of, padding, tokenizer_of
+from interlock.engine.models.card import ModelCard, attention_of, padding
 from interlock.engine.models.layout import Module, modules_of, read_object
 from interlock.engine.models.networks.checkpoint import NAMES, check_settings, packable, usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
 from interlock.engine.models.pickles import TensorFiles
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.models.sentence import PLAIN, UNBOUNDED, check_sentence, max_tokens_of, positions_of
+from interlock.engine.models.sentence import PLAIN, UNBOUNDED, check_sentence, max_tokens_of, positions_of, tokenizer_of
 from interlock.engine.models.sources import model_cache
 
 Activation = Literal["sigmoid", "identity"]

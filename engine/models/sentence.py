@@ -16,13 +16,14 @@ from typing import Any
 
 import msgspec
 
-from interlock.engine.corpus.tokenizer import Built
+from interlock.engine.corpus.tokenizer import Built, build, build_bare
 from interlock.engine.corpus.tokens import sentence_config
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.layout import read_object, shapes_in
+from interlock.engine.models.layout import STATIC_TYPE, read_object, shapes_in
 from interlock.engine.models.networks.checkpoint import packable
 from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.sources import model_cache
 
 Settings = Mapping[str, object]
 Config = Mapping[str, Any]
@@ -178,6 +179,26 @@ def _sides(path: Path) -> Iterator[tuple[Path, str, object]]:
 def group_of(settings: Settings, key: str) -> Settings:
     value = settings.get(key)
     return value if isinstance(value, dict) else {}
+
+
+def tokenizer_of(spec: ModelSpec, path: Path, config: Config, *, plain: bool = False) -> Built:
+    """Build the tokenizer of the network in `path`. Raises UnavailableError where texts would not be given to it as
+    they are here; `plain` says that it has no `modules.json`."""
+    kept = model_cache() / "tokenizers"
+    if config.get("model_type") == STATIC_TYPE:
+        return build_bare(spec.key, path, kept)
+    built = build(spec.key, path, config, kept)
+    if built.side != "right":
+        raise UnavailableError(
+            f"model {spec.key}: {path / 'tokenizer_config.json'}: truncation_side: expected 'right', got "
+            f"{built.side!r} (texts are truncated at the end only)"
+        )
+    if built.chat and plain:
+        raise UnavailableError(
+            f"model {spec.key}: {path} has a chat template and no modules.json: texts would become messages, which "
+            "is not supported: use another model"
+        )
+    return built
 
 
 def positions_of(snapshot: ModelSnapshot, path: Path, config: Config) -> int | None:

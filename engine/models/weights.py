@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from interlock.engine.errors import InterlockError, UnavailableError, reason
@@ -25,6 +26,7 @@ from interlock.engine.models.networks.batching import forgetting
 from interlock.engine.models.networks.checkpoint import Shape, Weights
 from interlock.engine.models.networks.fused import fuse, pack_for_cpu
 from interlock.engine.models.networks.network import PackedEncoder, PackedPairEncoder, PackedTermEncoder
+from interlock.engine.models.networks.static import StaticTable
 from interlock.engine.models.networks.streaming import (
     Stage,
     Streaming,
@@ -181,7 +183,7 @@ def load(card: ModelCard) -> nn.Module:
     """
     looked = card.snapshot.stamped()
     try:
-        network = _packed(card) if card.ours else _graph(card)
+        network = _table(card) if card.static else _packed(card) if card.ours else _graph(card)
     except InterlockError:
         raise
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
@@ -223,6 +225,13 @@ def _like(tensor: Tensor) -> Tensor:
     """Another tensor object on the same memory."""
     alias = tensor.detach()
     return nn.Parameter(alias, requires_grad=False) if isinstance(tensor, nn.Parameter) else alias
+
+
+def _table(card: ModelCard) -> StaticTable:
+    tensors = {name: tensor for file in card.snapshot.weights for name, tensor in load_file(file).items()}
+    table = StaticTable.from_state(tensors, DTYPES[card.dtype])
+    unmap(table.parameters(), card.snapshot.weights)
+    return table
 
 
 def _packed(card: ModelCard) -> PackedEncoder:
