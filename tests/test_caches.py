@@ -270,3 +270,28 @@ def test_what_earlier_versions_wrote_of_a_model_is_known_again(model):
     assert alike(whole[64:], whole) and alike(whole, whole[64:])
     assert not alike(whole[:64], whole) and not alike("x" * 64, "x" * 128)
     assert not alike(whole, "0" * 64 + whole[64:])
+
+
+def test_the_hub_cache_is_looked_for_where_huggingface_hub_keeps_it(tmp_path):
+    ways = [
+        {},
+        {"XDG_CACHE_HOME": "$HOME/xdg"},
+        {"HF_HOME": "~/hf"},
+        {"HF_HOME": "$PLACE/$HOME/hf"},
+        {"HF_HOME": "${PLACE}/hf", "XDG_CACHE_HOME": "x"},
+        {"HF_HUB_CACHE": "$PLACE/hub", "HF_HOME": "no"},
+        {"HUGGINGFACE_HUB_CACHE": "~/old/$NOTHING"},
+    ]
+    code = (
+        "import json, os\nfrom importlib import reload\nfrom huggingface_hub import constants\n"
+        "from interlock.engine.models.sources import hub_cache\n"
+        f"begun, found = dict(os.environ), []\nfor way in {ways!r}:\n"
+        "    os.environ.clear()\n    os.environ.update(begun | way)\n"
+        "    found.append([reload(constants).HF_HUB_CACHE, str(hub_cache())])\n"
+        "print(json.dumps(found))"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_", "HUGGING"))}
+    env = kept | {"HOME": str(tmp_path), "PLACE": "/some where"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert len(found) == len(ways) and all(Path(theirs) == Path(ours) for theirs, ours in found)

@@ -45,12 +45,13 @@ class Missing(Exception):
 
 
 def hub_cache() -> Path:
-    """Find where Hugging Face keeps snapshots: HF_HUB_CACHE, else HF_HOME/hub, else the user's cache."""
-    if path := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(path).expanduser()
-    home = os.environ.get("HF_HOME")
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "huggingface"
-    return (Path(home).expanduser() if home else default) / "hub"
+    """Find where Hugging Face keeps snapshots: HF_HUB_CACHE, else HF_HOME/hub, else the user's cache; `~` and variables
+    in them are resolved as huggingface_hub does (`constants.py`)."""
+    said = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if not said:
+        above = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+        said = f"{os.environ.get('HF_HOME') or f'{above}/huggingface'}/hub"
+    return Path(os.path.expandvars(Path(said).expanduser()))
 
 
 def model_cache() -> Path:
