@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace) -> int:
     """Embed a directory of chunks; with the URL of a server in place of a store, upload the run to it."""
     from interlock.console.front_ends.dispatch import run_with_front_end, summarise_failure
+    from interlock.engine.flows.again import begun_before
 
     server = options.qdrant if is_address(options.qdrant or "") else ""
     if server:
@@ -37,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
         options.qdrant, options.server = None, server
     settings, made = _settings(options, options.chunks), list[Path]()
     prune = settings.settings.prune
+    settings = replace(settings, notes=(*settings.notes, *filter(None, [begun_before(options.chunks, settings)])))
     if server:
         settings = replace(settings, settings=replace(settings.settings, prune=False))  # there is no store of the run
         try:

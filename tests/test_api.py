@@ -550,6 +550,7 @@ def test_a_journal_repaired_in_place_is_continued_though_the_first_error_is_kept
             "--bm25 off, --deadline 17:45,export or --deadline 8h",
             "bm25='off', deadline='17:45,export' or deadline='8h'",
         ),
+        ("with --run-id 20261126-120830 --resume", "with run_id='20261126-120830' resume=True"),
         ("--filter: choose --index", "where: choose indexes"),
         ("`interlock run --resume` (ray start --head), or `interlock upload`", "(ray start --head)"),
     ],

@@ -218,7 +218,7 @@ class _Summary(msgspec.Struct):
 
 def _closed(directory: Path) -> Overview | None:
     """A run whose journal ends with its close, from its summary; None for any other."""
-    if (closed := _close_of(directory / JOURNAL)) is None:
+    if (closed := close_of(directory / JOURNAL)) is None:
         return None
     try:
         said = msgspec.json.decode(atomic.content(directory / SUMMARY), type=_Summary)
@@ -256,7 +256,8 @@ def _closed(directory: Path) -> Overview | None:
     )
 
 
-def _close_of(path: Path) -> RunClosed | None:
+def close_of(path: Path) -> RunClosed | None:
+    """Read in the end of a journal how its run was closed; None where it was not."""
     with atomic.opened(path) as handle:
         end = handle.seek(0, os.SEEK_END)
         handle.seek(max(0, end - TAIL_BYTES))

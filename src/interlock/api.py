@@ -128,6 +128,11 @@ def embed(
         raise UsageError(f"progress: expected one of {', '.join(SHOWN)}, got {progress!r:.100}")
     path = path_to(chunks, name, configuration.settings.out / INPUTS)
 
+    from interlock.engine.flows.again import begun_before
+
+    if before := begun_before(path, configuration):
+        warnings.warn(in_python(before), RuntimeWarning, stacklevel=2)
+
     def make(controls: Controls) -> Work:
         from interlock.engine.flows.run import Run
 

@@ -13,7 +13,8 @@ from interlock.given import ARGUMENTS, GivenSettings
 
 _FLAG = re.compile(
     r"`[^`]*`|(?<![\w-])--(no-)?([a-z][a-z0-9-]*)"
-    r"(?: (DIR|\d+(?:[hms]\w*|:\d+)?(?:,export)?|cpu|named|mean|off|shared|sim:\w+|[\w.-]*/[^\s,:]*)(?![\w/]))?"
+    r"(?: (DIR|\d+(?:[hms]\w*|:\d+|(?:-\d+)+)?(?:,export)?"
+    r"|cpu|named|mean|off|shared|sim:\w+|[\w.-]*/[^\s,:]*)(?![\w/]))?"
 )
 _CALLS = {"`interlock upload`": "interlock.upload(run, url)"}
 
