@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace) -> int:
     """Embed a directory of chunks; with the URL of a server in place of a store, upload the run to it."""
     from interlock.console.front_ends.dispatch import run_with_front_end, summarise_failure
-    from interlock.engine.flows.again import begun_before
+    from interlock.console.sources.again import begun_before
 
     server = options.qdrant if is_address(options.qdrant or "") else ""
     if server:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import interlock as product
-from interlock.engine.flows.again import begun_before
+from interlock.console.sources.again import begun_before
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.settings import load
 from tests.builders import corpus, interlock, sentences

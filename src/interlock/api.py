@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from interlock.console.sources.again import begun_before
 from interlock.console.sources.session import Session, Work
 from interlock.console.text.event_text import line_of
 from interlock.console.text.plan_text import plan_text
@@ -127,9 +128,6 @@ def embed(
     if progress not in SHOWN:
         raise UsageError(f"progress: expected one of {', '.join(SHOWN)}, got {progress!r:.100}")
     path = path_to(chunks, name, configuration.settings.out / INPUTS)
-
-    from interlock.engine.flows.again import begun_before
-
     if before := begun_before(path, configuration):
         warnings.warn(in_python(before), RuntimeWarning, stacklevel=2)
 

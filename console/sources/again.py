@@ -13,7 +13,6 @@ from interlock.engine.record.rundir import JOURNAL, RunDirectory, runs_in
 from interlock.engine.record.runs import RUNS_ASKED, close_of
 from interlock.engine.record.words import typed
 from interlock.engine.settings import Configuration
-from interlock.engine.vectors.fusion import shares
 
 
 def begun_before(chunks: Path, configuration: Configuration) -> str:
@@ -24,13 +23,14 @@ def begun_before(chunks: Path, configuration: Configuration) -> str:
         return ""
     with suppress(InterlockError, OSError):  # what is wrong with models and chunks the run itself says
         specs = settings.members(extended(configuration.models))
-        weights = shares([weight for _, weight in settings.roster]).tolist()
+        whole = sum(weight for _, weight in settings.roster)
+        weights = [weight / whole for _, weight in settings.roster]
         wanted = [(spec.key, at < len(weights) and weights[at]) for at, spec in enumerate(specs)]
         found = [*_alike(settings.out, str(chunks.resolve()), settings.fusion, wanted)]
         ends = {run: close_of(run / JOURNAL) for run in found}
-        whole = [run for run, end in ends.items() if end and end.status == "completed"]
-        if whole:
-            return f"run {whole[0].name} has these chunks by these models: use --reuse {typed(whole[0])} to take them"
+        done = [run for run, end in ends.items() if end and end.status == "completed"]
+        if done:
+            return f"run {done[0].name} has these chunks by these models: use --reuse {typed(done[0])} to take them"
         if found and held(found[0] / JOURNAL):
             return f"run {found[0].name} computes these chunks by these models now: wait for its end"
         if found:
