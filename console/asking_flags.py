@@ -62,15 +62,41 @@ def search(command: argparse.ArgumentParser) -> None:
     group.add_argument("--rerank-share", type=float, metavar="S", help=text)
     group.add_argument("--rerank-depth", type=int, metavar="N", help="number of chunks that it scores (default 50)")
     telemetry(group)
-    _server(command)
+    group = _server(command)
+    text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"
+    group.add_argument("--exact", action="store_true", help=text)
     settings(command, *RERANKING, "theme", "ascii", "slow_link")
 
 
-def _server(command: argparse.ArgumentParser) -> None:
+def encode(command: argparse.ArgumentParser) -> None:
+    """Encode each TEXT as a question to what PLACE holds (or with --side document as one of its chunks) and print the
+    vectors that its points have, by their names: a line of JSON for each text. PLACE is the directory of a run or of a
+    store, or the URL of a Qdrant server with a collection that was uploaded.
+    """
+    text = "directory of a run, --qdrant directory of one, or the URL of a server"
+    command.add_argument("store", type=place, metavar="PLACE", help=text)
+    text = "texts; without any, or with -, one a line on stdin"
+    command.add_argument("texts", nargs="*", metavar="TEXT", help=text)
+    text = 'take the texts of a file: .jsonl ({"id": ..., "text": ...}), .tsv (id, tab, text) or .txt (one a line)'
+    command.add_argument("--file", type=PATH, metavar="FILE", help=text)
+    text = "encode as questions are (default), or as the run's chunks"
+    command.add_argument("--side", choices=("query", "document"), default="query", help=text)
+    text = "one vector alone: fused, a model's, or bm25; only its models have to be there"
+    command.add_argument("--only", metavar="NAME", help=text)
+    command.add_argument("--collection", metavar="NAME", help="collection that is meant; required if there are several")
+    text = (
+        "write to this file, whole or not at all: .jsonl as on stdout, .parquet, or .npy (the fused vectors, or those "
+        "of --only)"
+    )
+    command.add_argument("--out", type=PATH, metavar="FILE", dest="vectors", help=text)
+    _server(command)
+    settings(command, *RERANKING)
+
+
+def _server(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add how a server is asked where a URL names one."""
     group = command.add_argument_group("a server")
     server_flags(group, 10.0)
-    text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"
-    group.add_argument("--exact", action="store_true", help=text)
     text = "projection.npy of the run's exports, where the run had --project: no server keeps it"
     group.add_argument("--projection", type=PATH, metavar="FILE", help=text)
+    return group

@@ -27,11 +27,12 @@ COMMANDS = {
     "runs": "list the runs: how each stands, its age, models, progress and size",
     "watch": "follow and steer a run in progress, or replay a finished one",
     "ctl": "steer a run from another terminal: pause, resume, stop, status",
-    "view": "show a run's summary as a tree and tables, or compare two",
+    "view": "show a run's summary, or compare two",
     "upload": "upload what a run exported to a Qdrant server",
-    "search": "search a store that a run wrote",
+    "search": "search a run's store, or a server",
+    "encode": "turn texts into the vectors that points have",
     "export": "deliver a finished run into other files or a store",
-    "prune": "remove points from a store whose chunks have left the corpus",
+    "prune": "remove points of a store whose chunks left the corpus",
     "rerank": "score pairs of a query and a text with a cross-encoder",
     "eval": "judge what a roster finds, by queries with known answers",
     "models": "list models and their cache status, fetch them, or bundle them",
@@ -40,18 +41,22 @@ COMMANDS = {
     "schema": "print the JSON Schema of summary.json",
 }
 ROOMS = {
-    **dict.fromkeys(("search", "rerank", "eval"), "searching"),
+    **dict.fromkeys(("search", "encode", "rerank", "eval"), "searching"),
     **dict.fromkeys(("export", "upload", "prune"), "delivery"),
     **dict.fromkeys(("plan", "models", "config", "doctor", "schema"), "answers"),
 }
 """The module beside this one that does a command, where it is not `commands`."""
-LOADING = ("run", "plan", "demo", "search", "rerank", "eval", "models", "doctor")
+LOADING = ("run", "plan", "demo", "search", "encode", "rerank", "eval", "models", "doctor")
 """The commands that look for models."""
 EXAMPLES = {
     "run": "example:\n"
     "  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
     "  interlock run chunks --resume   # after a kill: recomputes the batch in flight",
     "watch": "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
+    "encode": "examples:\n"
+    '  interlock encode store "how do I rotate the keys?" | jq .vectors.fused\n'
+    "  interlock encode runs/20261121-120000 --file questions.txt --out asked.npy\n"
+    "  cat chunks.txt | interlock encode http://localhost:6333 - --side document",
     "export": "examples:\n"
     "  interlock export runs/20261121-120000 --to files --export npy,jsonl\n"
     "  interlock export runs/20261121-120000 --to files --vectors float16\n"
@@ -98,6 +103,9 @@ class Parser(argparse.ArgumentParser):
         if len(words) == 1 and getattr(known, "query", "") is None:  # argparse looks for it before the options alone
             known.query = words[0]
             unknown.remove(words[0])
+        if (texts := getattr(known, "texts", None)) is not None:  # and those behind options not at all
+            known.texts = [*texts, *(word for word in unknown if word[:1] != "-" or word == "-")]
+            unknown = [word for word in unknown if word not in known.texts]
         if unknown:
             options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
             near = [meant(word[2:].partition("=")[0], options, "--") if word[:2] == "--" else "" for word in unknown]

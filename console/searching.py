@@ -1,5 +1,6 @@
 """The commands that ask models: `interlock search`, one question, a file of them or a screen that takes one after
-another; `interlock rerank`, a file of pairs; `interlock eval`, a judged collection or a run."""
+another; `interlock encode`, texts as vectors; `interlock rerank`, a file of pairs; `interlock eval`, a judged
+collection or a run."""
 
 import argparse
 import json
@@ -31,14 +32,17 @@ from interlock.engine.record.words import argument, command, safe, several, type
 from interlock.engine.settings import Configuration, limit_threads
 
 if TYPE_CHECKING:
+    from interlock.engine.corpus.questions import Question
     from interlock.engine.evaluation.report import MeasuredWeights
     from interlock.engine.flows.evaluate import EvaluationRequest
     from interlock.engine.flows.search import Answering
     from interlock.engine.search.ask import Ask
-    from interlock.engine.search.hits import Answer
+    from interlock.engine.search.hits import Answer, EncodedTexts
     from interlock.engine.search.rerank import Rerank
     from interlock.engine.search.served import ServerPlace
 
+VECTOR_FILES = (".jsonl", ".npy", ".parquet")
+"""How the name of a file of vectors may end, which says what it is."""
 ON_SCREEN = 20
 """How many chunks answer a question on the screen where nobody says it."""
 
@@ -157,7 +161,69 @@ def _place(options: argparse.Namespace) -> "Path | ServerPlace":
 
     if isinstance(options.store, Path):
         return options.store
-    return ServerPlace(options.store, options.api_key_file, options.patience, options.projection, options.exact)
+    exact = getattr(options, "exact", False)
+    return ServerPlace(options.store, options.api_key_file, options.patience, options.projection, exact)
+
+
+def encode(options: argparse.Namespace) -> int:
+    """Encode texts as the points of a collection are, and write the vectors: a line of JSON each, a table, an array."""
+    from interlock.engine.flows.search import encode_for
+
+    settings, out = configuration(options), options.vectors
+    limit_threads(settings)
+    check_directory("--out", out)
+    if out and out.suffix not in VECTOR_FILES:
+        raise UsageError(f"--out {out}: name it {', '.join(VECTOR_FILES)}, which says what it is to be")
+    asked = _asked(options)
+    if out and options.file and same_file(out, options.file):
+        raise UsageError(f"--out: {out} is the file of texts: name another file")
+    with progress("text") as done:
+        listener, texts = Listener(partial(Telemetry, None), say, done), [each.text for each in asked]
+        place = _place(options)
+        found = encode_for(settings, place, options.collection, texts, options.side, options.only or "", listener)
+    if cuts := [each for each in found.cut if each]:
+        say(f"warning: {cut_text(cuts, len(found), 'text')}")
+    if found.lacks:
+        say(f"warning: {found.lacks}")
+    _write_vectors(out, [each.id for each in asked], found)
+    return ExitCode.COMPLETED
+
+
+def _asked(options: argparse.Namespace) -> "list[Question]":
+    """The texts of the command line, of a file, or of stdin."""
+    from interlock.engine.corpus.questions import Question, questions_in, read_questions
+
+    if options.file and options.texts:
+        raise UsageError("encode: pass texts, or a file of them with --file")
+    if options.file:
+        return list(read_questions(options.file))
+    if options.texts and options.texts != ["-"]:
+        return [Question(str(number), text) for number, text in enumerate(options.texts, 1)]
+    if not sys.stdin or (sys.stdin.isatty() and not options.texts):
+        raise UsageError("encode: pass texts, a file of them with --file, or one a line on stdin")
+    return list(questions_in((line.rstrip(b"\r\n") for line in sys.stdin.buffer), "stdin"))
+
+
+def _write_vectors(out: Path | None, ids: Sequence[str], found: "EncodedTexts") -> None:
+    from interlock.engine.targets.files.tables import text_lines, texts_table
+
+    if out and out.suffix == ".npy":
+        import numpy as np
+
+        names = [name for name in found.dense if name == "fused"] or list(found.dense)
+        if len(names) != 1:
+            raise UsageError(f"--out {out}: it holds one vector a text: name it with --only ({', '.join(names)})")
+        with atomic.replacing(out) as partial, partial.open("wb") as file:
+            np.save(file, found.dense[names[0]])
+    elif out and out.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        with atomic.replacing(out) as partial:
+            pq.write_table(texts_table(ids, found.texts, found.dense, found.sparse), partial, compression="zstd")
+    else:
+        with writing(out) as write:
+            for line in text_lines(ids, found.texts, found.dense, found.sparse):
+                write(line)
 
 
 def _stale_among(answers: "Sequence[Answer]", answering: "Answering") -> str:

@@ -1,6 +1,10 @@
 """Texts are encoded as the points of a collection are: questions as a search has them, documents as the run did."""
 
+import io
+import json
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +19,8 @@ from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.settings import load
 from interlock.engine.targets import shard
-from tests.builders import corpus, sentences, tiny_model, toml
+from tests.builders import command as processes
+from tests.builders import corpus, environment, sentences, tiny_model, toml
 
 TEXTS = sentences(40)
 QUESTIONS = ["which of the able words", "a mention of ing and ness", TEXTS[7]]
@@ -232,3 +237,80 @@ def test_a_place_or_a_model_that_is_not_as_it_was_is_told(place, settings, tmp_p
         interlock.encode(
             at, ["a"], settings=interlock.Settings(config=place / "interlock.toml", offline=True, models=rows)
         )
+
+
+def command(call, place, *words, monkeypatch=None, stdin=None):
+    if stdin is not None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    return call("encode", *words, "--config", place / "interlock.toml", "--offline")
+
+
+@pytest.mark.parametrize("way", ["arguments", "stdin", "-", "file", "behind options"])
+def test_texts_come_as_arguments_by_a_pipe_or_of_a_file_and_leave_as_lines(
+    place, settings, call, monkeypatch, tmp_path, way
+):
+    stdin = "".join(f"{each}\n" for each in QUESTIONS).encode() if way in ("stdin", "-") else None
+    (tmp_path / "q.jsonl").write_text(
+        "".join(json.dumps({"id": at, "text": each}) + "\n" for at, each in enumerate(QUESTIONS, 1))
+    )
+    words = {
+        "stdin": [],
+        "-": ["-"],
+        "file": ["--file", tmp_path / "q.jsonl"],
+        "behind options": ["--side", "query", *QUESTIONS],
+    }
+    code, out, said = command(
+        call, place, place / "concat", *words.get(way, QUESTIONS), monkeypatch=monkeypatch, stdin=stdin
+    )
+    assert (code, said) == (ExitCode.COMPLETED, "")
+    wanted = interlock.encode(place / "concat", QUESTIONS, settings=settings)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(line["id"], line["text"]) for line in lines] == [(str(at), each) for at, each in enumerate(QUESTIONS, 1)]
+    for row, line in enumerate(lines):
+        assert line["vectors"] == {name: vectors[row].tolist() for name, vectors in wanted.dense.items()}
+        assert dict(zip(*line["sparse"]["bm25"].values(), strict=True)) == row_of(wanted.sparse["bm25"], row)
+
+
+def test_files_of_vectors_are_what_numpy_and_arrow_read(place, settings, call, tmp_path):
+    wanted = interlock.encode(place / "concat", QUESTIONS, settings=settings)
+    for name in ("v.npy", "v.parquet", "v.jsonl"):
+        assert command(call, place, place / "concat", *QUESTIONS, "--out", tmp_path / name)[:2] == (0, "")
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), wanted.dense["fused"])
+    table = pq.read_table(tmp_path / "v.parquet").to_pydict()
+    assert table["text"] == QUESTIONS and [*table] == ["id", "text", "a", "b", "fused", "bm25"]
+    np.testing.assert_array_equal(np.array(table["b"], np.float32), wanted.dense["b"])
+    assert dict(zip(*table["bm25"][2].values(), strict=True)) == row_of(wanted.sparse["bm25"], 2)
+    assert len((tmp_path / "v.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.nightly
+def test_a_reader_that_leaves_is_no_failure(place):
+    words = ["encode", place / "concat", *TEXTS, "--config", place / "interlock.toml"]
+    line = " ".join(map(shlex.quote, processes(*words)))
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{line} | head -c 9"], capture_output=True, env=environment(), cwd=place
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b'{"id":"1"', b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "told"),
+    [
+        (["concat"], b"", "stdin is empty: put a question on each line"),
+        (["concat"], b"a\n\nb\n", "stdin:2: the question is empty: remove the line"),
+        (["concat", "-"], b"\xff\n", "stdin:1: the line is not UTF-8"),
+        (["concat", "a", "--file", "q.txt"], None, "pass texts, or a file of them with --file"),
+        (["concat", "a", "--out", "v.csv"], None, "v.csv: name it .jsonl, .npy, .parquet, which says what it is to be"),
+        (["named", "a", "--out", "v.npy"], None, "it holds one vector a text: name it with --only (a, b)"),
+        (["concat", "a", "--only", "bm25", "--out", "v.npy"], None, "it holds one vector a text"),
+        (["concat", "a", "--out", "no/v.npy"], None, "no does not exist: create it"),
+        (["concat", " "], None, "text 0 is empty"),
+        (["concat", "a", "--sid", "x"], None, "--sid"),
+    ],
+)
+def test_what_a_command_cannot_encode_is_refused_and_nothing_is_written(
+    place, call, monkeypatch, tmp_path, words, stdin, told
+):
+    code, out, said = command(call, place, place / words[0], *words[1:], monkeypatch=monkeypatch, stdin=stdin)
+    assert (code, out) == (ExitCode.USAGE, "") and told in said
+    assert not list(tmp_path.glob("v.*"))

@@ -7,7 +7,7 @@ judgement would make every figure after it wrong. Other members of a line are le
 
 import re
 from collections.abc import Collection as Members
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -90,18 +90,25 @@ def read_questions(file: Path, *, empty: bool = False) -> Iterator[Question]:
     the line's number; for a question without a word too, unless those may be `empty`.
     """
     if file.suffix not in LISTED:
-        raise UsageError(f"--queries {file}: name it {', '.join(LISTED)}, which says how it is read")
+        raise UsageError(f"{file}: name it {', '.join(LISTED)}, which says how it is read")
+    yield from questions_in(_read(file), str(file), file.suffix, empty=empty)
+
+
+def questions_in(
+    lines: Iterable[bytes], source: str, suffix: str = ".txt", *, empty: bool = False
+) -> Iterator[Question]:
+    """Yield the questions of lines, which are read as those of a file with this suffix. Raises as `read_questions`."""
     seen: dict[str, int] = {}
-    for number, line in enumerate(_read(file), 1):
-        place, own = f"{file}:{number}", str(number)
+    for number, line in enumerate(lines, 1):
+        place, own = f"{source}:{number}", str(number)
         text = _decoded(place, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
-        if file.suffix == ".jsonl":
+        if suffix == ".jsonl":
             found = _of_json(place, text.encode() or b"null", _Asked, '{"id": ..., "text": ...}')
             texts = [each for each in (found.text, found.query) if each is not None]
             if len(texts) != 1:
                 raise UsageError(f'{place}: expected one of "text" and "query": give one of them')
             own, text = str(next((each for each in (found.id, found.id_) if each is not None), number)), texts[0]
-        elif file.suffix == ".tsv" and text.strip():
+        elif suffix == ".tsv" and text.strip():
             own, tab, text = text.partition("\t")
             if not tab or not own.strip():
                 raise UsageError(f"{place}: no tab: put an id and a tab before the question, or use a .txt")
@@ -114,7 +121,7 @@ def read_questions(file: Path, *, empty: bool = False) -> Iterator[Question]:
         seen[own] = number
         yield Question(own, text)
     if not seen:
-        raise UsageError(f"{file} is empty: put a question on each line")
+        raise UsageError(f"{source} is empty: put a question on each line")
 
 
 def read_pairs(file: Path) -> Iterator[PairLine]:

@@ -185,7 +185,7 @@ class Jsonl:
         with partial.open("wb") as out:
 
             def take(window: Window) -> None:
-                for chunk, (vectors, sparse) in zip(window.chunks, self._rows(window), strict=True):
+                for chunk, (vectors, sparse) in zip(window.chunks, self.rows_of(window), strict=True):
                     numbers = {name: vector.tolist() for name, vector in vectors.items()}
                     line = {"id": chunk.point_id, "payload": _payload(chunk), "vectors": numbers, "sparse": sparse}
                     out.write(encoder.encode(line) + b"\n")
@@ -199,7 +199,7 @@ class Jsonl:
 
             def check(window: Window) -> str:
                 wrong = []
-                for row, (vectors, sparse) in enumerate(self._rows(window)):
+                for row, (vectors, sparse) in enumerate(self.rows_of(window)):
                     text = lines.readline()
                     found = json.loads(text) if text else {"id": None, "payload": {}}
                     wrong.append(
@@ -213,7 +213,7 @@ class Jsonl:
 
             yield check
 
-    def _rows(self, window: Window) -> Iterator[tuple[dict[str, Vectors], dict[str, object]]]:
+    def rows_of(self, window: Window) -> Iterator[tuple[dict[str, Vectors], dict[str, object]]]:
         """The dense and sparse vectors of each row by name, without those it was parked for."""
         there = {name: whole(window.vectors[name]) for name in self.names}
         for row in range(len(window.points)):
@@ -243,3 +243,25 @@ def _same(found: dict[str, list[float]], wanted: dict[str, Vectors]) -> bool:
     return found.keys() == wanted.keys() and all(
         np.array(numbers).tobytes() == wanted[name].astype(np.float64).tobytes() for name, numbers in found.items()
     )
+
+
+def texts_table(
+    ids: Sequence[str], texts: Sequence[str], dense: Mapping[str, Vectors], sparse: Mapping[str, SparseRows]
+) -> "pa.Table":
+    """Make a table of texts outside a run, with columns of vectors as `points.parquet` has them."""
+    import pyarrow as pa
+
+    columns = {"id": pa.array(ids, pa.string()), "text": pa.array(texts, pa.string())}
+    columns |= {name: _column(vectors, FLOAT32) for name, vectors in dense.items()}
+    columns |= {name: _terms_column(rows, int(rows.indices.max(initial=0)) + 1) for name, rows in sparse.items()}
+    return pa.table(columns)
+
+
+def text_lines(
+    ids: Sequence[str], texts: Sequence[str], dense: Mapping[str, Vectors], sparse: Mapping[str, SparseRows]
+) -> Iterator[str]:
+    """Write texts outside a run as lines of JSON, with vectors as `points.jsonl` has them."""
+    rows = Jsonl(len(ids), [*dense], [*sparse]).rows_of(Window(0, [b""] * len(ids), (), dense, sparse))
+    for own, text, (vectors, terms) in zip(ids, texts, rows, strict=True):
+        numbers = {name: vector.tolist() for name, vector in vectors.items()}
+        yield msgspec.json.encode({"id": own, "text": text, "vectors": numbers, "sparse": terms}).decode() + "\n"
