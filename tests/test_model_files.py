@@ -61,14 +61,6 @@ def test_files_that_a_tokenizer_does_not_read_are_not_missed(model, tmp_path, mo
     assert card_of("hf:stations/m", revision="b" * 40).pooling == "cls"
 
 
-def test_an_adapter_by_itself_is_called_one(model):
-    for name in ("config.json", "model.safetensors", MODULES):
-        (model / name).unlink()
-    edited(model / "adapter_config.json", peft_type="LORA")
-    with pytest.raises(UnavailableError, match=r"model m: .*adapter_config\.json: adapters are not supported"):
-        card_of(model)
-
-
 @pytest.mark.parametrize(
     ("kinds", "why"),
     [

@@ -249,12 +249,6 @@ def test_a_cut_that_another_file_puts_right_is_no_reason_to_refuse(model):
     assert worst_cosine(model) > 0.9999
 
 
-def test_adapters_beside_the_weights_are_refused(model):
-    edit(model / "adapter_config.json", peft_type="LORA")
-    with pytest.raises(UnavailableError, match=r"adapter_config\.json: adapters are not supported"):
-        card_of(model)
-
-
 def test_settings_that_change_no_vector_are_no_reason_to_refuse(model):
     edit(
         model / BERT,

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,10 +23,18 @@ from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.bundles import bundle_directory, bundled
 from interlock.engine.models.commits import mark, proof_of
-from interlock.engine.models.layout import ROUTER, PickleOnly, Unsupported, settings_of, weights_of
+from interlock.engine.models.layout import (
+    MERGED,
+    ROUTER,
+    PickleOnly,
+    Unsupported,
+    settings_of,
+    weights_of,
+)
+from interlock.engine.models.networks.lora import ADAPTER, base_of, is_adapter, merge
 from interlock.engine.models.pickles import PICKLES, heads_for, may_read_pickles
 from interlock.engine.models.registry import OWN_CODE, REGISTRY, Head, ModelSpec, name_of, vouched
-from interlock.engine.models.sources import PATTERNS, Missing, complete, local, remembered_sha256, stamp_of
+from interlock.engine.models.sources import PATTERNS, Missing, complete, local, model_cache, remembered_sha256, stamp_of
 from interlock.engine.record import atomic
 from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved, Warned
 from interlock.engine.record.facts import Outcome
@@ -114,6 +123,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
     began, spec = time.monotonic(), vouched(spec, policy.pickles)
     (path, source, commit, heads), outcome = _locate(spec, policy, emit)
     try:
+        path = _merged(spec, path, policy, emit)
         weights = tuple(weights_of(path))
         stamps = {file: stamp_of(file) for file in (*counting(path, weights), *heads.values())}
         vouched_for = may_read_pickles(spec)  # by a hash, which is then computed each time
@@ -131,6 +141,29 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
     seconds = round(time.monotonic() - began, 3)
     emit(ModelResolved(model=spec.key, source=source, outcome=outcome, commit=commit, bytes=size, seconds=seconds))
     return ModelSnapshot(path, source, commit, outcome, weights, fingerprint, size, seconds, stamps, heads, digests)
+
+
+def _merged(spec: ModelSpec, path: Path, policy: Policy, emit: Emit) -> Path:
+    """The directory of the model that an adapter in `path` makes of its base, which is made once; `path` itself where
+    there is none. A base is resolved as any other model, its own weights beside the adapter go before all."""
+    if not is_adapter(path):
+        return path
+    source, revision = base_of(spec.key, path)
+    if source:
+        found = resolve(ModelSpec(Path(source).name, (source,), revision=revision), policy, emit)
+        base, known = found.path, found.fingerprint
+    else:
+        base, known = path, _fingerprint(path, _hashes(path, weights_of(path), remembered_sha256))
+    record = {"base": known, **_hashes(path, [*settings_of(path), path / ADAPTER])}
+    target = model_cache() / "merged" / hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    with atomic.alone(target.parent):
+        if not (target / MERGED).is_file():
+            shutil.rmtree(target, ignore_errors=True)
+            try:
+                merge(path, base, target, record)
+            except Unsupported as error:
+                raise Unsupported(f"model {spec.key}: {error}") from None
+    return complete(target, None, spec, None).path
 
 
 def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:

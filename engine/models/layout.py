@@ -35,7 +35,9 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """What changes ids beside `tokenizer.json`."""
 SETTINGS = (*SENTENCE_CONFIGS, "tokenizer_config.json", PROMPTS)
-OF_MODEL = (MODULES, PROMPTS, ROUTER, "idf.json")
+MERGED = "merged.json"
+"""Of which files a model was merged."""
+OF_MODEL = (MODULES, PROMPTS, ROUTER, "idf.json", MERGED)
 OF_NETWORK = (
     *("config.json", "tokenizer.json", *OF_TOKENIZER, *SENTENCE_CONFIGS, "vocab.txt", "vocab.json", "merges.txt"),
     *("*.model", "chat_template.*", "generation_config.json", "adapter_config.json", "*processor_config.json"),
@@ -74,10 +76,7 @@ class _Router(msgspec.Struct):
 
 def check_supported(path: Path) -> None:
     """Raise Unsupported, naming file and module, for a model that has one that is not computed here, or not where it
-    stands, and for one that changes another's weights."""
-    adapter = home_of(path) / "adapter_config.json"
-    if adapter.is_file():
-        raise Unsupported(f"{adapter}: adapters are not supported: merge it into the weights")
+    stands."""
     for module in document_modules(path):
         route = [each.kind for each in routes_of(path).get("document", [])]
         through = f" whose documents go through {', '.join(route)}" * bool(route)

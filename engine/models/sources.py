@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.models.commits import Proof, lacking, proof_of
-from interlock.engine.models.layout import PickleOnly, Unsupported, check_complete, check_supported, home_of
+from interlock.engine.models.layout import PickleOnly, Unsupported, check_complete, check_supported, home_of, values_in
+from interlock.engine.models.networks.lora import ADAPTER, is_adapter, read_adapter
 from interlock.engine.models.pickles import (
     heads_in_safetensors,
     in_safetensors,
@@ -94,11 +95,16 @@ def complete(
     lack for all that is known, and Unsupported for what is not computed here."""
     try:
         check_supported(path)
+        if is_adapter(path):
+            read_adapter(path)
     except Unsupported as error:
         raise Unsupported(f"model {spec.key}: {error}") from None
     if lacks := lacking(path, spec, proof, by_row=by_row):
         doubt = " (nothing here says whether its commit has them)" if proof and proof.names is None else ""
         raise UnavailableError(f"{path} lacks {', '.join(lacks)}{doubt}")
+    if is_adapter(path):  # its base is found by who merges them
+        values_in(path / ADAPTER)
+        return Copy(path, commit)
     whole = in_safetensors(path, spec, model_cache(), write=write)
     if write or not (pickles_of(whole) and may_read_pickles(spec)):
         check_complete(whole)
