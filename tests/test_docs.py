@@ -1,5 +1,6 @@
 """The pages: every link within the repository leads somewhere, and every command is one that the parser takes."""
 
+import argparse
 import re
 import shlex
 
@@ -87,3 +88,11 @@ def test_every_example_of_help_is_one_that_the_parser_takes(name, capsys):
     said = interlock(*[name] * bool(name), "--help").stdout.replace("\n  interlock ", "\n    interlock ")
     wrong = [why for each in commands_of(said) if (why := refused(each, capsys))]
     assert wrong == []
+
+
+def test_what_stands_for_a_flag_of_the_predecessor_is_a_flag():
+    (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
+    known = {flag for command in commands.choices.values() for flag in command._option_string_actions}
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", (ROOT / "docs" / "predecessor.md").read_text(), re.M)
+    ours = {flag for _, here in rows for flag in re.findall(r"(?<=[` ])--[a-z-]+", here)}
+    assert len(ours) > 20 and ours <= known
