@@ -26,7 +26,7 @@ import torch
 
 from interlock.engine.compute.encoder import PackedRows, encoder_for
 from interlock.engine.compute.parts.tokens import TokenRows, pool_tokens
-from interlock.engine.corpus.ragged import starts_of
+from interlock.engine.corpus.places import starts_of
 from interlock.engine.corpus.tokens import load_tokenizer, specials_of
 from interlock.engine.evaluation.nearest import maxsim
 from interlock.engine.gpu.devices import choose

@@ -10,12 +10,32 @@ import sys
 from pathlib import Path
 
 from interlock.console.cli import configuration
-from interlock.console.writing import tell
+from interlock.console.writing import progress, tell
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.models.registry import label
-from interlock.engine.record.words import human_bytes, safe, several, unarmed
+from interlock.engine.record.words import command, human_bytes, safe, several, unarmed
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, limit_threads, shown
 from interlock.widgets.formats import render
+
+
+def chunk(options: argparse.Namespace) -> int:
+    """Cut documents into a chunk file, and say what to do with it."""
+    from interlock.engine.flows.models import chunk as flow
+
+    out, settings = options.chunk_file, configuration(options)
+    if not out.name.endswith(".jsonl"):
+        raise UsageError(f"--out {out}: a run reads chunk files by their names: name it {out.stem}.jsonl")
+    with progress("file") as told:
+        made = flow(settings, options.documents, out, options.tokens, options.overlap, told)
+    for refusal in made.refusals:
+        print(safe(f"interlock: {refusal.file} refused: {refusal.reason}"), file=sys.stderr)
+    if made.others:
+        others = ", ".join(f"{count} {ending}" for ending, count in made.others.most_common(5))
+        print(safe(f"interlock: left out by their endings: {others}"), file=sys.stderr)
+    print(safe(f"{several(made.chunks, 'chunk')} of {several(made.documents, 'document')} in {out}"))
+    if made.chunks:
+        print(f"next: {command(['run', str(out)])}")
+    return ExitCode.FAILED if made.refusals or not made.chunks else ExitCode.COMPLETED
 
 
 def plan(options: argparse.Namespace) -> int:

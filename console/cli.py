@@ -21,7 +21,8 @@ Any setting can also come from the environment (INTERLOCK_ROSTER=...) or a TOML
 file (--config); `interlock config show` prints every value and its origin."""
 
 COMMANDS = {
-    "run": "embed a directory of chunk files",
+    "chunk": "cut documents into a chunk file",
+    "run": "embed chunk files or tables",
     "plan": "show what a run would do",
     "demo": "embed the docstrings of Python's standard library",
     "runs": "list the runs: how each stands, its age, models, progress and size",
@@ -43,12 +44,15 @@ COMMANDS = {
 ROOMS = {
     **dict.fromkeys(("search", "encode", "rerank", "eval"), "searching"),
     **dict.fromkeys(("export", "upload", "prune"), "delivery"),
-    **dict.fromkeys(("plan", "models", "config", "doctor", "schema"), "answers"),
+    **dict.fromkeys(("chunk", "plan", "models", "config", "doctor", "schema"), "answers"),
 }
 """The module beside this one that does a command, where it is not `commands`."""
-LOADING = ("run", "plan", "demo", "search", "encode", "rerank", "eval", "models", "doctor")
+LOADING = ("chunk", "run", "plan", "demo", "search", "encode", "rerank", "eval", "models", "doctor")
 """The commands that look for models."""
 EXAMPLES = {
+    "chunk": "examples:\n  interlock chunk handbook --out chunks/Handbook/pages.jsonl\n"
+    "  interlock chunk handbook --out chunks/Handbook/pages.jsonl --roster bge-m3 --tokens 512 --overlap 32\n"
+    "  interlock run chunks --qdrant store",
     "run": "example:\n"
     "  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
     "  interlock run chunks --resume   # after a kill: recomputes the batch in flight",

@@ -17,6 +17,21 @@ ASKED = ("pause", "resume", "stop", "exclusive", "fallback", "status")
 T = TypeVar("T")
 
 
+def chunk(command: argparse.ArgumentParser) -> None:
+    """Cut the documents in DIR into chunks that every model of --roster reads whole, and write them to a chunk file for
+    `interlock run`: Markdown at its headings and paragraphs, texts and code at theirs; HTML, PDF and Office files where
+    markitdown is installed. Each chunk keeps its file, its headings and where it stands.
+    """
+    command.add_argument("documents", type=PATH, metavar="DIR", help="directory of documents, or one")
+    text = "chunk file to write, whole or not at all: chunks/Name/pages.jsonl"
+    command.add_argument("--out", type=PATH, metavar="FILE.jsonl", required=True, dest="chunk_file", help=text)
+    text = "most tokens of a chunk, by the tokenizer of each model, with prompt and special tokens (default 256)"
+    command.add_argument("--tokens", type=told(parsers.at_least_one), default=256, metavar="N", help=text)
+    text = "tokens that a chunk may share with the one before (default 0)"
+    command.add_argument("--overlap", type=told(parsers.count), default=0, metavar="N", help=text)
+    settings(command, "roster", "sparse", "offline", "allow_pickle")
+
+
 def run(command: argparse.ArgumentParser) -> None:
     """Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model
     of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.engine.corpus.ragged import owners_of, places_of, starts_of
+from interlock.engine.corpus.places import owners_of, places_of, starts_of
 
 
 @given(st.lists(st.integers(0, 5), max_size=8))

@@ -31,7 +31,7 @@ ERRORS = {
 }
 KINDS = {
     "Warned": "warning", "skipped": "warning", "refuse": "control", "ValueError": "value",
-    "Refusal": "record", "_Refused": "record", "_NoList": "record",
+    "Refusal": "record", "_Refused": "record", "_Unreadable": "record", "_NoList": "record",
     "mitigate": "step", "_step": "step", "_again": "step", "_mitigated": "step", "tell_mitigated": "step",
 }  # fmt: skip
 """What is called with a message that is not an error, and the kind of message."""
@@ -47,7 +47,7 @@ TITLES = {
 SETTINGS = ("engine/settings.py", "engine/parsers.py")
 VALUES = (*SETTINGS, "engine/gpu/faults.py", "engine/record/words.py")
 """Files whose ValueErrors are a person's values; others are a caller's mistakes."""
-_REFUSING = ("_refuse_path", "_refuse_link", "bounded", "unnamed", "_twice", "_row", "_encoded")
+_REFUSING = ("refuse_path", "_refuse_link", "bounded", "unnamed", "_twice", "_row", "_encoded")
 """What returns why a file is refused."""
 _REMEDY = re.compile(
     r"(?:[:;,] |\n|\()((?:--resume|add|check|choose|continue|copy|delete|drop|finish|fix|free|give|install|merge|"

@@ -20,7 +20,7 @@ from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import NO_TERMS, SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows, pool_tokens
-from interlock.engine.corpus.ragged import Ints, owners_of, places_of, starts_of
+from interlock.engine.corpus.places import Ints, owners_of, places_of, starts_of
 from interlock.engine.corpus.tokenizer import Types
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard

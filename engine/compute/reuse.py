@@ -20,7 +20,7 @@ from interlock.engine.compute.job import Batch, Rows, digest_of
 from interlock.engine.compute.parts.files import NOT_AN_ARRAY
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.corpus.corpus import DIGEST, Digests, digest_of_texts
-from interlock.engine.corpus.ragged import starts_of
+from interlock.engine.corpus.places import starts_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import RowsReused

@@ -24,7 +24,7 @@ from interlock.engine.compute.parts.term_table import TermTable, table_of
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.compute.source import BatchSource
-from interlock.engine.corpus.ragged import starts_of
+from interlock.engine.corpus.places import starts_of
 from interlock.engine.corpus.tokens import Ids, Specials, Tokenised, encoded, load_tokenizer, naming, specials_of
 from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.gpu.device import Device

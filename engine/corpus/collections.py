@@ -19,7 +19,7 @@ from interlock.engine.corpus.forms import READ, form_of, stem_of
 from interlock.engine.corpus.naming import BEIR, USUAL, Naming
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.record.facts import Refusal
-from interlock.engine.record.words import few, several
+from interlock.engine.record.words import command, few, several
 
 ALIKE = (".md", ".html", ".pdf", ".docx")
 """Endings, in any case, of files whose texts people may expect to be read, where there are no others."""
@@ -80,6 +80,9 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
         skipped = "".join(f"; {each}" for each in overlooked(root, found))
+        if any(name.lower().endswith(ALIKE) for collection in found for name in collection.unread) or _has_pages(root):
+            words = ["chunk", str(root), "--out", f"chunks/{entire.name}/pages.jsonl"]
+            skipped += f"; to make a chunk file of documents use `{command(words)}`"
         raise UsageError(f"{root} has no chunk files or tables: name the directory above them ({READ}){skipped}")
     names = {collection.name for collection in found}
     if missing := [name for name in wanted if name not in names]:
@@ -106,6 +109,10 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
                 f"{collection.qdrant_collection!r}: rename one, or choose with --collections"
             )
     return chosen
+
+
+def _has_pages(root: Path) -> bool:
+    return any(path.name.lower().endswith((".txt", *ALIKE)) for path in root.iterdir())
 
 
 def _alone(file: Path) -> Collection:
@@ -184,7 +191,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _collection(directory: Path, root: Path, rank: int) -> Collection:
-    if refusal := _refuse_path(directory, root):
+    if refusal := refuse_path(directory, root):
         name = printable(directory.name)
         return Collection(name, "", directory, (), (Refusal(name, None, refusal),))
     files: list[str] = []
@@ -195,7 +202,7 @@ def _collection(directory: Path, root: Path, rank: int) -> Collection:
         beir = all((directory / name).exists() for name in BEIR_FILES)
     for path in _walk(directory, rank, refusals, unread):
         relative = path.relative_to(directory).as_posix()
-        if reason := _refuse_path(path, root):
+        if reason := refuse_path(path, root):
             refusals.append(Refusal(printable(relative), None, reason))
         elif beir and relative == "queries.jsonl":
             unread.append(relative)
@@ -206,7 +213,7 @@ def _collection(directory: Path, root: Path, rank: int) -> Collection:
 
 
 def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: list[str]) -> Iterator[Path]:
-    """Files that are read, and every link to a directory (for `_refuse_path` to judge), below `directory`; what only
+    """Files that are read, and every link to a directory (for `refuse_path` to judge), below `directory`; what only
     may hold texts goes to `unread`."""
 
     def refuse(error: OSError) -> None:
@@ -232,8 +239,8 @@ def _is_alike(name: str, rank: int) -> bool:
     return not _is_read(name, rank) and (form_of(name) is not None or name.lower().endswith(alike))
 
 
-def _refuse_path(path: Path, root: Path) -> str | None:
-    """Why nothing is read from `path`, or None."""
+def refuse_path(path: Path, root: Path) -> str | None:
+    """Say why nothing is read from `path` below `root`, or return None."""
     name = path.relative_to(root).as_posix() if path != root else ""
     if ".." in name:
         return "name contains '..'"

@@ -22,7 +22,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
-from interlock.engine.corpus.ragged import starts_of
+from interlock.engine.corpus.places import starts_of
 from interlock.engine.errors import UnavailableError, reason
 from interlock.engine.record import atomic
 from interlock.engine.record.words import several

@@ -23,7 +23,7 @@ from interlock.engine.compute.parts.term_table import table_of
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.compute.texts import Encoded, GpuJobs, HostJobs, TextJobs, weigh_queries
-from interlock.engine.corpus.ragged import starts_of
+from interlock.engine.corpus.places import starts_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection
 from interlock.engine.evaluation.judging import Lists, Rescored

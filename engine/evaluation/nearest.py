@@ -10,7 +10,7 @@ import numpy.typing as npt
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
-from interlock.engine.corpus.ragged import owners_of
+from interlock.engine.corpus.places import owners_of
 from interlock.engine.vectors.fusion import fit, project, turned
 from interlock.engine.vectors.precision import BITS, int8_for, signs
 

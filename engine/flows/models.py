@@ -8,6 +8,7 @@ from typing import Literal
 
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.texts import weigh_documents, weigh_queries
+from interlock.engine.corpus.documents import ChunkedFiles, TokenCounter, Told, chunk_documents
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE
@@ -160,3 +161,13 @@ def term_rows(settings: Configuration, model: str, texts: Sequence[str], side: S
     card = read_card(spec, assets.resolve(spec, policy, lambda _: None), "cpu")
     lessor = Lessor([CpuDevice()], own.ceiling, own.host_ceiling)
     return (weigh_queries if side == "query" else weigh_documents)(card, texts, lessor)
+
+
+def chunk(settings: Configuration, root: Path, out: Path, tokens: int, overlap: int, told: Told) -> ChunkedFiles:
+    """Cut the documents under `root` into the chunk file `out`, as large as every model of the roster reads whole."""
+    own = settings.settings
+    specs = own.members(extended(settings.models))
+    policy = assets.Policy(own.offline, own.refresh_models, own.allow_pickle)
+    cards = [read_card(spec, assets.resolve(spec, policy, lambda _: None), "cpu") for spec in specs]
+    counters = [TokenCounter(card.tokenizer_file, card.document_prompt, card.max_tokens, card.key) for card in cards]
+    return chunk_documents(root, out, counters, tokens, overlap, told)

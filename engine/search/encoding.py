@@ -13,7 +13,7 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.compute.texts import Progress, TextJobs, by_table, unheard
-from interlock.engine.corpus.ragged import starts_of
+from interlock.engine.corpus.places import starts_of
 from interlock.engine.corpus.tokens import is_text
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.models.registry import name_of_output

@@ -23,7 +23,7 @@ from interlock.engine.compute.parts.tokens import TokenFile, TokenRows
 from interlock.engine.corpus.chunks import RECORD, Chunk
 from interlock.engine.corpus.corpus import Digests, Rows, reread
 from interlock.engine.corpus.features import TERM
-from interlock.engine.corpus.ragged import places_of, starts_of
+from interlock.engine.corpus.places import places_of, starts_of
 from interlock.engine.errors import InterlockError
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import RosterEntry

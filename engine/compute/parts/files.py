@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.corpus.ragged import Ints, places_of
+from interlock.engine.corpus.places import Ints, places_of
 from interlock.engine.errors import InterlockError
 from interlock.engine.record import atomic
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.compute.parts.files import PARKED, Mask, Rows
-from interlock.engine.corpus.ragged import Ints, owners_of, places_of, starts_of
+from interlock.engine.corpus.places import Ints, owners_of, places_of, starts_of
 
 NOT_FINITE = "not finite"
 

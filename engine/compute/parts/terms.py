@@ -10,7 +10,7 @@ import numpy.typing as npt
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.files import TORN, RowFile, Rows, open_table, read_table
 from interlock.engine.compute.parts.part import Ragged, crc_of
-from interlock.engine.corpus.ragged import Ints, owners_of, starts_of
+from interlock.engine.corpus.places import Ints, owners_of, starts_of
 
 TERM = np.dtype([("index", "<i4"), ("value", "<f4")])
 """One record of `terms.bin`."""

@@ -15,7 +15,7 @@ import numpy as np
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.files import TORN, Mask, Records, RowFile, Rows, open_table, read_table
 from interlock.engine.compute.parts.part import Ragged, crc_of
-from interlock.engine.corpus.ragged import Ints, owners_of, starts_of
+from interlock.engine.corpus.places import Ints, owners_of, starts_of
 from interlock.engine.record.facts import TokenPrecision
 
 TOKENS = "tokens.bin"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from interlock.engine.corpus.ragged import owners_of, starts_of
+from interlock.engine.corpus.places import owners_of, starts_of
 
 Capability = tuple[int, int]
 """Of a GPU, as NVIDIA counts: (7, 5) is a T4, (8, 0) an A100, (9, 0) an H100."""

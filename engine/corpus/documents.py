@@ -1,0 +1,208 @@
+"""Documents cut into chunks: pages, texts and code in a directory become the lines of one chunk file.
+
+A chunk ends where the document does: at a heading, a paragraph, a sentence, and holds no more tokens than every model
+of a roster reads. It keeps its file, its headings and where it stands, so that no text is there twice but for what
+overlaps, and none is lost.
+"""
+
+import os
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from io import FileIO
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from tokenizers import Tokenizer
+
+from interlock.engine.corpus.collections import printable, refuse_path
+from interlock.engine.corpus.tokens import load_tokenizer
+from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.record import atomic
+from interlock.engine.record.facts import Refusal
+
+MARKED = (".md", ".markdown", ".mdx")
+PLAIN = (
+    *(".txt", ".rst", ".adoc", ".org", ".tex", ".py", ".pyi", ".js", ".jsx", ".ts", ".tsx", ".java", ".kt", ".scala"),
+    *(".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".go", ".rs", ".rb", ".php", ".swift", ".sh", ".sql", ".r", ".jl"),
+    *(".lua", ".toml", ".yaml", ".yml", ".ini", ".cfg"),
+)
+CONVERTED = (".html", ".htm", ".pdf", ".docx", ".pptx", ".xlsx", ".epub")
+"""What `markitdown` makes Markdown of, where it is installed."""
+DOCUMENTS = (*MARKED, *PLAIN, *CONVERTED)
+LARGEST = 64 << 20
+"""Bytes of a document."""
+_HEADING = re.compile(r"^(```|~~~)|^(#{1,6})[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
+Told = Callable[[str, int, int], object]
+
+
+@dataclass(frozen=True)
+class TokenCounter:
+    """A model's tokenizer, which counts a text with the prompt and the special tokens that a run puts around it."""
+
+    tokenizer: Path
+    prompt: str
+    most: int
+    model: str
+
+    def count(self, text: str) -> int:
+        return len(_loaded(self.tokenizer).encode(self.prompt + text).ids)
+
+
+@lru_cache
+def _loaded(file: Path) -> Tokenizer:
+    return load_tokenizer(file)
+
+
+class Splitter(Protocol):
+    """Cuts a text into chunks."""
+
+    def chunk_indices(self, text: str) -> list[tuple[int, str]]:
+        """Return where each chunk begins, and the chunk."""
+
+
+@dataclass
+class ChunkedFiles:
+    """What became of a directory: documents that were read, their chunks, refusals, and files of no known kind."""
+
+    documents: int = 0
+    chunks: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+
+
+def chunk_documents(
+    root: Path, out: Path, counters: Sequence[TokenCounter], tokens: int, overlap: int, told: Told
+) -> ChunkedFiles:
+    """Cut the documents under `root`, or that file, into chunks of at most `tokens` tokens by each of `counters`, and
+    write them to the chunk file `out`, whole or not at all.
+
+    Raises UsageError for a root without documents and for sizes that cannot be, UnavailableError without the splitter.
+    """
+    short = min(counters, key=lambda each: each.most)
+    if tokens > short.most:
+        raise UsageError(f"--tokens {tokens}: {short.model} reads {short.most} of a text: set at most that")
+    if not 0 <= overlap < tokens:
+        raise UsageError(f"--overlap {overlap}: expected less than --tokens, which is {tokens}: set it lower")
+    report, root = ChunkedFiles(), root.resolve()
+    files = list(_documents(root, report))
+    if not files and not report.refusals:
+        kinds = ", ".join(DOCUMENTS[:4])
+        raise UsageError(f"{root} has no documents ({kinds}, ...): name a directory of pages, texts or code")
+    split = _splitters(lambda text: max(each.count(text) for each in counters), tokens, overlap)
+    with atomic.explaining(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic.replacing(out) as partial, partial.open("wb") as lines:
+        for done, file in enumerate(files, 1):
+            name = file.relative_to(root).as_posix() if file != root else file.name
+            try:
+                text, marked = _text_of(file)
+                chunks = list(_chunks(name, text, split[marked], marked=marked))
+            except _Unreadable as error:
+                report.refusals.append(Refusal(printable(name), None, str(error)))
+                continue
+            report.documents += 1
+            report.chunks += len(chunks)
+            lines.writelines(msgspec.json.encode(chunk) + b"\n" for chunk in chunks)
+            told("documents", done, len(files))
+    return report
+
+
+def _documents(root: Path, report: ChunkedFiles) -> Iterator[Path]:
+    """The documents in the order of their paths; what is no document is counted by its ending."""
+    if root.is_file():
+        yield root
+        return
+    if not root.is_dir():
+        raise UsageError(f"{root} does not exist: name a directory of documents")
+    found = list[Path]()
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name[0] != "."]
+        found += [Path(folder, name) for name in names if name[0] != "."]
+    for file in sorted(found):
+        if file.suffix.lower() not in DOCUMENTS:
+            report.others[file.suffix.lower() or "without an ending"] += 1
+        elif reason := refuse_path(file, root):
+            report.refusals.append(Refusal(printable(file.relative_to(root).as_posix()), None, reason))
+        else:
+            yield file
+
+
+class _Unreadable(Exception):
+    """Why a document is left out."""
+
+
+def _text_of(file: Path) -> tuple[str, bool]:
+    """The text of a document, and whether it is Markdown. Raises _Unreadable."""
+    kind = file.suffix.lower()
+    try:
+        if kind in CONVERTED:
+            return _converted(file), True
+        with FileIO(file, opener=atomic.at_once) as handle:
+            data = handle.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise _Unreadable("larger than 64 MiB")
+        wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+        text = data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _Unreadable(f"not UTF-8 (byte {error.start}): save the file as UTF-8") from None
+    except OSError as error:
+        raise _Unreadable(f"cannot read the file: {error.strerror or error}") from None
+    if "\0" in text:
+        raise _Unreadable("holds null bytes, so it is no text")
+    return text.replace("\r\n", "\n").replace("\r", "\n"), kind in MARKED
+
+
+def _converted(file: Path) -> str:
+    try:
+        from markitdown import MarkItDown
+    except ImportError:
+        raise _Unreadable(f"{file.suffix} needs a parser: pip install 'markitdown[all]'") from None
+    try:
+        return str(MarkItDown(enable_plugins=False).convert_local(file).text_content)
+    except Exception as error:  # of any of its parsers
+        raise _Unreadable(f"cannot be converted ({str(error).splitlines()[0][:100]}): save it as Markdown") from None
+
+
+def _splitters(size: Callable[[str], int], tokens: int, overlap: int) -> dict[bool, Splitter]:
+    """What cuts Markdown, and what cuts other texts, by whether it is Markdown."""
+    try:
+        from semantic_text_splitter import MarkdownSplitter, TextSplitter
+    except ImportError:
+        raise UnavailableError("interlock chunk needs a splitter: pip install 'interlock[chunk]'") from None
+    return {
+        marked: kind.from_callback(size, tokens, overlap=overlap)
+        for marked, kind in ((True, MarkdownSplitter), (False, TextSplitter))
+    }
+
+
+def _chunks(name: str, text: str, splitter: Splitter, *, marked: bool) -> Iterator[dict[str, object]]:
+    places, paths = _headings(text) if marked else ([], [])
+    for number, (start, chunk) in enumerate(splitter.chunk_indices(text)):
+        headings = paths[place - 1] if (place := bisect_right(places, start)) else []
+        metadata = {
+            "chunk_id": str(number),
+            "source_path": name,
+            "start": start,
+            "end": start + len(chunk),
+            **({"headings": headings} if headings else {}),
+        }
+        yield {"text": chunk, "metadata": metadata}
+
+
+def _headings(text: str) -> tuple[list[int], list[list[str]]]:
+    """Where the headings of Markdown begin, and each with those above it; none of a block of code is one."""
+    places, paths, path, fence = list[int](), list[list[str]](), dict[int, str](), ""
+    for found in _HEADING.finditer(text):
+        if found[1]:
+            fence = "" if fence == found[1] else fence or found[1]
+        elif not fence:
+            level = len(found[2])
+            path = {depth: title for depth, title in path.items() if depth < level} | {level: found[3]}
+            places.append(found.start())
+            paths.append(list(path.values()))
+    return places, paths

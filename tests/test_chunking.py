@@ -1,0 +1,105 @@
+"""Documents become a chunk file: nothing lost, nothing twice, nothing that a model would cut."""
+
+import json
+import shutil
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.builders import ROOT, interlock, sentences
+
+PAGE = """# Guide
+
+Intro of the guide.
+
+## Keys
+
+How keys are rotated. {long}
+
+```sh
+# no heading
+rotate --now
+```
+
+### Every week
+
+Größe und Maß, naïve café: 日本語のテキスト。
+
+## Ends
+"""
+
+
+@pytest.fixture
+def pages(tmp_path):
+    place = tmp_path / "Handbook"
+    (place / "deep").mkdir(parents=True)
+    (place / "guide.md").write_text(PAGE.replace("{long}", " ".join(sentences(40))))
+    (place / "deep" / "code.py").write_text('def one():\n    """Return one."""\n    return 1\n' * 30)
+    (place / "notes.txt").write_bytes(("\ufeff" + "\r\n\r\n".join(sentences(12))).encode())
+    (place / "photo.jpg").write_bytes(b"\xff\xd8")
+    return place
+
+
+def chunked(place, out, *words, check=0):
+    done = interlock("chunk", place, "--out", out, *words, check=check)
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else [], done
+
+
+def text_of(file):
+    return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+
+
+def test_chunks_are_the_whole_of_each_document_once_and_no_model_would_cut_one(pages, tmp_path, tiny_a, tiny_b):
+    found, done = chunked(pages, tmp_path / "c" / "Docs" / "p.jsonl", "--roster", f"{tiny_a},{tiny_b}", "--tokens", 24)
+    assert "3 documents" in done.stdout and "left out by their endings: 1 .jpg" in done.stderr
+    tokenizers = [AutoTokenizer.from_pretrained(each) for each in (tiny_a, tiny_b)]
+    for name in ("guide.md", "deep/code.py", "notes.txt"):
+        text, last = text_of(pages / name), 0
+        for chunk in (each for each in found if each["metadata"]["source_path"] == name):
+            start, end = chunk["metadata"]["start"], chunk["metadata"]["end"]
+            assert text[start:end] == chunk["text"] and not text[last:start].strip()
+            last = end
+        assert not text[last:].strip()
+    assert max(len(each(chunk["text"])["input_ids"]) for each in tokenizers for chunk in found) <= 24
+    planned = interlock("run", tmp_path / "c", "--roster", f"{tiny_a},{tiny_b}", "--devices", "cpu", cwd=tmp_path)
+    assert "refused" not in planned.stderr
+
+
+def test_a_chunk_knows_its_headings(pages, tmp_path, tiny_a):
+    found, _ = chunked(pages, tmp_path / "p.jsonl", "--roster", tiny_a, "--tokens", 24)
+    by_text = {chunk["text"]: chunk["metadata"].get("headings") for chunk in found}
+    (rotate,) = [headings for text, headings in by_text.items() if "rotate --now" in text]
+    (size,) = [headings for text, headings in by_text.items() if "naïve café" in text]
+    assert (rotate, size) == (["Guide", "Keys"], ["Guide", "Keys", "Every week"])
+
+
+def test_what_cannot_be_read_is_refused_and_the_rest_is_written(pages, tmp_path, tiny_a):
+    (pages / "latin.md").write_bytes("naïve".encode("latin-1"))
+    (pages / "binary.txt").write_bytes(b"a\0b")
+    (pages / "out.md").symlink_to(ROOT / "README.md")
+    found, done = chunked(pages, tmp_path / "p.jsonl", "--roster", tiny_a, "--tokens", 24, check=1)
+    assert {each["metadata"]["source_path"] for each in found} == {"guide.md", "deep/code.py", "notes.txt"}
+    said = ("latin.md refused: not UTF-8 (byte 2)", "binary.txt refused: holds null", "out.md refused: link points out")
+    assert all(each in done.stderr for each in said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tokens", 5000), "reads "),
+        (("--tokens", 8, "--overlap", 8), "--overlap 8: expected less than --tokens"),
+        (("--out", "x.txt"), "name it x.jsonl"),
+    ],
+)
+def test_sizes_and_names_that_cannot_be_are_refused(pages, tmp_path, tiny_a, words, said):
+    _, done = chunked(pages, tmp_path / "p.jsonl", "--roster", tiny_a, *words, check=2)
+    assert said in done.stderr and not (tmp_path / "p.jsonl").exists()
+
+
+def test_a_run_of_documents_says_how_they_are_chunked(pages, tmp_path, tiny_a):
+    shutil.rmtree(pages / "deep")
+    done = interlock("run", pages, "--roster", tiny_a, cwd=tmp_path, check=2)
+    assert f"use `interlock chunk {pages} --out chunks/Handbook/pages.jsonl`" in done.stderr
+    empty = tmp_path / "none"
+    empty.mkdir()
+    assert "has no documents" in interlock("chunk", empty, "--out", tmp_path / "x.jsonl", check=2).stderr
