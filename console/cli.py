@@ -51,7 +51,8 @@ LOADING = ("chunk", "run", "plan", "demo", "search", "encode", "rerank", "eval",
 """The commands that look for models."""
 EXAMPLES = {
     "chunk": "examples:\n  interlock chunk handbook --out chunks/Handbook/pages.jsonl\n"
-    "  interlock chunk handbook --out chunks/Handbook/pages.jsonl --roster bge-m3 --tokens 512 --overlap 32\n"
+    "  interlock chunk handbook --out chunks/Handbook/pages.jsonl \\\n"
+    "    --roster bge-m3 --tokens 512 --overlap 32\n"
     "  interlock run chunks --qdrant store",
     "run": "example:\n"
     "  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"

@@ -153,7 +153,7 @@ def _text_of(file: Path) -> tuple[str, bool]:
     except OSError as error:
         raise _Unreadable(f"cannot read the file: {error.strerror or error}") from None
     if "\0" in text:
-        raise _Unreadable("holds null bytes, so it is no text")
+        raise _Unreadable("holds null bytes, as texts never do")
     return text.replace("\r\n", "\n").replace("\r", "\n"), kind in MARKED
 
 
@@ -173,7 +173,7 @@ def _splitters(size: Callable[[str], int], tokens: int, overlap: int) -> dict[bo
     try:
         from semantic_text_splitter import MarkdownSplitter, TextSplitter
     except ImportError:
-        raise UnavailableError("interlock chunk needs a splitter: pip install 'interlock[chunk]'") from None
+        raise UnavailableError("no splitter of texts is installed: install interlock[chunk]") from None
     return {
         marked: kind.from_callback(size, tokens, overlap=overlap)
         for marked, kind in ((True, MarkdownSplitter), (False, TextSplitter))
