@@ -25,7 +25,7 @@ COMMANDS = {
     "run": "embed chunk files or tables",
     "plan": "show what a run would do",
     "demo": "embed the docstrings of Python's standard library",
-    "runs": "list the runs: how each stands, its age, models, progress and size",
+    "runs": "list the runs: state, age, models, progress, size",
     "watch": "follow and steer a run in progress, or replay a finished one",
     "ctl": "steer a run from another terminal: pause, stop",
     "view": "show a run's summary, or compare two",
@@ -51,8 +51,7 @@ LOADING = ("chunk", "run", "plan", "demo", "search", "encode", "rerank", "eval",
 """The commands that look for models."""
 EXAMPLES = {
     "chunk": "examples:\n  interlock chunk handbook --out chunks/Handbook/pages.jsonl\n"
-    "  interlock chunk handbook --out chunks/Handbook/pages.jsonl \\\n"
-    "    --roster bge-m3 --tokens 512 --overlap 32\n"
+    "  interlock chunk web --out chunks/Web/p.jsonl --roster bge-m3 --tokens 512\n"
     "  interlock run chunks --qdrant store",
     "run": "example:\n"
     "  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
