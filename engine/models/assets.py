@@ -23,18 +23,21 @@ from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.bundles import bundle_directory, bundled
 from interlock.engine.models.commits import mark, proof_of
-from interlock.engine.models.layout import (
-    MERGED,
-    ROUTER,
-    PickleOnly,
-    Unsupported,
-    settings_of,
-    weights_of,
-)
+from interlock.engine.models.layout import MERGED, ROUTER, PickleOnly, Unsupported, settings_of, weights_of
 from interlock.engine.models.networks.lora import ADAPTER, base_of, is_adapter, merge
 from interlock.engine.models.pickles import PICKLES, heads_for, may_read_pickles
 from interlock.engine.models.registry import OWN_CODE, REGISTRY, Head, ModelSpec, name_of, vouched
-from interlock.engine.models.sources import PATTERNS, Missing, complete, local, model_cache, remembered_sha256, stamp_of
+from interlock.engine.models.sources import (
+    PATTERNS,
+    Missing,
+    complete,
+    local,
+    model_cache,
+    other_format,
+    remembered_sha256,
+    stamp_of,
+    why_denied,
+)
 from interlock.engine.record import atomic
 from interlock.engine.record.events import DownloadRetried, Emit, ModelResolved, Warned
 from interlock.engine.record.facts import Outcome
@@ -144,8 +147,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
 
 
 def _merged(spec: ModelSpec, path: Path, policy: Policy, emit: Emit) -> Path:
-    """The directory of the model that an adapter in `path` makes of its base, which is made once; `path` itself where
-    there is none. A base is resolved as any other model, its own weights beside the adapter go before all."""
+    """The directory of the model that an adapter in `path` makes of its base, once; `path` where there is none."""
     if not is_adapter(path):
         return path
     source, revision = base_of(spec.key, path)
@@ -203,9 +205,7 @@ def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[_Held, Outcome
     repo = spec.hub_repo
     held, lacking = _held(spec)
     if not held and repo in OWN_CODE:
-        raise UnavailableError(
-            f"model {spec.key} needs code of its own, which is never run: use {OWN_CODE[repo]}, which is the nearest"
-        )
+        raise UnavailableError(f"model {spec.key} needs code of its own, which is never run: use {OWN_CODE[repo]}")
     if held and not (policy.refresh and repo):
         return held, "hit"
     here = held or _held(spec, by_row=True)[0]
@@ -286,6 +286,9 @@ def _snapshot(repo: str, revision: str, heads: Sequence[str], *, pickles: bool) 
 
     about = HfApi().model_info(repo, revision=revision)
     files, commit = [PurePosixPath(each.rfilename) for each in about.siblings or ()], about.sha
+    if other := other_format([*map(str, files)]):
+        of = getattr(about.card_data, "base_model", None) or "the model that they were made of"
+        raise Unsupported(f"hf:{repo} has its weights as {other} only: use {of}")
     whole = {file.parent for file in files if fnmatch(file.name, "model*.safetensors*")}
     pickled = [file for file in files if file.parent not in whole and any(file.match(each) for each in PICKLES)]
     if not pickles and any(file.parent == PurePosixPath() for file in pickled):  # as to a module's, that is told later
@@ -307,10 +310,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _download(spec: ModelSpec, repo: str, before: _Held | None, emit: Emit) -> tuple[_Held, Outcome]:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
-    final = (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError, UnavailableError)
+    def lasts(error: BaseException) -> bool:
+        return not isinstance(error, Exception) or isinstance(error, UnavailableError) or bool(why_denied(error, repo))
 
     def say(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -321,7 +324,7 @@ def _download(spec: ModelSpec, repo: str, before: _Held | None, emit: Emit) -> t
     retrying = Retrying(
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_exponential_jitter(initial=FIRST_WAIT, jitter=FIRST_WAIT, max=30),
-        retry=retry_if_exception(lambda error: isinstance(error, Exception) and not isinstance(error, final)),
+        retry=retry_if_exception(lambda error: not lasts(error)),
         before_sleep=say,
         reraise=True,
     )
@@ -333,13 +336,14 @@ def _download(spec: ModelSpec, repo: str, before: _Held | None, emit: Emit) -> t
     except Unsupported:
         raise
     except Exception as error:  # the hub, its transport and the disk each raise their own
-        if before and not isinstance(error, final):
+        if before and not lasts(error):
             why = f"hf:{repo} did not answer ({_reason(error)}), its copy here is used"
             emit(Warned(message=f"model {spec.key}: cache fallback: {why}"))
             return before, "hit"
         held = "cannot be refreshed" if before else "is not on this machine and cannot be fetched"
         raise UnavailableError(
-            f"model {spec.key} {held} from hf:{repo} @ {spec.revision}: {_reason(error)}\n" + "\n".join(_advice(spec))
+            f"model {spec.key} {held} from hf:{repo} @ {spec.revision}: {why_denied(error, repo) or _reason(error)}\n"
+            + "\n".join(_advice(spec))
         ) from error
     outcome: Outcome = "download" if before is None else "hit" if commit == before.commit else "refresh"
     return _Held(path, f"hf:{repo}", commit, heads), outcome

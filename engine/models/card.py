@@ -38,7 +38,7 @@ from interlock.engine.models.networks.pooling import (
     poolings_of,
 )
 from interlock.engine.models.networks.static import table_settings
-from interlock.engine.models.registry import Kind, ModelSpec, Output
+from interlock.engine.models.registry import Kind, ModelSpec, Output, without_code
 from interlock.engine.models.sentence import (
     PLAIN,
     SPARSE,
@@ -287,7 +287,7 @@ def attention_of(spec: ModelSpec, path: Path, config: Config) -> Literal["sdpa",
     if config.get("auto_map") and kind not in CONFIG_MAPPING:
         raise UnavailableError(
             f"model {spec.key} needs its own code ({path / 'config.json'}: auto_map), which is never run: use "
-            "a model without it"
+            f"{without_code(spec.hub_repo)}"
         )
     mapped = MODEL_MAPPING.get(CONFIG_MAPPING[kind], None) if kind in CONFIG_MAPPING else None
     network = mapped[0] if isinstance(mapped, tuple) else mapped

@@ -28,8 +28,16 @@ SMALL_BATCH, LARGE_BATCH = 16384, 65536  # tokens, on a GPU
 LARGE_GPU = 80  # multiprocessors: a T4 has 40, an A100 108, an H100 132
 FORBIDDEN = '/\\:*?"<>|'  # a key is a vector's name too, and this is what a Qdrant server refuses in one
 NAME_RULE = r'1 to 200 bytes, no leading dot, no control characters, none of / \ : * ? " < > |'
-OWN_CODE = {"jinaai/jina-embeddings-v4": "qwen3-embedding-0.6b"}
-"""Repositories that load through their own code alone, which is never run here; each with the model nearest to it."""
+_MERGED = "jinaai/jina-embeddings-v4-vllm-retrieval (or -code, -text-matching), a merged checkpoint of it"
+OWN_CODE = {
+    "jinaai/jina-embeddings-v4": f"qwen3-embedding-0.6b, which is the nearest, or {_MERGED}",
+    "jinaai/jina-embeddings-v3": "jinaai/jina-embeddings-v3-hf, of which transformers has the network",
+    **{f"jinaai/jina-embeddings-v2-{each}": "jinaai/jina-embeddings-v3-hf, of which transformers has the network"
+       for each in ("small-en", "base-en", "base-de", "base-es", "base-zh")},
+    "jinaai/jina-embeddings-v2-base-code": "jina-code-embeddings-1.5b, which is for code too",
+    **{f"nvidia/NV-Embed-{each}": "qwen3-embedding-0.6b, or another language model without" for each in ("v1", "v2")},
+}  # fmt: skip
+"""Repositories that load through their own code alone, which is never run here; each with what to take instead."""
 OF_RUNS = ("outputs", "token_precision", "token_pooling")
 """Fields of `ModelSpec` that a run sets, and no table."""
 REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
@@ -164,6 +172,11 @@ REGISTRY: dict[str, ModelSpec] = {
     )
 }
 # fmt: on
+
+
+def without_code(source: str | None) -> str:
+    """Say what to take instead of a model from `source` that needs code of its own."""
+    return OWN_CODE.get((source or "").removeprefix("hf:"), "a model without it")
 
 
 def nameable(name: str) -> bool:

@@ -42,6 +42,13 @@ def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Devic
             emit(Warned(message=message))
         if taken := _taken_for(card):
             emit(Warned(message=taken))
+        if card.config.get("auto_map"):
+            kind = card.config.get("model_type")
+            message = (
+                f"{card.key}: its config.json names code of its own (auto_map), which is never run, so it is computed "
+                f"as {kind}: compare with its model card whether that is the same"
+            )
+            emit(Warned(message=message))
     return cards
 
 

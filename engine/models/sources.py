@@ -37,12 +37,44 @@ BLOCK = 4 << 20
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
+OTHER_FORMATS = {
+    ".onnx": "ONNX",
+    ".gguf": "GGUF",
+    ".h5": "TensorFlow",
+    ".msgpack": "Flax",
+    ".tflite": "TensorFlow Lite",
+    ".mlmodel": "Core ML",
+    ".mlpackage": "Core ML",
+}
+"""How files end that have weights for others."""
+
+
 class Missing(Exception):
     """Why one source does not have the model; `pickled` is where it has weights that are pickles only."""
 
     def __init__(self, text: str, pickled: str = "") -> None:
         super().__init__(text)
         self.pickled = pickled
+
+
+def why_denied(error: BaseException, repo: str) -> str:
+    """Say what a user can do whom the hub does not give a model; empty for any other error."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    if isinstance(error, GatedRepoError) or status == 403:
+        licence = f"accept its licence at https://huggingface.co/{repo}"
+        return f"it is gated: {licence}, set HF_TOKEN to a token of that account, and fetch it again"
+    if isinstance(error, RepositoryNotFoundError) or status == 401:
+        return "no such repository, or a private one: check its name, or set HF_TOKEN to a token that may read it"
+    return "no such revision: name a branch, tag or commit of it" if isinstance(error, RevisionNotFoundError) else ""
+
+
+def other_format(names: Sequence[str]) -> str:
+    """Name the format of a model's files that are no weights here; empty where there are weights too, or neither."""
+    weights = any(name.endswith((".safetensors", ".bin")) for name in names)
+    found = (kind for name in names for ending, kind in OTHER_FORMATS.items() if name.endswith(ending))
+    return "" if weights else next(found, "")
 
 
 def hub_cache() -> Path:
@@ -93,6 +125,11 @@ def complete(
     """Return the model in `path` with everything that it needs in safetensors, which without `write` may still be to be
     made; `proof` is what is known of the commit that it is a copy of. Raises UnavailableError for what lacks, or may
     lack for all that is known, and Unsupported for what is not computed here."""
+    names = [str(file) for pattern in ("*", "onnx/*", "*/*.safetensors") for file in path.glob(pattern)]
+    if other := other_format(names):
+        raise Unsupported(
+            f"model {spec.key}: {path} has its weights as {other} only: use the model that they were made of"
+        )
     try:
         check_supported(path)
         if is_adapter(path):

@@ -39,6 +39,7 @@ from interlock.engine.models.networks.streaming import (
     walk,
 )
 from interlock.engine.models.pickles import TensorFiles, unmap
+from interlock.engine.models.registry import without_code
 from interlock.engine.record.words import several
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -189,6 +190,8 @@ def load(card: ModelCard) -> nn.Module:
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
         shaped = "ignore_mismatched_sizes" in str(error)  # whose report only a terminal would see
         why = "its weights have other shapes than its config.json says" if shaped else reason(error)
+        if card.config.get("auto_map"):
+            raise _foreign(card, why) from error
         raise UnavailableError(f"cannot load model {card.key} from {card.snapshot.path}: {why}") from error
     card.snapshot.check_unchanged(card.key, looked)
     return network
@@ -297,8 +300,20 @@ def _check_read(card: ModelCard, network: nn.Module) -> None:
     read = [each for each in network.modules() if isinstance(each, PreTrainedModel)]
     named = (pair for model in read for pair in model.named_parameters())
     needed = (pair for pair in named if card.kind == "scores" or "pooler" not in pair[0].split("."))
-    if drawn := [name for name, tensor in needed if not getattr(tensor, "_is_hf_initialized", False)]:
+    drawn = [name for name, tensor in needed if not getattr(tensor, "_is_hf_initialized", False)]
+    if drawn and card.config.get("auto_map"):
+        raise _foreign(card, f"they lack {drawn[0]}")
+    if drawn:
         raise UnavailableError(
             f"model {card.key}: {card.snapshot.path} lacks {several(len(drawn), 'tensor')} that its config.json asks "
             f"for, first {drawn[0]}: fetch the model again, or use another"
         )
+
+
+def _foreign(card: ModelCard, why: str) -> UnavailableError:
+    """Say of weights that do not fit the network of transformers which network they are of."""
+    file, kind = card.snapshot.path / card.home / "config.json", card.config.get("model_type")
+    return UnavailableError(
+        f"model {card.key}: its weights are those of another network than {kind} ({why}), whose code (auto_map of "
+        f"{file}) is never run: use {without_code(card.snapshot.source)}"
+    )
