@@ -150,6 +150,14 @@ def test_what_json_has_no_kind_for_is_a_text_with_all_its_digits(tmp_path):
     }
 
 
+def test_a_column_that_happens_to_be_called_metadata_is_one_like_others(tmp_path):
+    (tmp_path / "a.csv").write_text('text,metadata\na,"{""x"": 1}"\n')
+    (tmp_path / "a.parquet").write_bytes(as_parquet([{"text": "a", "metadata": {"x": 1}}]))
+    cells, columns = (read(tmp_path / name, Naming())[0] for name in ("a.csv", "a.parquet"))
+    assert (cells.payload, json.loads(cells.record)) == (b"{}", {"metadata": '{"x": 1}'})
+    assert (columns.payload, columns.record) == (b'{"x":1}', b"")
+
+
 BROKEN = {
     "cut.csv.gz": (FILES["a.csv.gz"][:-9], "cannot unpack the file"),
     "flipped.jsonl.gz": (FILES["a.jsonl.gz"][:-8] + b"\0\0\0\0" + FILES["a.jsonl.gz"][-4:], "cannot unpack the file"),

@@ -161,9 +161,19 @@ def _run(written: Mapping[str, list[Record]], room: Room, report: Report, form: 
 
 
 def _tables(kind: str, room: Room, report: Report) -> None:
-    """A table is not read, which is told: under its own name as a file beside, under that of chunks as a refused file,
-    whatever may be refused of records."""
-    data = TABLES[kind](_records("table", "t", room.rng))
+    """A table by itself is read; beside chunk files it is not, which is told: under its own name as a file beside, under
+    that of chunks as a refused file, whatever may be refused of records."""
+    records = _records("table", "t", room.rng)
+    data, alone = TABLES[kind](records), room.directory("tables") / f"t.{kind}"
+    alone.write_bytes(data)
+    chunks = list[Chunk]()
+    (rows,) = read_corpus(discover(alone), lambda _: None, chunks.append).rows
+    kept = Counter(each["text"] for each in records if each["text"].strip())
+    counts = rows.counts.records, rows.chunks + rows.counts.same, len(rows.refusals)
+    wanted = len(records), kept.total(), len(records) - kept.total()
+    report.tried[f"{kind} read"] += 1
+    report.wrong += [f"{kind}: read, kept, refused {counts}, not {wanted}"] * (counts != wanted)
+    report.wrong += [f"{kind}: other texts"] * ({each.text for each in chunks} != {*kept})
     for number, name in enumerate((f"t.{kind}", "t.jsonl", "t_chunks.json")):
         place = room.directory(f"tables-{number}/Docs")
         (place / "good.jsonl").write_text('{"text": "a text"}\n' * 3)

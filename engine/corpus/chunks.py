@@ -203,7 +203,8 @@ def _parted(data: bytes, naming: Naming) -> tuple[_Record, bytes, Said]:
             pass
     raw = _fields(data, naming)
     text = _decode(bytes(raw.pop(naming.text or "text")), str, f"$.{naming.text or 'text'}")
-    record = _Record(text, raw.pop("metadata", UNSET))
+    columns = naming.usual_ids and bytes(raw.get("metadata", b"{"))[:1] not in (b"{", b"n")  # of any kind in a table
+    record = _Record(text, UNSET if columns else raw.pop("metadata", UNSET))
     return record, msgspec.json.encode(raw) if raw else b"", _said(raw, record.metadata, naming)
 
 
