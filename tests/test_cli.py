@@ -175,6 +175,8 @@ def test_a_model_that_would_be_refused_anyway_is_not_advised_to_be_fetched(call,
     [
         (("--token-pooling", "2"), "--token-pooling 2: nothing is kept of tokens without --token-vectors"),
         (("--bm25", "german"), "--bm25 german: BM25 is only in a store (--qdrant)"),
+        (("--export", ""), "--export '': vectors stay in the run"),
+        (("--retry-parked",), "--retry-parked: nothing was parked before, add --resume"),
     ],
 )
 def test_a_plan_warns_as_the_run_does_of_a_setting_that_changes_nothing(call, root, tiny_a, given, warning):

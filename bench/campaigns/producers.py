@@ -161,8 +161,8 @@ def _run(written: Mapping[str, list[Record]], room: Room, report: Report, form: 
 
 
 def _tables(kind: str, room: Room, report: Report) -> None:
-    """A table by itself is read; beside chunk files it is not, which is told: under its own name as a file beside, under
-    that of chunks as a refused file, whatever may be refused of records."""
+    """A table by itself is read; beside chunk files it is not, which is told: by its own name as a file beside, by that
+    of chunks as a refused file, whatever may be refused of records."""
     records = _records("table", "t", room.rng)
     data, alone = TABLES[kind](records), room.directory("tables") / f"t.{kind}"
     alone.write_bytes(data)

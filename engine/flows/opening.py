@@ -24,7 +24,7 @@ from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import paces
 from interlock.engine.record.words import human_bytes
-from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, recorded
+from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, flag_of, recorded
 from interlock.engine.targets.files.formats import FORMATS, with_arrays
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.precision import VectorForm
@@ -84,16 +84,27 @@ def without_effect(configuration: Configuration) -> list[str]:
         "token_precision": tokens,
         "token_pooling": tokens,
         "bm25": "" if settings.qdrant or not settings.language else "BM25 is only in a store (--qdrant)",
+        "export": ""
+        if settings.export or settings.qdrant
+        else "vectors stay in the run, neither files nor a store get any",
+        "retry_parked": ""
+        if settings.resume or not settings.retry_parked
+        else "nothing was parked before, add --resume",
         "prune": "" if settings.qdrant or not settings.prune else "nothing is delivered into a store without --qdrant",
     }
     return [
         *configuration.notes,
         *(
-            f"--{name.replace('_', '-')} {getattr(settings, name)}: {why}"
+            f"{flag_of(name)}{_value(getattr(settings, name))}: {why}"
             for name, why in idle.items()
             if why and configuration.origins[name] not in ("default", FROM_RUN)
         ),
     ]
+
+
+def _value(value: object) -> str:
+    """A value as it is typed behind its flag; nothing for a switch."""
+    return "" if isinstance(value, bool) else f" {value or repr('')}"
 
 
 def check_packages(export: Sequence[str], store: Path | None) -> None:
