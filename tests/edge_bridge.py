@@ -153,6 +153,8 @@ def _query(asked: dict[str, Any]) -> Any:
     match asked["query"]:
         case {"rrf": rrf}:
             return edge.Fusion.Rrf(k=rrf["k"])
+        case {"nearest": inner}:
+            return _query({**asked, "query": inner})
         case {"indices": indices, "values": values}:
             return edge.Query.Nearest(edge.SparseVector(indices, values), using=asked["using"])
         case vector:

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 import interlock
 from interlock.engine.compute.controls import Controls
+from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.settings import load
@@ -199,6 +200,19 @@ def test_a_text_beyond_the_limit_is_cut_as_the_runs_are_and_told(place, settings
     )
     np.testing.assert_allclose(found.dense["a"], oracle, atol=2e-6)
     assert found.cut[0].keys() == {"a"}
+
+
+def test_many_texts_are_computed_on_gpus_as_a_run_computes_them(place, settings, monkeypatch):
+    seen, compute = [], GpuJobs.compute
+    monkeypatch.setattr(
+        GpuJobs, "compute", lambda self, jobs, *more: seen.append(len(jobs)) or compute(self, jobs, *more)
+    )
+    on_cpu = interlock.encode(place / "concat", TEXTS * 2, "document", settings=settings)
+    gpus = interlock.Settings(config=place / "interlock.toml", offline=True, devices="sim:2xT4")
+    on_gpus = interlock.encode(place / "concat", TEXTS * 2, "document", settings=gpus)
+    assert seen == [2]
+    for name, vectors in on_cpu.dense.items():
+        np.testing.assert_allclose(on_gpus.dense[name], vectors, atol=2e-6)
 
 
 def test_a_text_with_nul_is_one_like_any_other(place, settings):

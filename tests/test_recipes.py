@@ -10,6 +10,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from tests.builders import ROOT, corpus, interlock, sentences
+from tests.edge_bridge import serving
+from tests.uploads import Uploads, bridged
 
 TEXTS = [
     {"text": text, "metadata": {"chunk_id": f"intro-{number}", "lang": "en" if number % 3 else "de"}}
@@ -37,7 +39,7 @@ def place(tmp_path_factory, tiny_a, tiny_b):
 def cook(place, monkeypatch, capfd):
     """Run the block under a heading; its names, and what it printed."""
 
-    def run(heading, *libraries, at=place):
+    def run(heading, *libraries, at=place, url=""):
         missing = [name for name in libraries if importlib.util.find_spec(name) is None]
         if missing:
             told = (
@@ -47,7 +49,7 @@ def cook(place, monkeypatch, capfd):
             pytest.skip(told)
         monkeypatch.chdir(at)
         names: dict[str, object] = {}
-        exec(RECIPES[heading], names)
+        exec(RECIPES[heading].replace("http://localhost:6333", url), names)
         return names, capfd.readouterr().out
 
     return run
@@ -59,7 +61,7 @@ def vectors(place):
 
 
 def test_every_block_of_the_page_is_tested():
-    assert {*RECIPES} == {"datasets", "FAISS", "DuckDB", "Without any library"}
+    assert {*RECIPES} == {"datasets", "FAISS", "Qdrant's client", "DuckDB", "Without any library"}
     assert (ROOT / "docs" / "recipes.md").read_text().count("```python") == len(RECIPES)
 
 
@@ -98,6 +100,16 @@ def test_the_faiss_recipe_takes_fewer_chunks_than_it_asks_for(cook, place, vecto
     pq.write_table(table.slice(0, 3), few / "points.parquet")
     names, _ = cook("FAISS", "faiss", at=tmp_path)
     assert {each["chunk_id"] for each in names["found"]} == {"intro-0", "intro-1", "intro-2"}
+
+
+def test_an_uploaded_collection_answers_the_client_that_asks_with_an_encoded_question(
+    cook, vectors, place, tiny_a, tiny_b, tmp_path
+):
+    with bridged(tmp_path / "bridge") as bridge, serving(bridge) as url:
+        Uploads(bridge, place / "runs" / "r", tmp_path / "uploads")()
+        names, _ = cook("Qdrant's client", url=url)
+    cosines = np.sort(vectors.astype(np.float64) @ asked(tiny_a, tiny_b))[::-1]
+    np.testing.assert_allclose([each.score for each in names["found"]], cosines[:5], atol=1e-6)
 
 
 def test_duckdb_filters_by_metadata_and_orders_by_cosine(cook, vectors, tiny_a, tiny_b):

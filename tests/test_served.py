@@ -7,6 +7,8 @@ import pytest
 
 import interlock
 from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
+from interlock.engine.search.conditions import conditions_in, filter_of
+from interlock.engine.search.served import _filter
 from tests.builders import ROOT, tiny_scorer, toml
 from tests.edge_bridge import refusal, serving
 from tests.local_bridge import LocalBridge
@@ -215,3 +217,21 @@ def test_a_collection_that_others_made_or_that_is_one_of_several_is_not_guessed_
         assert interlock.search(url, "a", settings=settings, collection="Docs")
     finally:
         bridge.collections.pop("foreign").close()
+
+
+@pytest.mark.parametrize(
+    ("condition", "matches"),
+    [
+        ("metadata.seen=true", [{"value": "true"}, {"value": True}]),
+        ("metadata.seen=false", [{"value": "false"}, {"value": False}]),
+        ('metadata.seen="true"', [{"value": "true"}]),
+    ],
+)
+def test_a_truth_is_asked_for_as_one_and_no_point_is_looked_up(condition, matches):
+    class Knows:
+        tells_truths = True
+
+    asked = _filter(filter_of(conditions_in(condition), Knows())).model_dump(exclude_none=True)
+    (alike,) = asked["must"]
+    assert [each["match"] for each in alike["should"]] == matches
+    assert [type(each["match"]["value"]) for each in alike["should"]] == [type(each["value"]) for each in matches]
