@@ -141,7 +141,13 @@ def _instance(stack: ExitStack, model: Attached, lessor: Lessor, lease: Any) -> 
     return ModelInstance(model.gpu, model.replica, model.rows, "float16", free, Calibration(), lease, lessor)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+CLIMBING = ("albert", "bert", "deberta-v2", "gemma3_text", "modernbert", "nomic_bert", "qwen3")
+"""Padded and packed, learned and rotary positions, windows, shared layers, its own network: one of each."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=[pytest.mark.nightly] * (each not in CLIMBING)) for each in KINDS]
+)
 def test_a_batch_climbs_the_ladder_to_the_other_gpu_without_a_tensor_left_behind(fake, kind):
     told, others = Told(), Others()
     (cells,) = grid_of([replace(card_of("MiniLM-L6"), dim=64)], [24, 9], lambda _, length: np.full(length, 5))
