@@ -34,6 +34,8 @@ PLAIN = (
 CONVERTED = (".html", ".htm", ".pdf", ".docx", ".pptx", ".xlsx", ".epub")
 """What `markitdown` makes Markdown of, where it is installed."""
 DOCUMENTS = (*MARKED, *PLAIN, *CONVERTED)
+RAW = ("%PDF-", "PK\x03\x04")
+"""How files begin that were not converted."""
 LARGEST = 64 << 20
 """Bytes of a document."""
 _HEADING = re.compile(r"^(```|~~~)|^(#{1,6})[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
@@ -161,9 +163,12 @@ def _converted(file: Path) -> str:
     try:
         from markitdown import MarkItDown
     except ImportError:
-        raise _Unreadable(f"{file.suffix} needs a parser: pip install 'markitdown[all]'") from None
+        raise _Unreadable(f"{file.suffix} needs a parser: install interlock[documents]") from None
     try:
-        return str(MarkItDown(enable_plugins=False).convert_local(file).text_content)
+        text = str(MarkItDown(enable_plugins=False).convert_local(file).text_content)
+        if text.startswith(RAW):  # it takes what it does not know for plain text
+            raise ValueError("it is broken, or its parser is missing")
+        return text
     except Exception as error:  # of any of its parsers
         raise _Unreadable(f"cannot be converted ({str(error).splitlines()[0][:100]}): save it as Markdown") from None
 
