@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from interlock.console.cli import ROOMS, parse
-from interlock.console.streams import streams_put_back, write_ascii
-from interlock.engine.errors import DiskError, ExitCode, InterlockError, remedy
+from interlock.console.streams import fill_closed_streams, streams_put_back, write_ascii
+from interlock.engine.errors import DiskError, ExitCode, InterlockError, UsageError, remedy
 from interlock.engine.record.words import LONG, safe
 
 ENVIRONMENT = {
@@ -31,6 +31,7 @@ ENVIRONMENT = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Without `arguments` it is this process's own, which ends with it."""
     if arguments is None:
+        fill_closed_streams()
         _leave(_exit_code(sys.argv[1:]))
     with signals_put_back(), streams_put_back():
         return _command(arguments)
@@ -68,14 +69,22 @@ def _exit_code(arguments: Sequence[str]) -> int:
         code = _command(arguments)
     except SystemExit as ended:  # of the parser, that has said what it had to say
         code = int(ended.code or 0)
+    lost = _lost_output()
+    return code or (_refuse(lost) if lost else code)
+
+
+def _lost_output(*, failed: bool = False) -> DiskError | None:
+    """Put out what stdout still holds; why that cannot be, or why not what `failed` before. None where whoever read it
+    has gone."""
     try:
-        if sys.stdout:
-            sys.stdout.flush()
+        sys.stdout.flush()
+        with suppress(ValueError):  # of a stream without a descriptor
+            os.write(sys.stdout.fileno(), b"") if failed else 0  # of a long text that failed nothing is held
     except BrokenPipeError:
-        pass  # whoever read it has gone
+        return None
     except OSError as error:
-        code = code or _refuse(DiskError(f"cannot write stdout: {error.strerror or error}; {remedy(error)}"))
-    return code
+        return DiskError(f"cannot write stdout: {error.strerror or error}; {remedy(error)}")
+    return None
 
 
 def _leave(code: int) -> NoReturn:
@@ -91,6 +100,7 @@ def _command(arguments: Sequence[str]) -> int:
         os.environ.setdefault(name, value)
     write_ascii()
     try:
+        _check_working_directory()
         options = parse(arguments)
         room = ROOMS.get(options.command, "commands")  # alone, since the others would cost as much again
         with _bundle(getattr(options, "models", None)):
@@ -107,7 +117,16 @@ def _command(arguments: Sequence[str]) -> int:
     except BaseException as error:  # a panic of the libraries in Rust is none of the exceptions
         from interlock.engine.record.crash import reportable
 
-        return _refuse(reportable(error))
+        lost = _lost_output(failed=True) if isinstance(error, OSError) else None
+        return _refuse(lost or reportable(error))
+
+
+def _check_working_directory() -> None:
+    """Raise UsageError where it was removed: the libraries that compute would end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory does not exist any more: choose another with `cd`") from None
 
 
 def _refuse(error: InterlockError) -> int:

@@ -1,6 +1,7 @@
 """In which signs stdout and stderr are written: in ASCII where a terminal shows no more, or where that is asked for.
 
-A sign that a stream cannot take is never an error: it is written as a screen draws it on such a terminal.
+A sign that a stream cannot take is never an error: it is written as a screen draws it on such a terminal. A stream that
+the process was begun without is opened.
 """
 
 import codecs
@@ -38,6 +39,19 @@ def write_ascii(*, asked: bool = False) -> None:
                 only = asked or (stream.isatty() and draws_only_ascii(os.environ))
                 if only or stream.encoding.lower() != "utf-8":
                     stream.reconfigure(encoding="ascii" if only else None, errors=DRAWN)
+
+
+def fill_closed_streams() -> None:
+    """Open each standard stream that the process was begun without, so that no file of a run takes its number: stdin
+    ends at once, stdout fails when something is written to it, and what stderr is told is lost."""
+    for number, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, flags)  # takes the lowest number that is free, so this one
+            os.set_inheritable(opened, True)
+            stream = open(opened, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 @contextmanager

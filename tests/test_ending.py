@@ -1,7 +1,10 @@
 """How the process ends: outputs that cannot be written, signals that come late, and what libraries leave running."""
 
 import os
+import shlex
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -101,3 +104,31 @@ def test_a_second_signal_after_the_end_of_a_run_leaves_with_the_exit_code_of_the
             signal.raise_signal(signal.SIGTERM)
             assert left == sent
     assert session.controls.code is None
+
+
+def shell(line, *words, cwd):
+    """Run a command as a shell begins it, with redirections in `line` behind its words."""
+    command = shlex.join(map(str, (sys.executable, "-m", "interlock", *words)))
+    return subprocess.run(["bash", "-c", f"{command} {line}"], cwd=cwd, capture_output=True, text=True)
+
+
+def test_a_run_without_any_standard_stream_is_delivered(tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": sentences(5)}})
+    words = ("run", chunks, "--roster", tiny_a, "--devices", "cpu", "--run-id", "r", "--out", tmp_path / "runs")
+    assert shell("<&- >&- 2>&-", *words, cwd=tmp_path).returncode == 0
+    assert summary_of(tmp_path / "runs" / "r")["status"] == "completed"
+
+
+@pytest.mark.parametrize("line", [">&-", "> /dev/full"])
+def test_output_that_is_lost_is_told_with_its_exit_code(tmp_path, line):
+    for words in (("schema",), ("config", "show")):
+        done = shell(line, *words, cwd=tmp_path)
+        assert done.returncode == 1 and done.stderr.startswith("interlock: cannot write stdout: ")
+
+
+def test_a_working_directory_that_is_gone_is_told(tmp_path):
+    gone = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir ../gone && {sys.executable} -m interlock plan x"
+    done = subprocess.run(["bash", "-c", gone], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        2, "interlock: the working directory does not exist any more: choose another with `cd`\n",
+    )  # fmt: skip
