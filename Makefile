@@ -19,7 +19,7 @@ help:  ## list what can be made
 demo: install  ## embed the demo corpus with the demo models, then search it
 	$(BIN)/interlock demo --no-ui --sparse splade-tiny
 
-test: install  ## all checks and tests: eleven minutes on two quiet cores
+test: install  ## all checks and tests: a quarter of an hour on two quiet cores
 	$(MAKE) --no-print-directory -j2 check together
 	$(BIN)/python -m pytest -m "alone and not nightly" --durations=5 $$(grep -l "mark.alone" tests/test_*.py)
 
