@@ -4,13 +4,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RECIPES := .recipes
-LIBRARIES := 'datasets>=4' 'faiss-cpu>=1.8' 'duckdb>=1.1' 'pandas>=2.2' 'polars>=1'
+FLOORS := .floors
+LIBRARIES := 'datasets>=4' 'faiss-cpu>=1.8' 'duckdb>=1.1' 'pandas>=2.2' 'polars>=1' 'lancedb>=0.25' 'langchain-openai>=1' 'langchain-qdrant>=1' \
+  'llama-index-embeddings-openai-like>=0.3' 'llama-index-vector-stores-qdrant>=0.8'
 CHUNKS ?= ../shared/data/v5-chunks
 OPENVINO ?= $(BIN)/python
 REAL = --chunks $(CHUNKS) --shortest 0
 MIXED = --shortest 0 --texts 20 --sizes 32 1 2 4
+OLDEST = attention sdpa network static sentence_settings term_weights tokenizer lora again notebooks themes form viewer
 
-.PHONY: help demo test together recipes nightly quick figures check install generate screenshots compat release wheelhouse campaign clean
+# Bytecode is kept, whatever the environment says: a hundred processes of the tests would each compile all that they import.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: help demo test together recipes floors nightly quick figures check install generate screenshots compat release wheelhouse campaign clean
 .PHONY: bench bench-encode bench-openvino bench-memory bench-start bench-overhead bench-rest
 
 help:  ## list what can be made
@@ -23,14 +29,19 @@ test: install  ## all checks and tests: a quarter of an hour on two quiet cores
 	$(MAKE) --no-print-directory -j2 check together
 	$(BIN)/python -m pytest -m "alone and not nightly" --durations=5 $$(grep -l "mark.alone" tests/test_*.py)
 
+# Three workers on two cores: a quarter of what one of them does is waiting.
 together: install  ## the tests that do not watch the clock, with the longest and the skipped told
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone and not nightly" --durations=15 -rs
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not alone and not nightly" --durations=15 -rs
 
 recipes: install $(RECIPES)/installed  ## docs/recipes.md and data frames with the real libraries, in an environment of their own
 	$(RECIPES)/bin/python -m pytest -n 0 -rs tests/test_recipes.py tests/test_texts.py
 
-nightly: install  ## what takes a day's budget and not a minute's: every bench script, a few trials of every campaign
+floors: install $(FLOORS)/installed  ## models, console and Python on the oldest packages allowed, which are those of Kaggle's image; torch is that of .venv
+	$(FLOORS)/bin/python -m pytest -n 0 -rs -m "not nightly" $(addprefix tests/test_,$(addsuffix .py,$(OLDEST)))
+
+nightly: install floors  ## what takes a day's budget and not a minute's: every bench script, a few trials of every campaign
 	$(BIN)/python -m pytest -n 0 -m nightly --durations=10
+	$(BIN)/python -m pytest -n 2 -m "pure and not nightly" --hypothesis-profile=new $$($(BIN)/python -m tests.pure)
 
 quick: install  ## the tests that start no process and load no model: a minute on two quiet cores
 	@began=$$(date +%s); $(BIN)/python -m pytest -n 2 -m "pure and not alone" $$($(BIN)/python -m tests.pure); code=$$?; \
@@ -116,5 +127,13 @@ $(RECIPES)/installed: $(VENV)/installed
 	$(BIN)/python -m pip --python $(RECIPES)/bin/python install --quiet --constraint constraints.txt $(LIBRARIES)
 	@touch $@
 
+# The oldest of each package but torch, before those of .venv.
+$(FLOORS)/installed: $(VENV)/installed
+	rm -rf $(FLOORS)
+	$(PYTHON) -m venv --without-pip $(FLOORS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' > $$(echo $(FLOORS)/lib/python*/site-packages)/interlock.pth
+	$(BIN)/python -m pip --python $(FLOORS)/bin/python install --quiet $$($(BIN)/python -c 'from tools.environments import oldest; print(*(pin for pin in oldest() if not pin.startswith("torch=")))')
+	@touch $@
+
 clean:  ## remove environments, runs and builds
-	rm -rf $(VENV) $(RECIPES) .compat runs dist wheelhouse
+	rm -rf $(VENV) $(RECIPES) $(FLOORS) .compat runs dist wheelhouse

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.figures import Row, goal_of, share_of
-from interlock.engine.models.layout import cost_of
+from interlock.engine.models.networks.sizes import cost_of
 from tests.architectures import ARCHITECTURES
 
 TEXT = 256

@@ -1,16 +1,15 @@
-"""How well a run foretells its end: what the console would have said after every batch, against what then happened.
+"""How well a run foretells its end: what the console says at a tenth, a quarter, half, three quarters and nine tenths
+of its time, against what then came.
 
-Runs of unlike models, in both orders, first on a machine that never ran them and then on one that has; and any run
-whose directory is given. After every committed batch the whole duration is foretold: what has passed and what is said
-to be left. Its error is the share by which that is off the real one, looked at after the first tenth of the time.
+Runs of every schedule are made and measured (`eta_runs.py`), or those whose directories are given. Time is counted from
+the first lease of the last session to its last batch. A percent that falls though no work was added is a fault.
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -18,121 +17,128 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench import corpora, evidence, machine
+from bench import eta_runs, evidence, machine
+from interlock.engine.record import events as ev
 from interlock.engine.record import journal
-from interlock.engine.record.events import BatchCommitted, LeaseGranted
 from interlock.engine.record.fold import fold
-from interlock.engine.record.health import Outlook, time_left
+from interlock.engine.record.outlook import Outlook, time_left
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 
-SOURCES = ("engine/record/health.py", "engine/record/runs.py", "engine/record/snapshot.py", "engine/models/layout.py")
-MOST = 0.25
-FIRST = 0.1
-"""Share of a run's time after which its end has to be known."""
-ROSTERS = ("all-minilm-l6,all-mpnet-base-v2", "all-mpnet-base-v2,all-minilm-l6")
+SOURCES = (
+    "engine/record/outlook.py", "engine/compute/schedule.py", "engine/models/networks/sizes.py", "bench/eta_runs.py",
+)  # fmt: skip
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Of a run's time: when it is looked at."""
+HELD = 0.8
+"""Share of what came that should lie within what was said."""
+ADDS_WORK = ev.RosterResolved | ev.PassPlanned | ev.RowsReused | ev.BatchesLost | ev.ParkedRetried
 
 
 @dataclass(frozen=True)
 class Said:
-    """After a batch: the share of the run's time that has passed, the error of the whole duration that is foretold, and
-    the share of it by which it was said to be off at most; None where nothing was said."""
+    """What was said with `left` seconds to go of a `whole`; None for nothing."""
 
-    passed: float
-    error: float | None
-    spread: float = 0.0
+    left: float
+    whole: float
+    said: Outlook | None
+
+    @property
+    def error(self) -> float:
+        """Of what was said to be left, as a share of what was."""
+        return (self.said.seconds - self.left) / self.left if self.said else 0.0
+
+    @property
+    def held(self) -> bool:
+        return bool(self.said) and abs(self.error) * self.left <= self.said.spread
 
 
-def foretold(run: Path) -> list[Said]:
-    """What was said after each batch of a finished run, from its first lease to its last batch."""
-    state, moments = RunState(), list[tuple[float, Outlook | None]]()
-    began = None
-    for entry in journal.read(run / "journal.jsonl"):
-        fold(state, entry)
-        if isinstance(entry.body, LeaseGranted) and began is None:
-            began = entry.at
-        if isinstance(entry.body, BatchCommitted):
-            moments.append((entry.at, time_left(snapshot(state, entry.seq))))
-    if began is None or len(moments) < 2:
+def foretold(run: Path) -> tuple[list[Said], int]:
+    """What was said at each of SHARES of a finished run's last session; and how often its percent fell for nothing."""
+    entries = list(journal.read(run / "journal.jsonl"))
+    mine = [each for each in entries if each.session == entries[-1].session]
+    began = next((each.elapsed for each in mine if isinstance(each.body, ev.LeaseGranted)), 0.0)
+    ended = max((each.elapsed for each in mine if isinstance(each.body, ev.BatchCommitted)), default=0.0)
+    if ended <= began:
         raise SystemExit(f"{run} has no batches to foretell")
-    whole = moments[-1][0] - began
-    # The last batch has nothing left, so nothing is said after it.
-    return [_said((at - began) / whole, left, whole) for at, left in moments[:-1]]
-
-
-def _said(passed: float, left: Outlook | None, whole: float) -> Said:
-    return Said(passed, passed + left.seconds / whole - 1, left.spread / whole) if left else Said(passed, None)
-
-
-def runs(rosters: Sequence[str], texts: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Each roster twice, in one `--out`: the second run knows the paces of the first."""
-    with tempfile.TemporaryDirectory() as made:
-        corpora.write_chunks(Path(made) / "in", list(texts), 100)
-        for number, roster in enumerate(rosters):
-            out = Path(made) / f"runs{number}"
-            for name in ("first run", "second run"):
-                words = ["--roster", roster, "--out", out, "--run-id", name.replace(" ", "-"), "--threads", 1]
-                command = [
-                    sys.executable,
-                    "-m",
-                    "interlock",
-                    "run",
-                    Path(made) / "in",
-                    *words,
-                    "--quiet",
-                    "--export",
-                    "",
-                ]
-                subprocess.run([str(word) for word in command], check=True, env={**os.environ, **machine.SINGLE_THREAD})
-                yield f"{roster}, {name}", out / name.replace(" ", "-")
+    state, found, falls, share = RunState(), list[Said](), 0, 0.0
+    due = [began + each * (ended - began) for each in SHARES]
+    for entry in entries:
+        while due and entry.session == entries[-1].session and entry.elapsed > due[0]:
+            found.append(Said(ended - due.pop(0), ended - began, time_left(snapshot(state, 0))))
+        fold(state, entry)
+        now = snapshot(state, 0).share_done
+        falls += now < share and not isinstance(entry.body, ADDS_WORK)
+        share = now
+    return found, falls
 
 
 def summed(said: Sequence[Said]) -> dict[str, Any]:
-    """Errors after the first tenth, how often nothing was said, and how often the end lay within what was said."""
-    late = [each for each in said if each.passed >= FIRST]
-    errors = [each.error for each in late if each.error is not None]
+    """How far off what was said is, how often nothing was said, and how often what came lay within what was said."""
+    told = [each for each in said if each.said]
     return {
-        "moments": len(late),
-        "silent": len(late) - len(errors),
-        "median": round(median(map(abs, errors)), 4),
-        "worst": round(max(errors, key=abs), 4),
-        "within": round(mean(each.error is not None and abs(each.error) <= each.spread for each in late), 4),
+        "moments": len(said),
+        "silent": len(said) - len(told),
+        "median": round(median([abs(each.error) for each in told] or [0.0]), 4),
+        "median_of_whole": round(median([abs(each.error) * each.left / each.whole for each in told] or [0.0]), 4),
+        "bias": round(median([each.error for each in told] or [0.0]), 4),
+        "held": round(mean([each.held for each in told] or [0.0]), 4),
+        "spread": round(median([each.said.spread / each.left for each in told if each.said] or [0.0]), 4),
     }
+
+
+def made(options: argparse.Namespace, out: Path) -> Iterator[tuple[str, str, Path]]:
+    for kind, run in eta_runs.simulated(options.simulated, options.first, out):
+        yield "simulated", kind, run
+    for kind, run in eta_runs.real(options.real, options.first, out, options.texts) if options.real else ():
+        yield "real", kind, run
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    about = machine.describe()
-    given = [(run.name, run) for run in options.runs]
-    texts = corpora.sample(corpora.texts_of(None, few=True), options.texts, 200) if not given else []
-    found = []
-    for name, run in given or runs(options.rosters, texts):
-        found.append({"run": name, **summed(foretold(run))})
-        print(f"{name}: worst {found[-1]['worst']:+.1%}, load {machine.load()[0]}", flush=True)
-    worst = max(abs(each["worst"]) for each in found)
-    silent = sum(each["silent"] for each in found)
+    about, falls, runs = machine.describe(), 0, []
+    by_kind: dict[tuple[str, str], list[Said]] = {}
+    with nullcontext(options.out) if options.out else tempfile.TemporaryDirectory() as out:
+        given = [("given", run.name, run) for run in options.runs]
+        for made_as, kind, run in given or made(options, Path(out)):
+            said, fell = foretold(run)
+            falls += fell
+            by_kind.setdefault((made_as, kind), []).extend(said)
+            runs.append({"made": made_as, "kind": kind, "seconds": round(said[0].whole, 1), "load": machine.load()[0]})
+            print(f"{made_as} {kind}: {said[0].whole:.0f} s, {summed(said)}", flush=True)
+    ways = {way for way, _ in by_kind}
+    groups = [{"made": way, "kind": kind, **summed(said)} for (way, kind), said in by_kind.items()]
+    for way in sorted(ways, reverse=True):
+        said = [each for (made_as, _), group in by_kind.items() if made_as == way for each in group]
+        groups.append({"made": way, "kind": "all", **summed(said)})
     goals = {
-        "worst error of the whole duration after its first tenth": machine.goal(worst, MOST, at_most=True),
-        "moments after it without a word": machine.goal(silent, 0, at_most=True),
-    }
-    return {"machine": about, "texts": len(texts), "runs": found, "goals": goals, "load_after": machine.load()}
+        f"{group['made']} runs: what came lies within what was said": machine.goal(group["held"], HELD)
+        for group in groups if group["kind"] == "all"
+    } | {"times that a percent fell though no work was added": machine.goal(falls, 0, at_most=True)}  # fmt: skip
+    return {"machine": about, "runs": runs, "groups": groups, "goals": goals, "load_after": machine.load()}
 
 
 def show(result: dict[str, Any]) -> None:
-    heads = ["run", "moments", "silent", "median error %", "worst %", "end within what was said %"]
-    rows = [
-        [each["run"], each["moments"], each["silent"], 100 * each["median"], 100 * each["worst"], 100 * each["within"]]
-        for each in result["runs"]
-    ]
-    machine.table(heads, rows)
+    heads = ["runs", "kind", "moments", "silent", "median error %", "of the whole %", "bias %", "held %", "band %"]
+    machine.table(
+        heads,
+        [
+            [each["made"], each["kind"], each["moments"], each["silent"]]
+            + [100 * each[name] for name in ("median", "median_of_whole", "bias", "held", "spread")]
+            for each in result["groups"]
+        ],
+    )
     machine.goals(result["goals"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="directories of finished runs")
-    parser.add_argument("--texts", type=int, default=300)
-    parser.add_argument("--rosters", nargs="+", default=ROSTERS)
-    machine.quick(parser, texts=40, rosters=["all-minilm-l6"])
+    parser.add_argument("--simulated", type=int, default=60, metavar="N", help="runs on simulated GPUs")
+    parser.add_argument("--real", type=int, default=20, metavar="N", help="runs of random models on this machine's CPU")
+    parser.add_argument("--texts", type=int, default=150, metavar="N", help="texts of a real run, at most")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="of the first run; the next has the next")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where runs stay, and are not made again")
+    machine.quick(parser, simulated=1, real=1, texts=20)
     evidence.gather(parser, measure, show, SOURCES)
 
 

@@ -1,7 +1,7 @@
 """What each architecture would launch on a GPU, and how often the host would wait for it: on a CUDA that is not there.
 
-Small models of every architecture, with the encoders of the engine, on `cuda:1` of `tests/fake_cuda.py`: resident, with
-sliced feed-forwards, and streamed; rows of one length, of several, and a single one. Counts say how much there is to
+Small models of every architecture, with the encoders of the engine, on `cuda:1` of `tests/fake_cuda.py`: resident,
+and streamed; rows of one length, of several, and a single one. Counts say how much there is to
 launch, never how long it takes.
 """
 
@@ -29,13 +29,10 @@ def ways(kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
     from tests.fake_models import ROWS, T4, attached
 
     for kind in kinds:
-        for way in ("resident", "sliced", "streamed", "resident on a T4"):
+        for way in ("resident", "streamed", "resident on a T4"):
             with fake_cuda() as fake:
                 how: dict[str, Any] = {"capability": T4} if way.endswith("T4") else {"streamed": way == "streamed"}
                 few, many = (attached(fake, kind, layers, **how) for layers in LAYERS)
-                if way == "sliced":
-                    few.replica.slice_mlp()
-                    many.replica.slice_mlp()
                 yield {"architecture": kind, "way": way, "packed": few.packed, **counted(few, many, ROWS)}
 
 

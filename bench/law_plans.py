@@ -26,9 +26,9 @@ from bench import evidence, machine, tables
 from interlock.engine.compute.job import plan as batches_of
 from interlock.engine.compute.ladder import slices
 from interlock.engine.gpu.device import RESERVE
-from interlock.engine.models.layout import cost_of, sizes_of
 from interlock.engine.models.memory import Calibration, Law, law_of
 from interlock.engine.models.networks.kernels import Kernel
+from interlock.engine.models.networks.sizes import cost_of, sizes_of
 
 SOURCES = ("engine/models/memory.py", "engine/models/layout.py")
 TRACED = evidence.RESULTS / "traced-laws.json"

@@ -214,6 +214,18 @@ def overhead(found: Any) -> Iterator[Row]:
         yield "not a forward pass", "", beside_goal(found, "share not forward", "{:.1f} %", 100)
 
 
+def foretold(*found: Any) -> Iterator[Row]:
+    results = [each for each in found if each]
+    for each in [group for result in results for group in result["groups"]]:
+        told, held = each["moments"] - each["silent"], f"{100 * each['held']:.0f} %"
+        named = (f"{each['made']}, {each['kind']}", f"{told} of {each['moments']}")
+        yield *named, *(f"{100 * each[name]:.0f} %" for name in ("median", "median_of_whole", "bias", "spread")), held
+    falls = "times that a percent fell though no work was added"
+    if results:
+        total = sum(each["goals"][falls]["value"] for each in results)
+        yield falls, *[""] * 5, met_or_bold(f"{total:.0f}", total == 0)
+
+
 def plans(found: Any) -> Iterator[Row]:
     for name, value in (found or {}).items():
         if name in ("commit", "date", "sources", "sources_sha256", "seconds_on_this_host"):
@@ -296,7 +308,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "law plans": lambda: figures([*LAW_PLANS], ["law-plans"], law_plans),
     "sparse": lambda: figures(["", *(name for name in SPARSE if current(name))], SPARSE, sparse),
     "kernels": lambda: figures(
-        ["architecture", "faults", "kernels a layer: resident / sliced / streamed / T4", "beside the layers", "waits"],
+        ["architecture", "faults", "kernels a layer: resident / streamed / T4", "beside the layers", "waits"],
         ["kernels"],
         kernels,
     ),
@@ -328,6 +340,11 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "campaigns": lambda: figures(["campaign", "", "trials", "tried", "failures"], ["campaigns"], campaigns),
     "growth": lambda: figures(
         ["of", "largest", "CPU s", "peak MiB", "exponent, time", "exponent, memory"], ["growth"], growth
+    ),
+    "time left": lambda: figures(
+        ["runs", "moments with a word", "error", "of the whole run", "bias", "band", "held"],
+        ["eta", "eta-real"],
+        foretold,
     ),
     "random plans": lambda: figures(["what the plans met", ""], ["plans"], plans),
 }

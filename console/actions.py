@@ -27,6 +27,8 @@ class Action:
     """Whether it changes the run, so that a read-only screen refuses it."""
     wide: int = 0
     """Columns from which on it stands in the footer too; 0 for never."""
+    past: bool = False
+    """Whether it goes through the past of a run: a run of this process has only its present."""
 
     @property
     def id(self) -> str:
@@ -59,20 +61,27 @@ ACTIONS = (
     Action("compare", "o", "Compare", "compare the two marked runs", (RUNS,), footer=True),
     Action("resume", "r", "Resume", "continue a run; its command is shown first", (RUNS,), footer=True, changes=True),
     Action("delete", "D", "Delete", "delete a run for good; asks first", (RUNS,), footer=True, changes=True),
-    Action("freeze", "space", "Freeze", "freeze or unfreeze the screen; the run continues", footer=True),
+    Action("freeze", "space", "Freeze", "freeze the screen, or go on; pause or play the past", footer=True),
+    Action("step('back')", "left", "Earlier", "go back by a step, about a sixtieth of the run", footer=True, past=True),
+    Action("step('on')", "right", "Later", "go on by a step", footer=True, past=True),
+    Action("leap('back')", "shift+left,left_square_bracket", "Far back", "go back by ten steps", past=True),
+    Action("leap('on')", "shift+right,right_square_bracket", "Far on", "go on by ten steps", past=True),
+    Action("trouble('next')", "n", "Next !", "go to the next warning, mitigation or error", footer=True, past=True),
+    Action("trouble('previous')", "N", "Last !", "go to the one before", footer=True, past=True),
+    Action("faster", "plus", "Faster", "play the past twice as fast", wide=120, past=True),
+    Action("slower", "minus", "Slower", "play the past half as fast", wide=120, past=True),
+    Action("set_mark", "m", "Mark", "mark this moment", wide=120, past=True),
+    Action("to_mark", "M", "To mark", "go to the moment that was marked", wide=160, past=True),
     Action("exclusive", "x", "Excl", "one model at a time, or models side by side", footer=True, changes=True),
     Action("fallback", "c", "CPU-FB", "allow or forbid CPU fallback", footer=True, changes=True),
     Action("pause", "P", "Pause", "pause the run at the next batch, or resume it", footer=True, changes=True),
     Action("stop", "S", "Stop", "stop the run after the current batch (resumable)", changes=True, wide=120),
-    Action("find", "slash", "Find", "show only events or runs with a text; search the summary",
+    Action("find", "slash", "Find", "show only events (!: what went wrong) or runs with a text; search the summary",
            (MAIN, VIEW, RUNS), footer=True),
-    Action("find_next", "n", "Next", "go to the next match", (MAIN, VIEW), wide=200),
-    Action("find_previous", "N", "Previous", "go to the previous match", (MAIN, VIEW)),
-    Action("filter", "f", "Filter", "cycle severity: all, notice+, warning+", wide=120),
-    Action("kinds", "F", "Kinds", "show or hide kinds of events", wide=160),
-    Action("mitigations", "M", "Mitigations", "list the mitigations by cause, with counts, bytes and time", wide=160),
-    Action("attend", "a", "Attend", "show what went wrong, and count anew what comes after it", wide=120),
-    Action("follow", "G,end", "Follow", "follow the latest event"),
+    Action("find_next", "n", "Next", "go to the next match", (VIEW,), wide=200),
+    Action("find_previous", "N", "Previous", "go to the previous match", (VIEW,)),
+    Action("first", "home", "First", "go to the first event; where there is a past, to the beginning of the run"),
+    Action("follow", "G,end", "Follow", "follow the latest event; from the past, back to the run as it is now"),
     Action("detail", "enter", "Detail", "show every field of the selected event", wide=160),
     Action("export", "e", "Export", "save the listed events to a file", wide=200),
     Action("summary", "s", "Summary", "show the summary as a tree and tables", footer=True),
@@ -80,8 +89,6 @@ ACTIONS = (
       for kind in PANES),
     Action("zoom", "z", "Zoom", "zoom the focused pane, or show all", wide=120),
     Action("unzoom", "escape", "Unzoom", "show all events and panes again"),
-    Action("faster", "plus", "Faster", "refresh faster (a replay: double its speed)"),
-    Action("slower", "minus", "Slower", "refresh slower (a replay: halve its speed)"),
     Action("run", "ctrl+r", "Run", "start the run", (SETUP,), footer=True),
     Action("plan", "ctrl+p", "Plan", "show the plan alone, or beside the form: batches, tokens, memory, time", (SETUP,),
            footer=True),
@@ -118,7 +125,10 @@ def bindings_of(screen: str) -> list[BindingType]:
     return [action.binding() for action in actions_of(screen)]
 
 
-NAMES = {"question_mark": "?", "slash": "/", "plus": "+", "minus": "-", "colon": ":", "escape": "esc"}
+NAMES = {
+    "question_mark": "?", "slash": "/", "plus": "+", "minus": "-", "colon": ":", "escape": "esc",
+    "left_square_bracket": "[", "right_square_bracket": "]",
+}  # fmt: skip
 
 
 def keymap(wanted: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from interlock.console.cli import configuration
 from interlock.console.writing import progress, tell
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.models.registry import label
-from interlock.engine.record.words import command, human_bytes, safe, several, unarmed
+from interlock.engine.record.words import argument, command, human_bytes, safe, several, unarmed
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, limit_threads, shown
 from interlock.widgets.formats import render
 
@@ -33,9 +33,15 @@ def chunk(options: argparse.Namespace) -> int:
         others = ", ".join(f"{count} {ending}" for ending, count in made.others.most_common(5))
         print(safe(f"interlock: left out by their endings: {others}"), file=sys.stderr)
     print(safe(f"{several(made.chunks, 'chunk')} of {several(made.documents, 'document')} in {out}"))
-    if made.chunks:
-        print(f"next: {command(['run', str(out)])}")
-    return ExitCode.FAILED if made.refusals or not made.chunks else ExitCode.COMPLETED
+    alone = [*out.parent.iterdir()] == [out]  # then its directory is the collection, and names it
+    words = ["run", argument(out.parent if alone else out)]
+    for name in ("config", "models", "roster", "sparse", "offline", "allow_pickle"):
+        given = getattr(options, name, None)
+        flag = flag_of(name) if given is not False else f"--no-{name}"
+        words += [] if given is None else [flag] if isinstance(given, bool) else [flag, argument(given)]
+    words += [] if settings.settings.qdrant else ["--qdrant", "store"]
+    print(f"next: {command(words)}")
+    return ExitCode.FAILED if made.refusals else ExitCode.COMPLETED
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -99,7 +105,8 @@ def models(options: argparse.Namespace) -> int:
     rows = []
     for spec in specs:
         here = flow.here(spec, settings)
-        state = f"yes, {here.source.partition(':')[0]}" if here.path else "no"
+        absent = f"refused: use {spec.instead.partition(',')[0]}" if spec.instead else "no"
+        state = f"yes, {here.source.partition(':')[0]}" if here.path else absent
         sources = ", ".join(label(source) for source in spec.sources)
         size = [str(spec.dim or "?"), str(spec.max_tokens or "?")]
         pooling, *prompts = here.told or ("?", "?", "?") if spec.kind == "dense" else ("", "", "")

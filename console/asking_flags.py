@@ -24,6 +24,7 @@ def search(command: argparse.ArgumentParser) -> None:
     command.add_argument("store", type=place, metavar="STORE", help=text)
     command.add_argument("query", nargs="?", metavar="QUERY", help="search query; without one, the search screen opens")
     command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
+    _copy(command)
     text = "number of chunks (default 5, on the screen 20)"
     command.add_argument("--limit", type=int, metavar="N", help=text)
     command.add_argument("--json", action="store_true", help="print one JSON object per line")
@@ -91,6 +92,40 @@ def encode(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=PATH, metavar="FILE", dest="vectors", help=text)
     _server(command)
     settings(command, *RERANKING)
+
+
+def serve(command: argparse.ArgumentParser) -> None:
+    """Answer other programs over HTTP until ctrl+c: POST /v1/embeddings, as clients of OpenAI's API ask it, makes the
+    vectors that the points of PLACE have, and POST /search finds chunks there. The models stay in memory, on the GPUs
+    of --devices that are free, else on the CPU; requests that arrive together are one batch. PLACE is the directory of
+    a store or of a run, or the URL of a Qdrant server with a collection that was uploaded. With INTERLOCK_SERVE_KEY in
+    the environment only who sends that key is answered; without it nobody outside this machine.
+    """
+    text = "directory of a run, --qdrant directory of one, or the URL of a server"
+    command.add_argument("store", type=place, metavar="PLACE", help=text)
+    command.add_argument("--collection", metavar="NAME", help="collection that is meant; required if there are several")
+    _copy(command)
+    text = "address to listen at (default 127.0.0.1); any other takes a key"
+    command.add_argument("--host", default="127.0.0.1", metavar="HOST", help=text)
+    text = "port to listen at (default 8077); 0: any that is free"
+    command.add_argument("--port", type=told(parsers.port), default=8077, metavar="PORT", help=text)
+    text = "texts that may wait (default 2048); more are refused with 429"
+    command.add_argument("--waiting", type=told(parsers.at_least_one), default=2048, metavar="N", help=text)
+    group = command.add_argument_group("reranking")
+    text = "cross-encoders that score what /search finds, as `interlock search` has them, or maxsim"
+    group.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
+    group.add_argument("--rerank-share", type=float, metavar="S", help="how much its scores count, from 0 to 1")
+    group.add_argument("--rerank-depth", type=int, metavar="N", help="number of chunks that it scores (default 50)")
+    telemetry(command)
+    group = _server(command)
+    text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"
+    group.add_argument("--exact", action="store_true", help=text)
+    settings(command, *RERANKING)
+
+
+def _copy(command: argparse.ArgumentParser) -> None:
+    text = "search a copy of the store (in TMPDIR), so that others may read it and a run may write to it meanwhile"
+    command.add_argument("--copy", action="store_true", help=text)
 
 
 def _server(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:

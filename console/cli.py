@@ -1,6 +1,7 @@
 """The command line: its commands, how it is read, and what is said of a wrong one."""
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import Any, NoReturn
@@ -8,10 +9,10 @@ from typing import Any, NoReturn
 from interlock.console import asking_flags, flags
 from interlock.console.streams import write_ascii
 from interlock.engine import __version__, settings
-from interlock.engine.errors import MEANINGS, meant
+from interlock.engine.errors import MEANINGS, UsageError, meant
 from interlock.engine.parsers import OFF
 from interlock.engine.record.words import safe
-from interlock.engine.removed import REMOVED
+from interlock.engine.removed import FLAGS, REMOVED
 from interlock.engine.settings import Configuration, knobs
 
 EPILOG = f"""exit codes:
@@ -25,13 +26,14 @@ COMMANDS = {
     "run": "embed chunk files or tables",
     "plan": "show what a run would do",
     "demo": "embed the docstrings of Python's standard library",
-    "runs": "list the runs: state, age, models, progress, size",
-    "watch": "follow and steer a run in progress, or replay a finished one",
+    "runs": "list the runs: state, progress, ETA, issues, models, size",
+    "watch": "follow and steer a run, many at once, or replay one",
     "ctl": "steer a run from another terminal: pause, stop",
     "view": "show a run's summary, or compare two",
     "upload": "upload what a run exported to a Qdrant server",
     "search": "search a run's store, or a server",
     "encode": "turn texts into the vectors that points have",
+    "serve": "answer other programs: embeddings and search",
     "export": "deliver a finished run into other files or a store",
     "prune": "remove points of a store whose chunks left the corpus",
     "rerank": "score pairs of a query and a text with a cross-encoder",
@@ -43,11 +45,12 @@ COMMANDS = {
 }
 ROOMS = {
     **dict.fromkeys(("search", "encode", "rerank", "eval"), "searching"),
+    "serve": "front_ends.serving",
     **dict.fromkeys(("export", "upload", "prune"), "delivery"),
     **dict.fromkeys(("chunk", "plan", "models", "config", "doctor", "schema"), "answers"),
 }
 """The module beside this one that does a command, where it is not `commands`."""
-LOADING = ("chunk", "run", "plan", "demo", "search", "encode", "rerank", "eval", "models", "doctor")
+LOADING = ("chunk", "run", "plan", "demo", "search", "encode", "serve", "rerank", "eval", "models", "doctor")
 """The commands that look for models."""
 EXAMPLES = {
     "chunk": "examples:\n  interlock chunk handbook --out chunks/Handbook/pages.jsonl\n"
@@ -56,11 +59,17 @@ EXAMPLES = {
     "run": "example:\n"
     "  interlock run chunks --roster bge-m3=0.6,all-minilm-l6=0.4 --qdrant store\n"
     "  interlock run chunks --resume   # after a kill: recomputes the batch in flight",
-    "watch": "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20",
+    "watch": "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20\n"
+    "  interlock watch runs   # all of them, a line each",
     "encode": "examples:\n"
     '  interlock encode store "how do I rotate the keys?" | jq .vectors.fused\n'
     "  interlock encode runs/20261121-120000 --file questions.txt --out asked.npy\n"
     "  cat chunks.txt | interlock encode http://localhost:6333 - --side document",
+    "serve": "examples:\n"
+    "  interlock serve store\n"
+    "  interlock serve http://localhost:6333 --collection docs --devices cpu\n"
+    "  curl http://127.0.0.1:8077/v1/embeddings -H 'Content-Type: application/json' \\\n"
+    '    -d \'{"model": "fused", "input": "how do I rotate the keys?"}\'',
     "export": "examples:\n"
     "  interlock export runs/20261121-120000 --to files --export npy,jsonl\n"
     "  interlock export runs/20261121-120000 --to files --vectors float16\n"
@@ -80,8 +89,6 @@ EXAMPLES = {
     "After an interruption, a kill or a refusal the same command continues.",
     "view": "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
 }
-GONE = {"--picture": "the table and --json say the same"}
-"""Flags of earlier versions that were no settings, and what is said to who gives them."""
 RAW = argparse.RawDescriptionHelpFormatter
 
 
@@ -91,12 +98,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: {safe(message)}\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Fail where help is lost, of which argparse says nothing; what stderr is told may be."""
+        if file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse what a command does not know here, where its own options are known."""
         given = [] if self._subparsers else [word.partition("=")[0] for word in args or () if word.startswith("--")]
         for name in given:
             setting = name.removeprefix("--").removeprefix("no-").replace("-", "_")
-            instead = REMOVED[setting].instead if setting in REMOVED else GONE.get(name)
+            instead = REMOVED[setting].instead if setting in REMOVED else FLAGS.get(name)
             if instead and name not in self._option_string_actions:
                 self.error(f"there is no {name}: {instead}")
             takes = self._option_string_actions.get(f"--{name.removeprefix('--no-')}")
@@ -155,6 +169,9 @@ def parser() -> argparse.ArgumentParser:
 def configuration(options: argparse.Namespace) -> Configuration:
     """Load the settings that these options, the environment and the file make together."""
     flags = {item.name: value for item in knobs() if (value := getattr(options, item.name, None)) is not None}
+    for name in ("run_id", "qdrant"):
+        if flags.get(name) == "":
+            raise UsageError(f"{settings.flag_of(name)}: got an empty text: name one, or drop it")
     loaded = settings.load(flags, file=options.config)
     if loaded.settings.ascii:
         write_ascii(asked=True)

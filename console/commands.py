@@ -21,6 +21,7 @@ from interlock.engine.targets.connection import is_address
 
 if TYPE_CHECKING:
     from interlock.console.front_ends.dispatch import Audience
+    from interlock.console.sources.runs import Rank
     from interlock.console.sources.session import Work
     from interlock.engine.compute.controls import Controls
 
@@ -33,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
     server = options.qdrant if is_address(options.qdrant or "") else ""
     if server:
         from interlock.console.delivery import upload_after
+        from interlock.console.writing import say
         from interlock.engine.flows.upload import check_server
 
         options.qdrant, options.server = None, server
@@ -42,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if server:
         settings = replace(settings, settings=replace(settings.settings, prune=False))  # there is no store of the run
         try:
-            check_server(server)
+            check_server(server, (lambda _: None) if options.quiet else say)
         except InterlockError as error:
             summarise_failure(options.chunks, settings, error, _audience(options))
             raise
@@ -132,35 +134,52 @@ _RUNS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def runs(options: argparse.Namespace) -> int:
     """List the runs, or open the screen of them."""
     from interlock.console.front_ends.dispatch import list_runs
+    from interlock.console.sources.runs import RunList, latest
     from interlock.console.terminal.tty import takes_screens
-    from interlock.console.text import runs_text
-    from interlock.engine.record.runs import overviews
 
     settings = configuration(options)
     out = settings.settings.out
     if not (options.json or options.plain) and takes_screens():
-        while words := list_runs(settings):
-            if words[0] != "watch":
-                return _go_on(words, settings)
-            _go_on(words, settings)
-        return ExitCode.COMPLETED
-    found = overviews(out, time.time())
-    if options.json:
+        return _go_on(list_runs(settings, RunList(out)), settings)
+    return _print_runs([out], latest, as_json=options.json)
+
+
+def _print_runs(places: Sequence[Path], rank: "Rank", *, as_json: bool = False) -> int:
+    from interlock.console.text import runs_text
+    from interlock.engine.record.runs import overviews
+
+    found = sorted(overviews(places, time.time()), key=rank)
+    if as_json:
         print(runs_text.as_json(found))
     elif found:
         print(runs_text.table(found, time.time()))
     else:
-        print("\n".join(safe(line, 1000) for line in runs_text.nothing(out)))
+        print("\n".join(safe(line, 1000) for line in runs_text.nothing(places)))
     return ExitCode.COMPLETED
 
 
 def watch(options: argparse.Namespace) -> int:
-    """Follow a run by its journal, or replay it."""
-    from interlock.console.front_ends.dispatch import watch_journal
+    """Follow a run by its journal, or replay it; list many of them, those that need somebody first."""
+    from interlock.console.front_ends import web
+    from interlock.console.front_ends.dispatch import list_runs, watch_journal
+    from interlock.console.sources.runs import RunList, neediest, walled
+    from interlock.console.terminal.tty import why_headless
 
     settings = configuration(options)
     settings = replace(settings, readonly=options.readonly or settings.readonly)
-    return _go_on(watch_journal(options.run, options.speed, settings), settings)
+    places = walled(options.runs) if options.runs else [settings.settings.out]
+    if places and options.speed is not None:
+        raise UsageError("--speed replays a single run: name its directory")
+    if options.web and not web.in_browser():
+        web.serve(options.web)
+        return ExitCode.COMPLETED
+    if not places:
+        words = watch_journal(options.runs[0], options.speed, settings)
+    elif why_headless() and not web.in_browser():
+        return _print_runs(places, neediest)
+    else:
+        words = list_runs(settings, RunList(*places, rank=neediest))
+    return ExitCode.COMPLETED if web.in_browser() else _go_on(words, settings)
 
 
 def _go_on(words: Sequence[str], settings: Configuration) -> int:

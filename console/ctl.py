@@ -12,7 +12,7 @@ from interlock.engine.compute.controls import NO, STOP, YES
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import atomic
-from interlock.engine.record.health import STALLED, nodes_reached, time_left
+from interlock.engine.record.health import nodes_reached
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.runs import Overview, overview, resume_words, state_of
 from interlock.engine.record.snapshot import Snapshot, snapshot
@@ -82,8 +82,6 @@ def status(directory: Path, *, as_json: bool) -> str:
     read."""
     folded = _state(directory)
     seen, now = overview(directory, time.time(), lambda _: folded), snapshot(folded, 0)
-    goes_on = seen.held and not now.paused and seen.health.word != STALLED
-    foretold = time_left(now) if goes_on else None
     standing, unsteered = said.Standing(), ""
     try:
         with Link(directory) as link:
@@ -95,7 +93,7 @@ def status(directory: Path, *, as_json: bool) -> str:
         "state": "STOPPING" if standing.stopping else seen.health.word,
         "detail": seen.health.detail,
         "done": round(now.share_done, 4),
-        "seconds_left": foretold.seconds if foretold else None,
+        "seconds_left": seen.left.seconds if seen.left else None,
         "schedule": now.schedule,
         "cpu_fallback": now.cpu_fallback,
         "paused": now.paused,
@@ -106,7 +104,7 @@ def status(directory: Path, *, as_json: bool) -> str:
     }
     if as_json:
         return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
-    left = f"  {duration(foretold.seconds)} left" if foretold else ""
+    left = f"  {duration(seen.left.seconds)} left" if seen.left else ""
     yes = {True: "on", False: "off"}
     lines = [
         f"{directory}: {facts['state']}  {percent(now.share_done).strip()}{left}",

@@ -69,7 +69,7 @@ def prune(options: argparse.Namespace) -> int:
 def upload(options: argparse.Namespace) -> int:
     """Upload a run, or say what that would send."""
     from interlock.engine.flows import upload as flow
-    from interlock.engine.targets.layout import parse_indexes, quantisation_of, vector_type_of
+    from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, vector_type_of
 
     request = flow.UploadRequest(
         run=options.run,
@@ -84,6 +84,7 @@ def upload(options: argparse.Namespace) -> int:
         settle=options.settle,
         grpc_port=options.grpc_port,
         prune=options.prune,
+        payload=payload_of(options.payload),
     )
     with uploading() as listener:
         if options.json:
@@ -113,10 +114,14 @@ def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: boo
         what = "the run is not whole and was not uploaded: continue it"
         say(f"{what}, or upload what there is: {command(['upload', argument(str(run)), '--qdrant', url])}")
         return
-    with uploading() as listener:
-        for report in flow.upload(flow.UploadRequest(run=run, url=url, prune=prune), listener):
-            for line in () if quiet else report_lines(report):
-                say(line)
+    try:
+        with uploading() as listener:
+            for report in flow.upload(flow.UploadRequest(run=run, url=url, prune=prune), listener):
+                for line in () if quiet else report_lines(report):
+                    say(line)
+    except BaseException:
+        say(f"the run is whole, nothing is computed again: {command(['upload', argument(str(run)), '--qdrant', url])}")
+        raise
 
 
 def _plan_lines(plan: "UploadPlan") -> list[str]:

@@ -14,6 +14,7 @@ QUESTION = "how do I make a date from an ISO 8601 string?"
 RERANKING = ("offline", "allow_pickle", "devices", "cpu_fallback", "threads", "ceiling", "host_ceiling", "faults")
 """The settings that count for the commands that score pairs."""
 ASKED = ("pause", "resume", "stop", "exclusive", "fallback", "status")
+WEB = "127.0.0.1:8765"
 T = TypeVar("T")
 
 
@@ -33,10 +34,10 @@ def chunk(command: argparse.ArgumentParser) -> None:
 
 
 def run(command: argparse.ArgumentParser) -> None:
-    """Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl) with every model
-    of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.
+    """Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl; tables), or one file, with
+    every model of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.
     """
-    command.add_argument("chunks", type=PATH, metavar="CHUNKS", help="directory of collections of chunk files")
+    command.add_argument("chunks", type=PATH, metavar="CHUNKS", help="directory of collections, or one file")
     _front_end(command)
     settings(command)
 
@@ -46,7 +47,7 @@ def plan(command: argparse.ArgumentParser) -> None:
     weights and writes nothing. Without CHUNKS: what each model of the registry would need, by its
     configuration alone.
     """
-    text = "directory of collections of chunk files"
+    text = "directory of collections, or one file"
     command.add_argument("chunks", type=PATH, nargs="?", metavar="CHUNKS", help=text)
     settings(command)
 
@@ -68,9 +69,9 @@ def demo(command: argparse.ArgumentParser) -> None:
 
 
 def runs(command: argparse.ArgumentParser) -> None:
-    """List every run under --out, the latest first: how it stands, its age, models, rows and progress, what to look at,
-    its size on disk, and the process that has it in use. On a terminal a screen opens in which a run is watched,
-    viewed, resumed, compared or deleted.
+    """List every run under --out, the latest first: how it stands and why, progress, ETA, what to look at, devices,
+    age, models, rows, its size on disk, and the process that has it in use. On a terminal a screen opens in which a run
+    is watched, viewed, resumed, compared or deleted.
     """
     command.add_argument("--plain", action="store_true", help="print a table to stdout instead")
     command.add_argument("--json", action="store_true", help="machine-readable")
@@ -79,13 +80,18 @@ def runs(command: argparse.ArgumentParser) -> None:
 
 def watch(command: argparse.ArgumentParser) -> None:
     """Show the console of a run: follow and steer one that is running in another process (--readonly: only follow), or
-    show or replay one that ended. Locks nothing.
+    show or replay one that ended. Of a directory of runs, of several runs, or of those under --out where none is named,
+    a line each: state, progress, ETA, issues, devices; those that need somebody stand first, what ended more than a day
+    ago last. Enter opens one, escape comes back. Without a terminal these lines are printed. Locks nothing.
     """
-    command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory")
+    text = "run directory, or a directory of runs (default: --out)"
+    command.add_argument("runs", type=PATH, nargs="*", metavar="RUN_DIR", help=text)
     text = "replay at N times the speed, above 0 (without: show its current state)"
     command.add_argument("--speed", type=float, metavar="N", help=text)
     command.add_argument("--readonly", action="store_true", help="watch only, change nothing")
-    settings(command, *(item.name for item in fields(ScreenSettings)))
+    text = f"show it in a browser, at an address with a token (default {WEB}: this machine alone)"
+    command.add_argument("--web", nargs="?", const=WEB, metavar="[HOST:]PORT", help=text)
+    settings(command, "out", *(item.name for item in fields(ScreenSettings)))
 
 
 def ctl(command: argparse.ArgumentParser) -> None:
@@ -134,6 +140,8 @@ def upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quantisation", metavar="KIND", default="none", help=text)
     text = "numbers of the dense vectors on disk: float32 (default) or float16"
     command.add_argument("--vector-type", metavar="TYPE", default="float32", help=text)
+    text = "where points have metadata: nested (metadata.lang) or flat (lang); default: as in the run"
+    command.add_argument("--payload", metavar="FORM", help=text)
     server_flags(command, 300.0)
     text = "seconds to wait for its indexes at the end (default 3600)"
     command.add_argument("--settle", type=told(parsers.seconds), default=3600.0, metavar="S", help=text)
@@ -165,7 +173,7 @@ def export(command: argparse.ArgumentParser) -> None:
     command.add_argument("--collection", default="", metavar="NAME", help="only this collection (default: all)")
     text = "where the run's chunks are now (default: where they were)"
     command.add_argument("--chunks", type=PATH, metavar="DIR", help=text)
-    settings(command, "keep", "project", "quantise", "export", "prune", "bm25")
+    settings(command, "keep", "project", "quantise", "payload", "export", "prune", "bm25")
 
 
 def prune(command: argparse.ArgumentParser) -> None:
@@ -278,7 +286,10 @@ def _front_end(command: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="print errors only")
     text = "serve the run's numbers to Prometheus on this port of this machine, or keep them in a .prom file"
     group.add_argument("--metrics", metavar="PORT|FILE", help=text)
-    text = "at the end call this command with the path of summary.json; it changes no exit code"
+    text = (
+        "at the end call this command with the path of summary.json, and {run}, {state} and {reason} in it filled in; "
+        "it changes no exit code"
+    )
     group.add_argument("--notify", metavar="COMMAND", help=text)
 
 

@@ -40,9 +40,9 @@ DAYLIGHT = Theme(
     variables=GAUGE["light"],
 )  # fmt: skip
 OWN = (SIGNAL, DALTONIC, DAYLIGHT)
-THEMES = ("signal", "daltonic", "daylight", "ansi-dark")
+ANSI = "ansi-dark" if "ansi-dark" in BUILTIN_THEMES else "textual-ansi"  # what Textual 6 calls its only one
+THEMES = ("signal", "daltonic", "daylight", ANSI)
 """What `t` walks through."""
-SLOW = "ansi-dark"
 SLOW_RATE = 1.0
 """Looks a second on a slow link."""
 
@@ -66,6 +66,7 @@ class Look:
     ascii: bool = False
     slow_link: bool = False
     readonly: bool = False
+    verbose: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
     out: Path = Path("runs")
     """Where the runs are that can be listed."""
@@ -82,6 +83,9 @@ def look_of(configuration: Configuration) -> Look:
     known = {theme.name for theme in OWN} | BUILTIN_THEMES.keys()
     if settings.theme not in known:
         raise UsageError(f"unknown theme {settings.theme!r}: available {', '.join(sorted(known))}")
-    theme, keys = SLOW if settings.slow_link else settings.theme, keymap(configuration.keys)
+    theme, keys = ANSI if settings.slow_link else settings.theme, keymap(configuration.keys)
     ascii = settings.ascii or draws_only_ascii(os.environ)
-    return Look(theme=theme, ascii=ascii, slow_link=settings.slow_link, readonly=readonly, keys=keys, out=settings.out)
+    return Look(
+        theme=theme, ascii=ascii, slow_link=settings.slow_link, readonly=readonly, verbose=settings.verbose, keys=keys,
+        out=settings.out,
+    )  # fmt: skip

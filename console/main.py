@@ -78,8 +78,9 @@ def _lost_output(*, failed: bool = False) -> DiskError | None:
     has gone."""
     try:
         sys.stdout.flush()
-        with suppress(ValueError):  # of a stream without a descriptor
-            os.write(sys.stdout.fileno(), b"") if failed else 0  # of a long text that failed nothing is held
+        if failed:  # of a long text nothing is held then, so that only another try says it
+            with suppress(ValueError):  # of a stream without a descriptor
+                os.write(sys.stdout.fileno(), b"")
     except BrokenPipeError:
         return None
     except OSError as error:
@@ -115,7 +116,7 @@ def _command(arguments: Sequence[str]) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # a panic of the libraries in Rust is none of the exceptions
-        from interlock.engine.record.crash import reportable
+        from interlock.engine.crash import reportable
 
         lost = _lost_output(failed=True) if isinstance(error, OSError) else None
         return _refuse(lost or reportable(error))

@@ -16,7 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from interlock.engine.errors import UsageError
+from interlock.engine.record.health import Health
+from interlock.engine.record.words import LONG, safe
 
+_ASKED = re.compile(r"\{(?:run|state|reason)\}")
 SECONDS = 60.0
 """How long it may take."""
 _SECRET = re.compile(
@@ -35,6 +38,13 @@ def words_of(command: str | None) -> list[str]:
     if not words or shutil.which(words[0]) is None:
         raise UsageError(f"--notify {command!r:.100}: no such program: name one by its path, or add it to PATH")
     return words
+
+
+def filled(words: Sequence[str], run: str, state: Health) -> list[str]:
+    """Write into the words of a command, where they ask for it, which run has ended, and how, as lists of runs say it:
+    `{run}`, `{state}` and `{reason}`."""
+    said = {"{run}": run, "{state}": state.word, "{reason}": state.detail}
+    return [_ASKED.sub(lambda asked: safe(said[asked[0]], LONG), word) for word in words]
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from interlock.console.writing import (
     same_file,
     say,
     tell,
+    warn,
     writing,
 )
 from interlock.engine.errors import ExitCode, UsageError
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from interlock.engine.search.ask import Ask
     from interlock.engine.search.hits import Answer, EncodedTexts
     from interlock.engine.search.rerank import Rerank
-    from interlock.engine.search.served import ServerPlace
+    from interlock.engine.search.served import Place
 
 VECTOR_FILES = (".jsonl", ".npy", ".parquet")
 """How the name of a file of vectors may end, which says what it is."""
@@ -72,8 +73,8 @@ def search(options: argparse.Namespace) -> int:
     if options.answers:
         raise UsageError("--out is for the answers of --queries: use > FILE for those of one query")
     check_question(options.query)  # at once: no store answers it
-    with Answering(settings, _place(options), options.collection, rerank, events) as answering:
-        _tell_gap(answering)
+    with Answering(settings, place_of(options), options.collection, rerank, events) as answering:
+        warn(answering.searcher.manifest.gap)
         made = answering.answer([options.query], ask)
         stale = _stale_among(made.answers, answering)
     _print_answer(made.answers[0], as_json=options.json, explained=options.explain)
@@ -94,9 +95,10 @@ def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask
     from interlock.engine.flows.search import Answering, SerialRetriever
 
     look = look_of(settings)
+    check_telemetry(options.telemetry, {})
     events = partial(Telemetry, options.telemetry) if options.telemetry else no_events
     retriever = SerialRetriever(
-        answering := Answering(settings, _place(options), options.collection, rerank, events, kept=True)
+        answering := Answering(settings, place_of(options), options.collection, rerank, events, kept=True)
     )
     try:
         retriever.check(ask)
@@ -132,11 +134,13 @@ def _search_file(
     code, began, texts = ExitCode.COMPLETED, time.monotonic(), [each.text for each in questions]
     stale, none, cuts = "", "", list[Mapping[str, int]]()
     with (
-        Answering(settings, _place(options), options.collection, rerank, events, questions=len(questions)) as answering,
+        Answering(
+            settings, place_of(options), options.collection, rerank, events, questions=len(questions)
+        ) as answering,
         writing(options.answers) as out,
         progress("question") as done,
     ):
-        _tell_gap(answering)
+        warn(answering.searcher.manifest.gap)
         left = iter(questions)
         for made in answering.windows(texts, ask, encoded=lambda model, count: done(model, count, len(texts))):
             code = code or made.exit_code
@@ -155,13 +159,15 @@ def _search_file(
     return code
 
 
-def _place(options: argparse.Namespace) -> "Path | ServerPlace":
+def place_of(options: argparse.Namespace) -> "Place":
     """Where what is asked for lies: a directory, or a collection of a server."""
-    from interlock.engine.search.served import ServerPlace
+    from interlock.engine.search.served import ServerPlace, StoreCopy
 
+    copy, exact = getattr(options, "copy", False), getattr(options, "exact", False)
     if isinstance(options.store, Path):
-        return options.store
-    exact = getattr(options, "exact", False)
+        return StoreCopy(options.store) if copy else options.store
+    if copy:
+        raise UsageError("--copy: a server has many readers: drop it")
     return ServerPlace(options.store, options.api_key_file, options.patience, options.projection, exact)
 
 
@@ -179,7 +185,7 @@ def encode(options: argparse.Namespace) -> int:
         raise UsageError(f"--out: {out} is the file of texts: name another file")
     with progress("text") as done:
         listener, texts = Listener(partial(Telemetry, None), say, done), [each.text for each in asked]
-        place = _place(options)
+        place = place_of(options)
         found = encode_for(settings, place, options.collection, texts, options.side, options.only or "", listener)
     if cuts := [each for each in found.cut if each]:
         say(f"warning: {cut_text(cuts, len(found), 'text')}")
@@ -212,7 +218,7 @@ def _write_vectors(out: Path | None, ids: Sequence[str], found: "EncodedTexts") 
 
         names = [name for name in found.dense if name == "fused"] or list(found.dense)
         if len(names) != 1:
-            raise UsageError(f"--out {out}: it holds one vector a text: name it with --only ({', '.join(names)})")
+            raise UsageError(f"--out {out} holds one a text: use .jsonl, or --only ({', '.join(names) or 'a model'})")
         with atomic.replacing(out) as partial, partial.open("wb") as file:
             np.save(file, found.dense[names[0]])
     elif out and out.suffix == ".parquet":
@@ -239,12 +245,6 @@ def _stale_among(answers: "Sequence[Answer]", answering: "Answering") -> str:
         f"{several(hits, 'hit')} and {points} are of chunks that left the corpus: "
         f"`{command(['prune', argument(store.path.parent)])}` removes them"
     )
-
-
-def _tell_gap(answering: "Answering") -> None:
-    """Say on stderr which models the store lacks."""
-    if gap := answering.searcher.manifest.gap:
-        say(f"warning: {gap}")
 
 
 def _print_answer(answer: "Answer", *, as_json: bool, explained: bool) -> None:

@@ -38,6 +38,12 @@ def say(text: str) -> None:
     print(f"interlock: {safe(text, LONG)}", file=sys.stderr, flush=True)
 
 
+def warn(text: str) -> None:
+    """Say what is to be known, where there is anything."""
+    if text:
+        say(f"warning: {text}")
+
+
 def silence(stream: TextIO) -> None:
     """Send what is still to come to nowhere, so that a reader who left is not missed at exit."""
     with suppress(OSError, ValueError):
@@ -120,7 +126,11 @@ class Telemetry:
 
 
 def check_telemetry(telemetry: Path | None, others: Mapping[str, Path | None]) -> None:
-    """Raise UsageError where events would be appended to one of these files, which are read or written otherwise."""
+    """Raise UsageError for no place of a file, and where events would be appended to one of these files, which are read
+    or written otherwise."""
+    check_directory("--telemetry", telemetry)
+    if telemetry and telemetry.is_dir():
+        raise UsageError(f"--telemetry: {telemetry} is a directory: name a file")
     for name, other in others.items():
         if telemetry and other and same_file(telemetry, other):
             raise UsageError(f"--telemetry: {telemetry} is {name}: name another file")

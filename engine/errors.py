@@ -9,6 +9,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import IntEnum
 from itertools import takewhile
 from pathlib import Path
@@ -47,6 +48,20 @@ def meant(word: str, known: Iterable[str], before: str = "") -> str:
 
     close = get_close_matches(word, list(known), 1)
     return f" (did you mean {before}{close[0]}?)" if close else ""
+
+
+def near(path: Path) -> str:
+    """Suggest ` (did you mean runs/a?)` for a path that is not there, where a close name beside it is."""
+    from difflib import get_close_matches
+
+    gone = path
+    while gone != gone.parent and not gone.parent.is_dir():
+        gone = gone.parent
+    with suppress(OSError):
+        names = [] if gone.exists() else [each.name for each in gone.parent.iterdir()]
+        found = [gone.with_name(name) / path.relative_to(gone) for name in get_close_matches(gone.name, names, 3)]
+        return next((f" (did you mean {place}?)" for place in found if place.exists()), "")
+    return ""
 
 
 _OF_NOTEBOOKS = re.compile(r"[\\/](IPython|ipykernel)[\\/]")

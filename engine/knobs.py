@@ -113,6 +113,14 @@ class ModelSettings:
         "binary is for files: one bit a number to search, and the eight to order what it finds",
         kept="quantise",
     )
+    payload: Literal["nested", "flat"] = knob(
+        "nested",
+        parsers.one_of("nested", "flat"),
+        "nested|flat",
+        "where points have the fields of a chunk's metadata: under metadata, as metadata.lang, or flat beside our own "
+        "(text, chunk_id, source, record), as lang; one of these names stays under metadata",
+        kept="payload",
+    )
     offline: bool = knob("no", parsers.flag, "", "never touch the network")
     refresh_models: bool = knob("no", parsers.flag, "", "fetch newer files of the models' revisions from the hub")
     allow_pickle: tuple[str, ...] = knob(
@@ -280,6 +288,7 @@ class ScreenSettings:
     )
     ascii: bool = knob("no", parsers.flag, "", "write and draw with ASCII characters only")
     slow_link: bool = knob("no", parsers.flag, "", "console: 1 Hz, terminal colours, no charts")
+    verbose: bool = knob("no", parsers.flag, "", "tell of checks and memory that were as they should be, too")
 
 
 GROUPS = (ModelSettings, DeviceSettings, ResultSettings, SessionSettings, ScreenSettings)

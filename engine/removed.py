@@ -42,3 +42,33 @@ REMOVED: Mapping[str, Removed] = {
     ),
 }
 """What a file, the environment, or a run of earlier versions may still say."""
+PREDECESSOR: Mapping[str, str] = {
+    "--chunked-dir DIR": "`interlock run DIR`: this directory and no other",
+    "--output-dir DIR": "`--out DIR`, with a directory for each run",
+    "--ensemble-models A B": "`--roster A=0.6,B=0.4`; what is not named is not loaded",
+    "--collections A B": "`--collections A,B`; an unknown one is refused",
+    "--sparse-models A B": "`--sparse A,B`: each has vectors of its own",
+    "--rerank-model, --rerank-candidates, --rerank-top-k": "with the question, not with the run: "
+    '`interlock search STORE "..." --rerank MODEL --rerank-depth 50 --limit 20`',
+    "--disable-rerank, --disable-sparse": "nothing: both are off until they are asked for",
+    "--disable-exclusive, --no-exclusive-ensemble": "`--shared` (models side by side), or `--window N` (in turns)",
+    "--force-cpu": "`--devices cpu`, which keeps the roster",
+    "--local-files-only": "`--offline`",
+    "--refresh-cache": "`--refresh-models`",
+    "--hf-cache-dir DIR": "`HF_HOME`, or `--models DIR` for what `interlock models bundle` wrote",
+    "--summary-path FILE": "`--summary FILE`",
+    "--monitor, EMBEDDER_METRICS_ENABLED": "the console; `--metrics PORT`",
+    "--save-intermediate": "nothing: each batch is kept, and `--resume` goes on with it",
+    "--disable-stage-report": "`--quiet`",
+    "--backend onnx, --export-prefix": "nothing",
+}
+"""What flags of the predecessor are called here, in Markdown; `docs/predecessor.md` has it as a table."""
+FLAGS: Mapping[str, str] = {
+    "--picture": "the table and --json say the same",
+    **{
+        word.split()[0]: f"here it is {said}".replace("here it is nothing", "drop it").replace("`", "")
+        for words, said in PREDECESSOR.items()
+        for word in words.split(", ")
+    },
+}
+"""Flags of earlier versions that were no settings, and those of the predecessor: what is said to who gives them."""

@@ -29,7 +29,7 @@ ANY = "100%,files"
 """What runs of earlier versions refused and were complete."""
 NAMING = ("sparse", "token_vectors", "allow_pickle")
 """Lists of models, beside the roster."""
-RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE", "INTERLOCK_MODELS"}
+RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE", "INTERLOCK_MODELS", "INTERLOCK_SERVE_KEY"}
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _became(name: str, value: object, others: Mapping[str, object], origin: str)
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(atomic.content(file, MOST_FILE).decode())
+        return tomllib.loads(atomic.content(file, MOST_FILE).decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

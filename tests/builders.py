@@ -20,6 +20,9 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
+import pytest
+from packaging.version import Version
+
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
 from interlock.engine.record.facts import RosterEntry
@@ -354,6 +357,12 @@ def minilm_directory() -> Path | None:
     except metadata.PackageNotFoundError:
         return None
     return next((Path(str(file.locate())).parent for file in files if file.name == "model.safetensors"), None)
+
+
+def since(package: str, version: str) -> pytest.MarkDecorator:
+    """Leave a test out where the package that it compares with is older, and does not do what ours does."""
+    found = metadata.version(package)
+    return pytest.mark.skipif(Version(found) < Version(version), reason=f"{package} {found} does not do this")
 
 
 def sentence_transformer(directory: Path) -> Any:

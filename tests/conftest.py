@@ -2,24 +2,32 @@
 
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
 import pytest
 
 from interlock.console.main import ENVIRONMENT, main
+from interlock.engine.corpus import tokenizer
+from tests import warm
 from tests.builders import MINILM_PACKAGE, cache_of_all, minilm_directory, tiny_model
 from tests.pure import is_pure
 
 # Read when torch is imported. Tests run side by side, a core each: threads of one process would wait for each other.
 os.environ |= {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 os.environ["INTERLOCK_CACHE"] = str(cache_of_all())  # what tests compute in this process is not its user's
+gc.disable()  # until the tests begin: a third of the time in which they are found is otherwise spent on garbage
 
-hypothesis.settings.register_profile("unhurried", deadline=None)  # a neighbour on the machine is no failure
-hypothesis.settings.load_profile("unhurried")
+# A neighbour on the machine is no failure, and a change is not refused for what another one did: the same examples each
+# time. `make nightly` looks for new ones.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("new", deadline=None, derandomize=False, max_examples=1000)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +54,16 @@ def frozen() -> Iterator[None]:
         patched.setattr(gc, "unfreeze", lambda: None)
         gc.collect()
         gc.freeze()
+        gc.enable()
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_trials() -> Iterator[None]:
+    """Tokenizers are tried in forks, a second sooner; those of tests/test_untrusted_models.py are not."""
+    begun = {name: getattr(subprocess, name) for name in ("DEVNULL", "PIPE", "TimeoutExpired")}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tokenizer, "subprocess", SimpleNamespace(Popen=warm.trial, **begun))
         yield
 
 

@@ -243,6 +243,8 @@ class EdgeBridge:
         match method, path[2:]:
             case "GET", []:
                 return _done(collection.info())
+            case "GET", ["exists"]:
+                return _done({"exists": True})
             case "GET", ["optimizations"]:
                 queued = {"queued_optimizations": collection.waiting, "queued_segments": 0, "queued_points": 0}
                 return _done({"summary": {**queued, "idle_segments": 1}, "running": []})
@@ -277,7 +279,9 @@ class EdgeBridge:
             case "POST", ["points"]:
                 return _done(collection.points(body["ids"]))
             case "POST", ["points", "query"]:
-                found = [{"id": id, "version": 0, "score": score} for id, score in collection.search(body)]
+                hits = collection.search(body)
+                there = {each["id"]: each["payload"] for each in collection.points([id for id, _ in hits])}
+                found = [{"id": id, "version": 0, "score": score, "payload": there[id]} for id, score in hits]
                 return _done({"points": found})
             case other:
                 raise ValueError(f"the bridge has no {other}")

@@ -166,6 +166,7 @@ def one_pass(
 ) -> PassView:
     """A pass of which `done` batches are committed: from both ends, as two devices take them, and in no order."""
     cells = [place // 2 if place % 2 == 0 else batches - 1 - place // 2 for place in range(done)]
+    lately = Lately(done * 2e15, done * 0.5, done * 0.5**2 / 2e15)
     view = PassView(
         model_pass=number,
         model=model,
@@ -182,7 +183,8 @@ def one_pass(
         done=Tally(done * 24, done * 2000, 0, done * 0.5),
         cost=batches * 2e15,
         cost_done=done * 2e15,
-        lately=Lately(done * 2e15, done * 0.5, done * 0.5**2 / 2e15),
+        lately=lately,
+        lately_on_host=lately,
         devices=tuple(devices) if done else (),
         cells=tuple(reversed(cells)),
         mitigations=mitigations,

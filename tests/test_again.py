@@ -1,8 +1,8 @@
 """Who computes the same chunks by the same models again is told of the run that has them, before the first batch."""
 
 import os
+import re
 import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,6 @@ import pytest
 
 import interlock as product
 from interlock.console.sources.again import begun_before
-from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.settings import load
 from tests.builders import corpus, interlock, sentences
 
@@ -66,18 +65,45 @@ def test_other_chunks_models_weights_or_fusions_are_no_such_run_and_neither_is_o
     assert begun_before(home, load(own, {})) == ""
 
 
-def test_the_command_says_it_in_a_line_and_python_warns_and_both_go_on(home, tiny_a, tiny_b):
+def test_the_command_says_it_in_a_line_and_computes_anew(home, tiny_a, tiny_b):
     said = interlock("run", "in", "--roster", f"{tiny_a}=1,{tiny_b}=3", "--run-id", "two", "--export", "npy", cwd=home)
     lines = said.stderr.splitlines()
     (at,) = (at for at, line in enumerate(lines) if "--reuse" in line)
     assert "run one has these chunks by these models: use --reuse " in lines[at]
     assert at < next(at for at, line in enumerate(lines) if "lease L001" in line)
-    settings = product.Settings(roster={tiny_a: 1, tiny_b: 3}, export=["npy"], run_id="three")
-    with pytest.warns(RuntimeWarning, match="these chunks by these models: use reuse='") as told:
-        product.embed("in", settings, progress="none")
-    assert Path(told[0].filename) == Path(__file__)
-    again = replace(settings, run_id="four", reuse=home / "runs" / "one")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run = product.embed("in", again, progress="none")
-    assert RunDirectory(run.path).inputs()["roster"] == RunDirectory(home / "runs" / "one").inputs()["roster"]
+
+
+def test_a_call_that_is_made_again_goes_on_with_its_run_whether_that_was_completed_or_cut(home, tiny_a, tiny_b, capfd):
+    shutil.rmtree(home / "runs")
+    settings = product.Settings(roster={tiny_a: 1, tiny_b: 3}, export=["npy"])
+    first = product.embed("in", settings, progress="none")
+    files = {path: path.read_bytes() for path in (first.path / "exports").rglob("*.npy")}
+    for began in ("has these chunks", "has these chunks", "has part of these chunks"):
+        if "part" in began:
+            cut(first.path)
+        run, lines = product.embed("in", settings, progress="lines"), capfd.readouterr().err.splitlines()
+        told = f"interlock: run {first.id} {began} by these models: going on with it; "
+        assert lines[0] == f"{told}Settings(resume=False) computes all anew"
+        assert run.id == first.id and run.summary.status == "completed" and not [x for x in lines if "lease L" in x]
+    assert files and all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_a_call_with_other_chunks_or_settings_takes_the_vectors_into_a_run_of_its_own(home, tiny_a, tiny_b, capfd):
+    settings = product.Settings(roster={tiny_a: 1, tiny_b: 3}, export=["npy"], threads=1)
+    for change in ("threads", "chunks"):
+        if change == "chunks":
+            corpus(home / "in", {"Docs": {"a.jsonl": [*sentences(12), "one more"]}})
+        run, lines = product.embed("in", settings, progress="lines"), capfd.readouterr().err.splitlines()
+        assert "taking its vectors" in lines[0] and run.id != "one"
+        texts = [re.search(r", (\d+) texts? in", line)[1] for line in lines if "lease L" in line and " in " in line]
+        assert texts == ["1", "1"] * (change == "chunks"), lines
+    assert len([*(home / "runs").iterdir()]) == 3
+
+
+def test_a_call_that_says_not_to_resume_computes_anew_and_one_that_is_silent_says_nothing(home, tiny_a, tiny_b, capfd):
+    settings = product.Settings(roster={tiny_a: 1, tiny_b: 3}, export=["npy"], resume=False)
+    product.embed("in", settings, progress="lines")
+    said = capfd.readouterr().err
+    assert said.count("12 texts in 1 batch") == 2 and "by these models" not in said
+    product.embed("in", replace(settings, resume=None), progress="none")
+    assert capfd.readouterr().err == ""

@@ -207,7 +207,7 @@ def test_a_plan_refuses_settings_that_the_run_would_refuse(place, tiny_a):
 
 def test_what_an_error_advises_is_what_a_caller_from_python_passes(run, place, settings):
     with pytest.raises(interlock.UsageError, match="add resume=True to continue it, or choose another run_id"):
-        interlock.embed(place / "in", replace(settings, run_id=run.id), progress="none")
+        interlock.embed(place / "in", replace(settings, run_id=run.id, resume=False), progress="none")
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,11 @@ def test_searching_with_a_row_that_contradicts_the_store_is_refused(run, tiny_a,
     row = {"source": str(tiny_a)} | {key: str(tiny_b) if key == "source" else value for key, value in row.items()}
     with pytest.raises(interlock.UsageError, match=told):
         interlock.search(run, TEXTS[5], settings=interlock.Settings(models={"tiny-a": row}))
+
+
+def test_conditions_that_no_chunk_fulfils_are_a_warning(run):
+    with pytest.warns(RuntimeWarning, match="no chunk has chunk_id=none: values there are"):
+        assert not interlock.search(run, TEXTS[5], where="chunk_id=none")
 
 
 def test_searching_with_a_row_finds_a_model_where_it_lies_now(run, tiny_a, tmp_path):
@@ -435,7 +440,7 @@ class TerminalText(io.StringIO):
 @pytest.fixture
 def small(place, tiny_a):
     """Embeds once more, and shows it."""
-    settings = interlock.Settings(roster=[tiny_a], out=place / "runs")
+    settings = interlock.Settings(roster=[tiny_a], out=place / "runs", resume=False)
     return lambda **how: interlock.embed(place / "in", settings, **how)
 
 

@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from interlock.engine.models.networks.attention import NAME, ROTARY, attend, attending, register, why_padded
+from interlock.engine.models.networks import attention
+from interlock.engine.models.networks.attention import (
+    NAME,
+    ROTARY,
+    attend,
+    attending,
+    older_transformers,
+    register,
+    why_padded,
+)
 from interlock.engine.models.networks.fused import fuse, pack_for_cpu
 from interlock.engine.models.networks.kernels import TILE, Kernel, kernel_for, pack, precision_for
 
@@ -31,6 +40,10 @@ CASES = {
     "gemma3_text": GROUPED | {"sliding_window": 8},
     "gemma3_text-both-ways": GROUPED | {"sliding_window": 8, "use_bidirectional_attention": True},
 }  # fmt: skip
+
+
+BOTH_WAYS = ("qwen2-both-ways", "mistral-windows-both-ways", "qwen3-windows-both-ways")
+"""Those whose direction is `is_causal` of their configuration."""
 
 
 def network(name: str, attention: str) -> nn.Module:
@@ -71,6 +84,8 @@ def test_every_architecture_that_is_packed_is_compared():
 @pytest.mark.parametrize("way", ["as transformers has it", "fused", "fused for the host"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_laid_end_to_end_gets_what_it_gets_padded(name, way):
+    if (older := older_transformers()) and name in ("modernbert", *BOTH_WAYS):
+        pytest.skip(f"{older} has no such attention")
     plain, ours = network(name, "sdpa"), network(name, register())
     if way.startswith("fused"):
         fuse(ours)
@@ -81,6 +96,15 @@ def test_a_row_laid_end_to_end_gets_what_it_gets_padded(name, way):
         expected, got = padded(plain, rows), packed(ours, rows)
         assert torch.cosine_similarity(got, expected).min() > 0.99999
         torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_modernbert_is_padded_by_a_transformers_that_does_not_let_it_attend_otherwise(monkeypatch):
+    monkeypatch.setattr(attention, "version", lambda _: "5.5.4")
+    assert why_padded({"model_type": "modernbert"}, "sdpa") == (
+        "transformers 5.5.4 (before 5.6) computes its attention itself"
+    )
+    monkeypatch.setattr(attention, "version", lambda _: "5.6.0")
+    assert not why_padded({"model_type": "modernbert"}, "sdpa")
 
 
 def test_a_batch_says_where_each_token_stands():

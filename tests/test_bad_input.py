@@ -57,7 +57,7 @@ BAD_RECORDS = {
         b'{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}',
         "(found a: 1, b: 1, c: 1, d: 1, e: 1, ...): ",
     ),
-    "null-text": (b'{"text": null}', "Expected `str`, got `null`"),
+    "null-text": (b'{"text": null}', "null in place of a text - at `$.text`"),
     "number-text": (b'{"text": 4}', "Expected `str`, got `int`"),
     "empty-text": (b'{"text": ""}', "the text is empty"),
     "blank-text": (b'{"text": " \\n\\t\\u00a0 "}', "the text is empty"),

@@ -46,7 +46,10 @@ def test_what_passed_holds_for_rows_as_long_and_as_mixed_as_those_that_were_seen
 
 
 @pytest.mark.parametrize("tokens", ["1", "4096"])
-def test_a_network_whose_positions_stretch_gives_every_text_its_own_vector_also_after_a_short_corpus(tmp_path, tokens):
+def test_a_network_whose_positions_stretch_gives_every_text_its_own_vector_also_after_a_short_corpus(
+    call, monkeypatch, tmp_path, tokens
+):
+    monkeypatch.setenv("INTERLOCK_CACHE", str(tmp_path))
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 4.0,
             "rope_theta": 10_000.0, "original_max_position_embeddings": 24}  # fmt: skip
     model = tiny_model(
@@ -59,7 +62,7 @@ def test_a_network_whose_positions_stretch_gives_every_text_its_own_vector_also_
     for name, some in (("short", texts[:2]), ("all", texts)):
         chunks = corpus(tmp_path / name, {"Docs": {"a_chunks.json": some}})
         words = ("--config", config, "--roster", "one", "--devices", "cpu", "--run-id", name, "--export", "npy")
-        interlock("run", chunks, *words, "--out", tmp_path / "runs", "--quiet", env={"INTERLOCK_CACHE": str(tmp_path)})
+        assert call("run", chunks, *words, "--out", tmp_path / "runs", "--quiet")[0] == 0
     checked = [
         each["remembered"] for name in ("short", "all") for each in told(tmp_path / "runs" / name, "canary_checked")
     ]

@@ -29,6 +29,7 @@ SCRIPTS = {
     "rerank": ["--quick"],
     "screen": ["--quick"],
     "search": ["--quick"],
+    "serve": ["--quick"],
     "sparse": ["--quick"],
     "start": ["--quick"],
     "upload": ["--quick"],

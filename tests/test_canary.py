@@ -328,25 +328,24 @@ def full(replica):
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_layers_are_copied_one_after_the_other_where_copies_beside_computing_come_too_late(desk, monkeypatch):
+def test_a_gpu_is_not_used_where_the_copies_of_streamed_layers_come_too_late(desk, monkeypatch):
     wanted = reference(desk)
     monkeypatch.setattr(Replica, "_attach", full)
     fill = Streaming._fill
 
     def late(streaming, number):
         fill(streaming, number)
-        if not streaming._in_turn and number == 1:
+        if number == 1:
             for piece in streaming._slots[1].values():
                 piece.zero_()
 
     monkeypatch.setattr(Streaming, "_fill", late)
     code, run = desk.run(dtype="float32")
     assert code == ExitCode.COMPLETED
-    first, second = events_of(run, ev.CanaryChecked)
-    assert (first.outcome, first.action) == ("failed", "copying its layers one after the other")
-    assert (second.outcome, second.streamed) == ("passed", True)
+    first, *_ = events_of(run, ev.CanaryChecked)
+    assert (first.outcome, first.streamed, first.action) == ("failed", True, "not using cuda:0")
     assert least_cosine(vectors_of(run), wanted) > 0.99999
-    assert ("replan", "copying its layers one after the other") in steps(run)
+    assert ("relocate", "not using cuda:0") in steps(run)
 
 
 def test_one_batch_that_comes_out_wrong_is_computed_again_in_the_same_precision(desk, monkeypatch):

@@ -36,12 +36,10 @@ def test_every_way_of_a_sound_gpu_passes():
         [
             "bert float32: runs of one length",
             "bert streamed: float32, as resident",
-            "bert in turn: float32, as resident",
             "qwen3 float32: runs of one length",
             "qwen3 float32: padded, sdpa",
             "qwen3 float32: padded, eager",
             "qwen3 streamed: float32, as resident",
-            "qwen3 in turn: float32, as resident",
         ],
         "passed",
     )
@@ -82,7 +80,7 @@ def test_weights_that_are_computed_with_before_they_are_there_fail_the_streamed_
 
     def late(self, number):
         fill(self, number)
-        for slot in () if self._in_turn else self._slots[number % 2].values():
+        for slot in self._slots[number % 2].values():
             slot[: len(slot) // 2] = 0
 
     monkeypatch.setattr(Streaming, "_fill", late)
@@ -136,12 +134,11 @@ def test_the_checks_of_a_real_gpu_reach_their_end_on_one_that_is_not_there(monke
     monkeypatch.setattr(specimen, "SPECIMENS", {"bert": specimen.SPECIMENS["bert"]})
     monkeypatch.setattr(checkup, "_on_host", lambda card, rows: Outputs(np.ones((len(rows), card.dim), np.float32)))
     with fake_cuda() as fake:
-        monkeypatch.setattr(checkup, "load", lambda card: card)
-        monkeypatch.setattr(checkup, "Master", lambda card: master_of(fake, card))
+        monkeypatch.setattr(checkup, "hydrated_for", lambda device: lambda card: master_of(fake, card))
         checks = list(checkup.examine([Refusing()], 12 * GIB))
     compared = [check.found.partition(":")[0] for check in checks if check.cosine is not None]
-    halves, streamed = ["flash", "runs of one length"], ["float16, as resident"]
-    assert compared == [*halves, *halves, "memory-efficient", "runs of one length", *streamed, *streamed]
+    halves = ["flash", "runs of one length"]
+    assert compared == [*halves, *halves, "memory-efficient", "runs of one length", "float16, as resident"]
     (pinning,) = (check for check in checks if check.name == "pinning")
     assert pinning.outcome == "limited"
     assert pinning.found.startswith("refused (out of memory); 64.0 MiB in ")

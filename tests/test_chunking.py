@@ -2,11 +2,13 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import pytest
 from transformers import AutoTokenizer
 
+from interlock.console.cli import parse
 from tests.builders import ROOT, interlock, sentences
 
 PAGE = """# Guide
@@ -51,7 +53,14 @@ def text_of(file):
 
 
 def test_chunks_are_the_whole_of_each_document_once_and_no_model_would_cut_one(pages, tmp_path, tiny_a, tiny_b):
-    found, done = chunked(pages, tmp_path / "c" / "Docs" / "p.jsonl", "--roster", f"{tiny_a},{tiny_b}", "--tokens", 24)
+    left, roster = tmp_path / "c" / "Docs" / ".p.jsonl.0a1b2c3d4e5f.partial", f"{tiny_a},{tiny_b}"
+    left.parent.mkdir(parents=True)
+    left.touch()  # of one that was killed
+    found, done = chunked(pages, left.with_name("p.jsonl"), "--roster", roster, "--tokens", 24)
+    assert not left.exists()
+    again = parse(shlex.split(done.stdout.partition("next: interlock ")[2]))
+    assert again.chunks == left.parent  # which is called Docs
+    assert (again.command, again.roster, again.qdrant) == ("run", roster, "store")
     assert "3 documents" in done.stdout and "left out by their endings: 1 .jpg" in done.stderr
     tokenizers = [AutoTokenizer.from_pretrained(each) for each in (tiny_a, tiny_b)]
     for name in ("guide.md", "deep/code.py", "notes.txt"):
@@ -104,3 +113,12 @@ def test_a_run_of_documents_says_how_they_are_chunked(pages, tmp_path, tiny_a):
     empty = tmp_path / "none"
     empty.mkdir()
     assert "has no documents" in interlock("chunk", empty, "--out", tmp_path / "x.jsonl", check=2).stderr
+
+
+def test_where_nothing_can_be_read_nothing_is_written(tmp_path, tiny_a):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.md").write_bytes("é".encode("latin-1"))
+    (tmp_path / "in" / "b.md").write_text("\n")
+    words = ("chunk", tmp_path / "in", "--out", tmp_path / "p.jsonl", "--roster", tiny_a, "--tokens", "24")
+    done = interlock(*words, check=2)
+    assert "a.md: not UTF-8" in done.stderr and not (tmp_path / "p.jsonl").exists()

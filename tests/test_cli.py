@@ -132,7 +132,7 @@ def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_count
     why += r"after 300.0 MiB of context\)"
     code, _, err = call("run", *words, "--strict", "--run-id", "r")
     assert code == ExitCode.MITIGATED
-    (line,) = [line for line in err.splitlines() if "warning: cpu in pass 1" in line]
+    (line,) = [line for line in err.splitlines() if "warning: on the CPU, pass 1" in line]
     assert re.search(f"{why}; computing all of it on the CPU; raise --ceiling", line)
     assert [step.rung for step in events_of(tmp_path / "runs" / "r", ev.Mitigated)] == ["cpu"]
     code, out, _ = call("plan", *words)
@@ -372,6 +372,7 @@ def test_models_list_says_of_every_model_whether_it_is_here(call, tmp_path, tiny
     assert code == 0
     assert rows["mine"]["cached"].startswith("yes")
     assert rows["absent"]["cached"] == "no"
+    assert rows["jina-embeddings-v4"]["cached"] == "refused: use qwen3-embedding-0.6b"
     assert {"all-minilm-l6", "bge-m3"} <= rows.keys()
     assert "all-mpnet-base-v2" in call("models")[1]
 
@@ -380,7 +381,8 @@ def test_models_list_and_fetch_take_only_the_named_model(call, tiny_a):
     assert [row["model"] for row in json.loads(call("models", "list", "bge-m3", "--json")[1])] == ["bge-m3"]
     code, out, _ = call("models", "fetch", tiny_a)
     assert (code, out.splitlines()[-1]) == (0, f"tiny-a: {tiny_a}")
-    assert call("models", "list", "no-such-model")[0] == ExitCode.USAGE
+    code, _, said = call("models", "list", "no-such-model")
+    assert code == ExitCode.USAGE and "nomic-coderank" in said and "jina-embeddings-v4" not in said
 
 
 def test_doctor_exits_0_on_a_machine_that_can_run_and_5_otherwise(call, tmp_path, tiny_a):

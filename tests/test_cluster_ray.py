@@ -329,7 +329,13 @@ def chunks(tmp_path_factory):
 @pytest.fixture(scope="module")
 def settings(models, tmp_path_factory):
     return interlock.Settings(
-        roster=models, out=tmp_path_factory.mktemp("runs"), devices="cpu", threads=1, export=["npy"], offline=True
+        roster=models,
+        out=tmp_path_factory.mktemp("runs"),
+        devices="cpu",
+        threads=1,
+        export=["npy"],
+        offline=True,
+        resume=False,
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import interlock as interlock_api
+from interlock.console.cli import configuration, parse
 from interlock.console.look import look_of
 from interlock.console.main import main
 from interlock.engine.errors import UsageError
@@ -218,11 +219,23 @@ def test_a_model_table_adds_to_the_registry_or_changes_an_entry():
     assert "mine" not in REGISTRY
 
 
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "c.toml").write_bytes(b"\xef\xbb\xbfrun_id = 'r'\n")
+    assert load({}, {}, tmp_path / "c.toml").settings.run_id == "r"
+
+
+@pytest.mark.parametrize("flag", ["--run-id", "--qdrant"])
+def test_a_flag_with_an_empty_text_is_not_taken_for_one_that_was_not_given(flag):
+    with pytest.raises(UsageError, match=f"{flag}: got an empty text"):
+        configuration(parse(["run", "chunks", flag, ""]))
+
+
 @pytest.mark.parametrize(
     ("table", "why"),
     [
         ({"a": {"source": "/m", "width": 3}}, "width"),
         ({"a": {"dim": 3}}, "needs source"),
+        ({"a": {"source": ""}}, "needs source"),
         ({"a/b": {"source": "/m"}}, "cannot name a model"),
         ({".a": {"source": "/m"}}, "cannot name a model"),
         ({"": {"source": "/m"}}, "cannot name a model"),
@@ -497,7 +510,10 @@ def test_a_bad_value_of_earlier_versions_is_refused_with_its_place(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "told"), [(["--readonly"], ""), ([], "yes"), ([], "no")])
-def test_who_only_looks_on_does_so_in_every_run_that_is_chosen(monkeypatch, words, told):
+def test_who_only_looks_on_does_so_in_every_run_that_is_chosen(monkeypatch, tmp_path, words, told):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "journal.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
     seen, chosen = list[bool](), [["watch", "other"], []]
     monkeypatch.setenv("INTERLOCK_READONLY", told)
 

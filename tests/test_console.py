@@ -23,14 +23,14 @@ from interlock.console.screens.main import Main
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
-from interlock.console.text.event_lists import grouped
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import rundir
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import LATEST
-from interlock.engine.record.words import several
+from interlock.engine.record.words import duration
+from interlock.widgets.panes.mitigations import ladders
 from tests.test_follow import lines as journal_lines
 from tools.recorded import Recorded
 
@@ -81,6 +81,13 @@ def text_of(app: Console) -> list[str]:
     return ["".join(segment.text for segment in strip) for strip in app.screen._compositor.render_strips(app.size)]
 
 
+def backgrounds(app: Console) -> set[str]:
+    strips = app.screen._compositor.render_strips(app.size)
+    return {
+        segment.style.bgcolor.name for strip in strips for segment in strip if segment.style and segment.style.bgcolor
+    }
+
+
 async def back(pilot: Pilot) -> None:
     """Close whatever lies over the main screen."""
     while not isinstance(pilot.app.screen, Main):
@@ -107,13 +114,13 @@ async def test_state_progress_devices_and_keys_show_at_any_size_down_to_one_line
                 lines = await seen(app, pilot)
                 assert [len(line) for line in lines] == [size[0]] * size[1]
                 header, *panes, footer = lines
-                for word in ("DEGRADED" if devices == 8 else "RUN", "SIMULATED", "%", "EXCL on", "CPU-FB on"):
+                for word in ("DEGRADED" if devices == 8 else "RUN", "SIMULATED", "%"):
                     assert word in header
                 text = "\n".join(panes)
                 named = sum(f"cuda:{number}" in text for number in range(devices))
                 assert named == devices or "more" in text
                 if size[0] >= 80:
-                    for word in ("1 VRAM", "2 Passes", "3 Leases", "4 Events", "done", "running", "HELD", "RELEASED"):
+                    for word in ("1 Memory", "2 Passes", "3 Leases", "6 Events", "done", "running", "HELD", "RELEASED"):
                         assert word in text
                 footers.append(footer.rstrip())
         await pilot.resize_terminal(39, 9)
@@ -121,7 +128,7 @@ async def test_state_progress_devices_and_keys_show_at_any_size_down_to_one_line
         assert "DEGRADED" in first and "%" in first and "".join(rest).strip() == ""
     assert all(keys.endswith("q Quit") for keys in footers)
     by_width = sorted(footers[:4], key=len)  # the wider, the more keys
-    assert [by_width[place] for place in (1, 2, 3, 0)] == footers[:4] and len(by_width[3]) > 160
+    assert [by_width[place] for place in (1, 2, 3, 0)] == footers[:4] and len(by_width[3]) > 140
     assert "S Stop" in footers[1] and "z Zoom" in footers[1] and "S Stop" not in footers[0]
     run.close()
 
@@ -133,7 +140,7 @@ async def test_ascii_mode_shows_no_other_character_whatever_is_laid_over_the_scr
         await pilot.resize_terminal(80, 24)
         lines = "".join(await seen(app, pilot))
         assert all(word in lines for word in ("RUN", "HELD", "RELEASED", "running", "done"))
-        for keys in ("question_mark", "x", "c", "S", "q", "M", "F", "4 up enter"):
+        for keys in ("question_mark", "x", "c", "S", "q", "slash", "6 up enter"):
             await pilot.press(*keys.split())
             await seen(app, pilot)
             assert len(app.screen_stack) > 2
@@ -355,14 +362,13 @@ async def test_events_are_narrowed_while_one_types_opened_filtered_and_exported(
         assert len(listed()) == every
         await pilot.press("slash", "x", "escape")
         assert (app.focused.id, len(listed())) == ("leases", every)
-        await pilot.press("4", "slash", *"replan")
+        await pilot.press("6", "slash", *"smaller")
         assert "matches  enter keeps  esc clears" in text_of(app)[-2]
         assert "q Quit" in text_of(app)[-1]
         await pilot.press("enter", "enter")
         assert isinstance(app.screen, EventScreen) and "rung" in whole(app)
-        await pilot.press("escape", "f", "f")
-        assert "warnings" in text_of(app)[-1]
-        await pilot.press("e")
+        await pilot.press("escape", "slash", "end", "space", "!", "enter", "e")
+        assert "/smaller !" in whole(app)
         (file,) = recorded.directory.path.glob("events-*.txt")
         assert file.read_text().count("\n") == len(listed()) > 3
 
@@ -371,81 +377,60 @@ async def test_what_went_wrong_is_counted_until_a_key_shows_it(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
         assert "mitigations" in (await seen(app, pilot))[0]
-        await pilot.press("a")
+        await pilot.press("slash", "!", "enter")
         lines = await seen(app, pilot)
         assert "mitigations" not in lines[0]
-        assert "mitigations" in lines[-1] and "esc shows all events again" in lines[-1]
-        assert any("4 Events  warnings" in line for line in lines)
-        await pilot.press("escape")
-        assert any("4 Events  all" in line for line in text_of(app))
+        assert any("6 Events  follow  /!" in line for line in lines)
+        assert {line.severity for line in app.main._events.listed()} == {"warning", "error"}
+        await pilot.press("slash", "escape")
+        assert any("6 Events  follow" in line and "/!" not in line for line in text_of(app))
 
 
-async def test_kinds_of_events_are_toggled_in_a_list_whose_cursor_stays_on_what_was_chosen(recorded):
-    recorded.play_to(0.1)
-    async with shown(recorded, (120, 40)) as (app, pilot):
-        few = [each.word for each in app.main._events.kinds()]
-        await pilot.press("F")
-        await pilot.pause()
-        await pilot.press(*["down"] * (len(few) - 1))
-        recorded.play_to(FAR)
-        await seen(app, pilot)
-        kinds = app.main._events.kinds()
-        assert [each.word for each in kinds].index(few[-1]) > len(few) - 1
-        await pilot.press("space")
-        assert [each.word for each in app.main._events.kinds() if not each.shown] == few[-1:]
-        await pilot.press("escape", "F", "a")
-        await pilot.pause()
-        assert all(f"[x] {each.word}" in whole(app) and f"{each.count:,}" in whole(app) for each in kinds)
-        await pilot.press("space", "down", "space", "escape")
-        hidden = {each.word for each in kinds[:2]}
-        assert not hidden & {line.word for line in app.main._events.listed()}
-        assert f"without {', '.join(sorted(hidden))}" in whole(app)
-        await pilot.press("F", "a", "escape")
-        assert len(app.main._events.listed()) == sum(each.count for each in kinds)
-
-
-async def test_mitigations_are_listed_by_cause_and_enter_shows_those_under_the_cursor(recorded):
+async def test_a_ladder_is_a_row_with_its_end_and_zoomed_all_its_steps(recorded):
     recorded.play_to(0.0)
     async with shown(recorded, (120, 40)) as (app, pilot):
-        await pilot.press("M")
-        await pilot.pause()
-        assert "no mitigations" in whole(app)
-        await pilot.press("enter")
-        assert isinstance(app.screen, Main)
+        await pilot.press("4")
+        assert "none so far" in whole(app)
         recorded.play_to(FAR)
-        await seen(app, pilot)
-        groups, listed = grouped(recorded.mitigations()), app.main._events.listed
-        assert sum(each.times for each in groups) == recorded.snapshot().mitigations
-        await pilot.press("M")
-        await pilot.pause()
-        assert all(word in whole(app) for word in ("split", "replan", "cuda:1", "needs", "free", "out of memory"))
-        await pilot.press("down", "enter")
-        await pilot.pause()
-        assert listed() and {line.seq for line in listed()} <= groups[1].seqs
-        assert groups[1].name in whole(app)
-        await pilot.press("escape")
-        assert len(listed()) > groups[1].times
-        real = recorded.mitigations
-        again = [each for each in real() if each.seq in groups[-1].seqs] * (groups[0].times + 1)
-        await pilot.press("M")
-        await pilot.pause()
-        recorded.mitigations = lambda: real() + again
-        await pilot.press("enter")
-        await pilot.pause()
-        assert {line.seq for line in listed()} <= groups[0].seqs
+        text = "\n".join(await seen(app, pilot))
+        count, steps = recorded.snapshot().mitigations, recorded.mitigations()
+        assert f"4 Mitigations {count}" in text and all(word in text for word in ("parked", "solved", "on the CPU"))
+        batches = {(step.body.model_pass, step.body.batch_index) for step in steps}
+        climbed = ladders(lambda: steps)
+        assert len(climbed) == len(batches) and sum(len(each.steps) for each in climbed) == count
+        await pilot.press("z")
+        text = "\n".join(await seen(app, pilot))
+        assert all(word in text for word in ("float32", "needs", "free", "invalid vector", "retrying alone"))
+        await pilot.press("down")
+        assert "too large for the free memory" in whole(app) and "float32" not in whole(app)
 
 
-async def test_a_run_that_was_resumed_lists_the_mitigations_of_its_earlier_sessions_too(tmp_path):
+async def test_a_run_that_was_resumed_counts_the_mitigations_of_its_earlier_sessions_too(tmp_path):
     first = script(tmp_path)
     first.play_to(FAR)
     first.close()
     again = Recorded(first.directory)
-    async with shown(again, (120, 40)) as (app, pilot):
-        await pilot.press("M")
-        await pilot.pause()
+    async with shown(again, (120, 40)) as (app, _):
         count = again.snapshot().mitigations
-        assert count and f"{several(count, 'mitigation')} of " in whole(app)
+        assert count and f"4 Mitigations {count}" in whole(app) and "1/47" in whole(app)
     again.close()
+
+
+async def test_five_panes_stand_together_from_100x30_on_and_each_is_one_key_away_below(recorded):
+    recorded.play_to(FAR)
+    titles = ("1 Memory", "2 Passes", "3 Leases", "4 Mitigations 15", "5 Cache 2 of 3")
+    async with shown(recorded, (100, 30)) as (app, pilot):
+        assert all(title in whole(app) for title in titles) and "6 Events" in whole(app)
+        assert "on the CPU" in whole(app) and "HELD" in whole(app) and "0 reused" in whole(app)
+        await pilot.resize_terminal(80, 24)
+        text = "\n".join(await seen(app, pilot))
+        assert all(title in text for title in titles)
+        for key, word in (("4", "on the CPU"), ("5", "0 reused"), ("3", "HELD")):
+            await pilot.press(key)
+            text = "\n".join(await seen(app, pilot))
+            assert word in text and all(title in text for title in titles)
+        await pilot.press("4", "6")
+        assert "on the CPU" in "\n".join(await seen(app, pilot))
 
 
 async def test_what_a_journal_has_taken_back_is_forgotten_on_the_screen(tmp_path, monkeypatch):
@@ -485,7 +470,7 @@ async def test_panes_are_zoomed_chosen_in_and_told_apart_by_the_keys_that_they_t
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
         lines = await seen(app, pilot)
-        assert [line for line in lines if "z zoom" in line] == [next(line for line in lines if "4 Events" in line)]
+        assert [line for line in lines if "z zoom" in line] == [next(line for line in lines if "6 Events" in line)]
         await pilot.press("2", "z")
         text = "\n".join(await seen(app, pilot))
         assert "pass 2 sim-bge-large-en: 13 of 47 batches" in text and "3 Leases" not in text
@@ -493,7 +478,7 @@ async def test_panes_are_zoomed_chosen_in_and_told_apart_by_the_keys_that_they_t
         assert "pass 1 sim-bge-m3: 60 of 60 batches" in whole(app)
         await pilot.press("3")
         lines = await seen(app, pilot)
-        assert "3 Leases  up/down choose  esc all panes" in lines[1]
+        assert "3 Leases 1 held  up/down choose  esc all panes" in lines[2]
         assert "no receipt before it is released" in "\n".join(lines)
         await pilot.press("j")
         assert "allocated" in whole(app)
@@ -503,8 +488,10 @@ async def test_panes_are_zoomed_chosen_in_and_told_apart_by_the_keys_that_they_t
         for _ in range(2):  # escape shows all panes again, and zooms none
             await pilot.press("escape")
             assert "2 Passes" in "\n".join(await seen(app, pilot))
+        of_old = backgrounds(app)
         await pilot.press("t")
-        assert app.theme == "daltonic"
+        await seen(app, pilot)
+        assert app.theme == "daltonic" and not of_old & backgrounds(app)
 
 
 async def test_help_begins_with_the_pane_and_is_searched_while_one_types(recorded):
@@ -590,6 +577,27 @@ async def test_the_console_ends_by_itself_when_the_run_was_refused_before_it_beg
     assert app.return_value is Leave.OVER
 
 
+async def test_the_console_ends_by_itself_when_the_run_has_ended_that_is_to_be_uploaded(recorded):
+    recorded.play_to(0.9)
+    async with shown(recorded) as (app, pilot):
+        app._server = "http://localhost:6333"
+        recorded.play_to(1.0)
+        await seen(app, pilot)
+    assert app.return_value is Leave.OVER
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 15)])
+async def test_the_answers_of_a_recap_and_the_reason_of_a_state_stand_at_any_size(recorded, size):
+    recorded.play_to(0.9)
+    async with shown(recorded, size) as (app, pilot):
+        missing = recorded.snapshot().first_parked
+        assert missing.chunk_id in "".join(line.strip() for line in (await seen(app, pilot))[1:4])
+        recorded.play_to(1.0)
+        text = "\n".join(await seen(app, pilot))
+        assert isinstance(app.screen, Recap)
+        assert "show the summary" in text and "quit" in text and "back to the run" in text
+
+
 async def test_a_look_that_comes_while_the_console_is_being_left_does_no_harm(recorded):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, _):
@@ -619,6 +627,46 @@ async def test_events_from_before_the_screen_was_there_are_not_counted_as_droppe
         source.close()
 
 
+async def test_the_past_of_a_watched_run_is_gone_through_by_keys_that_a_run_of_its_own_has_not(recorded):
+    recorded.play_to(FAR)
+    async with shown(recorded, (120, 24)) as (app, pilot):
+        await pilot.press("left", "home", "n", "m")
+        assert "PAST" not in whole(app) and "Past" not in text_of(app)[-1]
+    source = Watched(recorded.directory.path)
+    app = Console(source, Look(refresh=0.5), driver=None)
+    async with app.run_test(size=(120, 24)) as pilot:
+        await seen(app, pilot)
+        now = source.position
+        assert "left Past" in text_of(app)[-1] and "Faster" not in text_of(app)[-1]
+        await pilot.press("left")
+        header, *_, footer = text_of(app)
+        assert "PAST" in header and "Excl" not in footer and "+ Faster" in footer
+        assert source.position == now - source.step
+        await pilot.press("x", "S")
+        assert "this is the past" in text_of(app)[-1] and isinstance(app.screen, Main)
+        await pilot.press("m", "N", "N")
+        wrong = app.main._events.chosen
+        assert wrong.severity in ("warning", "error") and f"at {duration(source.position)} " in text_of(app)[0]
+        await pilot.press("n", "left_square_bracket")
+        assert source.position < source._past.times[wrong.seq]
+        await pilot.press("M")
+        assert source.position == now - source.step
+        await pilot.press("home", "space")
+        assert not source.paused and source.position < now / 2
+        await pilot.press("end")
+        assert "WATCH" in text_of(app)[0] and not source.past
+    source.close()
+
+
+async def test_only_the_capital_stops_a_run_that_one_leaves(recorded):
+    recorded.play_to(0.3)
+    async with shown(recorded) as (app, pilot):
+        await pilot.press("q", "s")
+        assert isinstance(app.screen, Dialog) and not recorded.controls.stop_requested
+        await pilot.press("S")
+        assert recorded.controls.stop_requested
+
+
 async def test_events_that_came_faster_than_the_screen_looked_are_counted_as_dropped(recorded):
     recorded.play_to(0.1)
     async with shown(recorded, (200, 40)) as (app, pilot):
@@ -629,6 +677,6 @@ async def test_events_that_came_faster_than_the_screen_looked_are_counted_as_dro
 
 
 def test_help_names_the_keys_that_the_settings_give_its_actions():
-    told = [f"{each.keys} {each.text}" for each in entries(MAIN, Look(keys={"attend": "f9", "zoom": "f4"}))]
-    assert any("not looked at: f9 shows them" in text for text in told)
+    told = [f"{each.keys} {each.text}" for each in entries(MAIN, Look(keys={"find": "f9", "zoom": "f4"}))]
+    assert any("not looked at: f9 ! shows them" in text for text in told)
     assert any(text == "f4 the whole receipt of a lease" for text in told)

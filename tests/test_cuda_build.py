@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,11 +28,11 @@ def names() -> Iterator[str]:
                 yield text.removeprefix("torch.")
 
 
-@pytest.mark.parametrize("name", sorted({*names()}))
-def test_a_name_that_the_engine_uses_is_in_the_build_for_cuda(name):
-    found = torch
-    for part in name.split("."):
-        found = getattr(found, part)
+def test_every_name_that_the_engine_uses_is_in_the_build_for_cuda():
+    used = sorted({*names()})
+    assert used
+    for name in used:
+        operator.attrgetter(name)(torch)
 
 
 @pytest.mark.parametrize("name", ["cudaHostRegister", "cudaHostUnregister", "cudaGetErrorString"])

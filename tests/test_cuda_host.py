@@ -28,10 +28,10 @@ from interlock.engine.flows.run import Run
 from interlock.engine.gpu import cuda, nvml
 from interlock.engine.gpu.devices import choose, describe_host, unused_gpus
 from interlock.engine.gpu.locks import holding
-from interlock.engine.gpu.nvml import Nvml, Process, open_nvml
+from interlock.engine.gpu.nvml import Nvml, open_nvml
 from interlock.engine.models.weights import Master
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import Memory, Readings
+from interlock.engine.record.facts import Memory, Readings, Tenant
 from interlock.engine.settings import load
 from tests.builders import ROOT, corpus, environment, events_of
 
@@ -116,7 +116,7 @@ class Driver:
         return self._card.own if self._pid == os.getpid() and self._card.opened else None
 
     def others(self, uuid):
-        return [Process(4711, "python", self._card.others)] if self._card.others else []
+        return [Tenant(4711, "python", self._card.others)] if self._card.others else []
 
     def names(self):
         return ["Tesla T4", "Tesla T4"]
@@ -634,6 +634,12 @@ class Library:
     def nvmlDeviceGetPowerUsage(self, handle):
         return 69_500
 
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        return 70_000
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        return 0x1 | 0x4 | 0x20 | 0x40  # idle too, which slows nothing that computes
+
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
         return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self._processes]
 
@@ -641,11 +647,13 @@ class Library:
         return "/usr/bin/python"
 
 
-def test_every_figure_of_a_gpu_is_in_its_unit():
+def test_every_figure_of_a_gpu_is_in_its_unit(monkeypatch):
+    monkeypatch.setattr(nvml, "_user", lambda pid: "kim")
     library = Library(processes=[(os.getpid(), 2 * GIB), (4711, 3 * GIB)])
     assert Nvml(library).readings(UUID) == Readings(
-        used=5 * GIB, total=16 * GIB, others=3 * GIB, utilisation=98, temperature=71, power=69.5
-    )
+        used=5 * GIB, total=16 * GIB, others=3 * GIB, utilisation=98, temperature=71, power=69.5,
+        power_limit=70.0, throttled="power cap, heat", holders=(Tenant(4711, "python", 3 * GIB, "kim"),),
+    )  # fmt: skip
     told = Nvml(library)
     assert (told.own(UUID), told.names(), told.driver(), told.cuda()) == (2 * GIB, ["Tesla T4"], "550.54.15", "12.4")
 
@@ -656,12 +664,14 @@ def test_every_figure_of_a_gpu_is_in_its_unit():
         ("nvmlDeviceGetUtilizationRates", "utilisation"),
         ("nvmlDeviceGetTemperature", "temperature"),
         ("nvmlDeviceGetPowerUsage", "power"),
+        ("nvmlDeviceGetEnforcedPowerLimit", "power_limit"),
         ("nvmlDeviceGetComputeRunningProcesses", "others"),
     ],
 )
 def test_a_figure_the_driver_does_not_give_is_missing_alone(broken, field):
     told = Nvml(Library(broken)).readings(UUID)
-    assert [name for name in told.__struct_fields__ if getattr(told, name) is None] == [field]
+    lacking = {name for name in told.__struct_fields__ if getattr(told, name) is None}
+    assert lacking == {field, "disk_free"}
 
 
 def test_a_gpu_unknown_to_the_driver_has_no_figures():
@@ -670,9 +680,10 @@ def test_a_gpu_unknown_to_the_driver_has_no_figures():
     assert Nvml(Library("nvmlDeviceGetMemoryInfo")).readings(UUID) is None
 
 
-def test_other_processes_are_named_with_what_they_hold():
+def test_other_processes_are_named_with_what_they_hold(monkeypatch):
+    monkeypatch.setattr(nvml, "_user", lambda pid: "")
     told = Nvml(Library(processes=[(os.getpid(), GIB), (4711, 3 * GIB + 100 * MIB), (12, None)]))
-    assert told.others(UUID) == [Process(4711, "python", 3 * GIB + 100 * MIB), Process(12, "python", None)]
+    assert told.others(UUID) == [Tenant(4711, "python", 3 * GIB + 100 * MIB), Tenant(12, "python", None)]
     assert [str(process) for process in told.others(UUID)] == [
         "3.1 GiB held by pid 4711 (python)",
         "memory held by pid 12 (python)",

@@ -25,7 +25,7 @@ from interlock.engine.targets import delivery, windows
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.files import arrays, tables
 from interlock.engine.targets.files import write as files
-from tests.builders import corpus, events_of, sentences, summary_of
+from tests.builders import corpus, events_of, interlock, sentences, summary_of
 
 FILES = {name: sentences(20, start=place * 20) for place, name in enumerate(["a.jsonl", "b_chunks.json", "c.jsonl"])}
 
@@ -330,6 +330,12 @@ def test_points_that_never_reached_the_store_are_missed_by_the_plan(embed, monke
     (seen,) = events_of(run, StoreVerified)
     assert (code, seen.ok, seen.points, seen.expected) == (ExitCode.FAILED, False, 59, 60)
     assert "1 missing" in seen.detail
+    store = ("search", run.parents[1] / "store", "text")
+    told = f"docs is not whole: finish run {run.name} (see `interlock ctl RUN_DIR status`)"
+    assert told in interlock(*store).stderr
+    monkeypatch.setattr(Store, "upsert", upsert)
+    assert embed(resume=True)[0] == ExitCode.COMPLETED
+    assert "not whole" not in interlock(*store).stderr
 
 
 def after_all_passes(monkeypatch, change):

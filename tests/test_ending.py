@@ -5,13 +5,23 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from interlock.console.cli import parse
 from interlock.console.front_ends.headless import stopped_by_signals
 from interlock.console.main import signals_put_back
 from interlock.console.sources.session import Session
+from interlock.engine.record.events import RunStarted
+from interlock.engine.record.journal import Journal
+from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.runs import close_of
 from tests.builders import corpus, interlock, sentences, summary_of
+from tools.samples import sample
 
 UNWRITABLE = "import os; os.dup2(os.open(os.devnull, os.O_RDONLY), 1)"
 """What gives a command a stdout that takes nothing, as a full disk does."""
@@ -106,6 +116,27 @@ def test_a_second_signal_after_the_end_of_a_run_leaves_with_the_exit_code_of_the
     assert session.controls.code is None
 
 
+def test_a_second_signal_in_a_run_closes_its_journal_and_says_how_to_go_on(tmp_path, monkeypatch, capfd):
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    directory, ended = RunDirectory(tmp_path / "runs" / "r"), threading.Event()
+    recorder = Recorder(Journal(directory.journal), "cpu")
+    recorder.emit(sample(RunStarted, 1))
+    session = Session(lambda _: SimpleNamespace(recorder=recorder, directory=directory, go=ended.wait))
+    with signals_put_back():
+        stopped_by_signals(session)
+        session.start()
+        while not session.work:
+            time.sleep(0.001)
+        signal.raise_signal(signal.SIGINT)
+        assert close_of(directory.journal) is None
+        signal.raise_signal(signal.SIGINT)
+    ended.set()
+    assert left == [130] and close_of(directory.journal).exit_code == 130
+    (again,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("next: ")]
+    assert parse(shlex.split(again)[2:]).resume
+
+
 def shell(line, *words, cwd):
     """Run a command as a shell begins it, with redirections in `line` behind its words."""
     command = shlex.join(map(str, (sys.executable, "-m", "interlock", *words)))
@@ -121,7 +152,7 @@ def test_a_run_without_any_standard_stream_is_delivered(tmp_path, tiny_a):
 
 @pytest.mark.parametrize("line", [">&-", "> /dev/full"])
 def test_output_that_is_lost_is_told_with_its_exit_code(tmp_path, line):
-    for words in (("schema",), ("config", "show")):
+    for words in (("schema",), ("config", "show"), ("run", "--help")):
         done = shell(line, *words, cwd=tmp_path)
         assert done.returncode == 1 and done.stderr.startswith("interlock: cannot write stdout: ")
 

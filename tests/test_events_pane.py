@@ -3,7 +3,6 @@
 import base64
 import itertools
 import time
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ from interlock.console.text.dialog_text import exported
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.words import safe
-from interlock.widgets.panes.events import LEVELS, SEVERITIES, EventsPane, Line, Sieve, rows, title
+from interlock.widgets.panes.events import SEVERITIES, EventsPane, Line, Sieve, rows, title
 from interlock.widgets.text import plain, width_of
 from tests.test_lines import EVENTS, HOSTILE, entry, example
 
@@ -121,22 +120,15 @@ def test_a_found_pattern_is_marked_in_either_case_and_brought_before_the_cut():
 
 def test_an_empty_pane_says_so():
     assert plain(rows([], None, 0, 30, 2))[0].strip() == "nothing yet"
-    assert plain(rows([], None, 0, 40, 2, sieve=Sieve("warnings")))[0].strip() == "no warnings yet: esc shows all"
-    hidden = Sieve(hidden=frozenset({"lease"}))
-    assert plain(rows([], None, 0, 50, 2, sieve=hidden, back="f9"))[0].strip() == (
-        "nothing with all  without lease: f9 shows all"
+    assert plain(rows([], None, 0, 50, 2, sieve=Sieve("! -lease"), back="f9"))[0].strip() == (
+        "nothing with /! -lease: f9 shows all"
     )
 
 
-def test_each_level_lets_its_severities_through():
-    told = [line(seq, severity=severity) for seq, severity in enumerate(SEVERITIES)]
-    assert {level: len(Sieve(level).shown(told)) for level in LEVELS} == {"all": 4, "notices": 3, "warnings": 2}
-
-
 def test_a_hostile_pattern_is_short_plain_text_in_the_title():
-    assert title("4 Events", Sieve(), following=True, fresh=0) == "4 Events  all  follow"
-    told = title("4 Events", Sieve("notices", pattern="[red]\x1b" + "x" * 99), following=False, fresh=12)
-    assert told.startswith("4 Events  notices  +12  /[red]\\x1bxxx") and len(told) < 70
+    assert title("6 Events", Sieve(), following=True, fresh=0) == "6 Events  follow"
+    told = title("6 Events", Sieve("[red]\x1b" + "x" * 99), following=False, fresh=12)
+    assert told.startswith("6 Events  +12  /[red]\\x1bxxx") and len(told) < 70
 
 
 async def test_the_latest_line_is_at_the_bottom_while_following():
@@ -147,7 +139,7 @@ async def test_the_latest_line_is_at_the_bottom_while_following():
         app.pane.feed(lines(20))
         await pilot.pause()
         assert texts(app) == [f"line {seq}" for seq in range(12, 20)]
-        assert (app.pane.chosen.seq, app.above) == (19, "4 Events  all  follow")
+        assert (app.pane.chosen.seq, app.above) == (19, "6 Events  follow")
 
 
 async def test_lines_fed_before_the_pane_has_a_size_are_drawn_once_it_has():
@@ -168,20 +160,20 @@ async def test_the_view_stands_still_and_counts_new_lines_after_moving_up():
         app.pane.feed(lines(20))
         await pilot.press("up", "k")
         before = texts(app)
-        assert (app.pane.chosen.seq, app.above) == (17, "4 Events  all  +0")
+        assert (app.pane.chosen.seq, app.above) == (17, "6 Events  +0")
         app.pane.feed(lines(25))
-        assert (texts(app), app.pane.chosen.seq, app.above) == (before, 17, "4 Events  all  +5")
+        assert (texts(app), app.pane.chosen.seq, app.above) == (before, 17, "6 Events  +5")
         await pilot.press("pagedown")
-        assert (app.pane.chosen.seq, app.above) == (24, "4 Events  all  follow")
-        await pilot.press("home")
+        assert (app.pane.chosen.seq, app.above) == (24, "6 Events  follow")
+        await pilot.press("g")
         assert (app.pane.chosen.seq, texts(app)[0], app.pane.following) == (0, "line 0", False)
         await pilot.press("down", "j")
         assert app.pane.chosen.seq == 2
-        for back in ("end", "pagedown", "down"):  # whoever comes to the last line follows again
+        for back in ("pagedown", "down"):  # whoever comes to the last line follows again
             await pilot.press(*["down"] * 26 if back == "down" else [back] * 4)
             app.pane.feed(lines(26))
             assert (app.pane.chosen.seq, app.pane.following) == (25, True)
-            await pilot.press("home")
+            await pilot.press("g")
 
 
 async def test_a_still_view_keeps_its_lines_while_old_ones_are_dropped():
@@ -216,82 +208,57 @@ async def test_one_more_line_repaints_only_rows_that_changed():
         app.pane.move(-20)
         await app.painting(pilot)
         app.pane.feed(lines(60))
-        assert (await app.painting(pilot), app.above) == ({0}, "4 Events  all  +10")
+        assert (await app.painting(pilot), app.above) == ({0}, "6 Events  +10")
         app.pane.feed(lines(60))
         assert await app.painting(pilot) == set()
         app.pane.move(1)
         assert await app.painting(pilot) == {1, 2}
 
 
-async def test_cycling_the_level_keeps_the_cursor_near_its_line():
+async def test_the_cursor_stays_near_its_line_whatever_is_let_through():
     app = Tiny()
     told = tuple(line(seq, severity=SEVERITIES[seq % 4]) for seq in range(40))
     async with app.run_test(size=SIZE):
         app.pane.feed(told)
-        app.pane.move(-20)
-        assert app.pane.chosen.seq == 19
-        assert app.pane.cycle_level() == "notices"
-        assert app.pane.chosen.seq == 19
-        app.pane.move(-1)
-        assert app.pane.cycle_level() == "warnings"
-        assert (app.pane.chosen.seq, len(app.pane.listed())) == (18, 20)
+        app.pane.move(-21)
+        assert app.pane.chosen.seq == 18
+        assert app.pane.sift("!") == 20
+        assert app.pane.chosen.seq == 18
         app.pane.feed(tuple(line(seq) for seq in range(40)))
         assert (app.pane.chosen, app.pane.listed()) == (None, ())
         app.pane.feed(told)
-        assert app.pane.cycle_level() == "all"
-        assert (app.pane.chosen.seq, app.pane.level) == (18, "all")
+        assert app.pane.sift("") == 40
+        assert app.pane.chosen.seq == 18
 
 
-async def test_only_matches_are_listed_and_walked_round_the_end_until_it_is_cleared():
+@pytest.mark.parametrize(
+    ("typed", "left"),
+    [
+        ("", range(12)), ("!", [2, 3, 6, 7, 10, 11]), ("cache:", [2, 5, 8, 11]), ("! cache:", [2, 11]),
+        ("lease: pass:", [0, 1, 3, 4, 6, 7, 9, 10]), ("-lease -pass", [2, 5, 8, 11]), ("LINE 1", [1, 10, 11]),
+        ("! line 1", [10, 11]), ("pass", [1, 4, 7, 10]), ("cuda: -x", []),
+    ],
+)  # fmt: skip
+def test_one_line_asks_for_what_went_wrong_for_kinds_and_for_a_text(typed, left):
+    kinds = ("lease", "pass", "cache")
+    told = [Line(seq, 0.0, 0.0, SEVERITIES[seq % 4], kinds[seq % 3], f"line {seq}") for seq in range(12)]
+    assert [each.seq for each in Sieve.of(typed, kinds).shown(told)] == [*left]
+
+
+async def test_what_is_let_through_stands_in_the_title_until_it_is_cleared():
     app = Tiny()
     told = tuple(line(seq, "an OOM here" if seq % 10 == 0 else "") for seq in range(40))
     async with app.run_test(size=SIZE):
         app.pane.feed(told)
-        assert (app.pane.find("oom"), app.pane.chosen.seq) == (4, 30)
+        assert (app.pane.sift("oom"), app.pane.chosen.seq) == (4, 30)
         assert [each.seq for each in app.pane.listed()] == [0, 10, 20, 30]
-        assert app.above == "4 Events  all  follow  /oom  4 matches"
-        assert (app.pane.walk(1), app.pane.chosen.seq) == (True, 0)
-        assert (app.pane.walk(-1), app.pane.chosen.seq) == (True, 30)
-        assert (app.pane.walk(-1), app.pane.chosen.seq) == (True, 20)
-        assert (app.pane.clear(), app.pane.chosen.seq, len(app.pane.listed())) == (True, 20, 40)
-        assert app.pane.find("LEASE") == 40
-        assert (app.pane.find("no such thing"), app.pane.walk(1), app.pane.chosen) == (0, False, None)
-        assert any("nothing with all  /no such thing" in shown for shown in app.shown)
-        assert app.pane.find("[bold]x[/]") == 0 and app.above.endswith("/[bold]x[/]  0 matches")  # as it was typed
-        assert (app.pane.find(""), len(app.pane.listed())) == (0, 40)
-        assert app.pane.clear() is False
-
-
-async def test_kinds_are_counted_hidden_and_shown_again():
-    app = Tiny()
-    told = tuple(replace(line(seq), word=("lease", "pass", "cache")[seq % 3]) for seq in range(30))
-    async with app.run_test(size=SIZE):
-        app.pane.feed(told)
-        app.pane.toggle(["cache"])
-        assert {each.word for each in app.pane.listed()} == {"lease", "pass"}
-        assert app.above == "4 Events  all  follow  without cache"
-        assert [(each.word, each.count, each.shown) for each in app.pane.kinds()] == [
-            ("cache", 10, False), ("lease", 10, True), ("pass", 10, True),
-        ]  # fmt: skip
-        app.pane.toggle(["cache"])
-        assert len(app.pane.listed()) == 30
-
-
-async def test_all_that_was_held_back_is_let_through_again_at_once():
-    app = Tiny()
-    async with app.run_test(size=SIZE):
-        app.pane.feed(lines(30))
-        for hold_back, left in (
-            (lambda: app.pane.show_level("warnings"), []),
-            (lambda: app.pane.toggle(["lease"]), []),
-            (lambda: app.pane.find("line 29"), [29]),
-            (lambda: app.pane.show_only([3, 7], "split on cuda:1"), [3, 7]),
-        ):
-            hold_back()
-            assert [each.seq for each in app.pane.listed()] == left
-            assert left != [3, 7] or "split on cuda:1" in app.above
-            assert (app.pane.clear(), len(app.pane.listed()), app.pane.level) == (True, 30, "all")
-            assert app.pane.clear() is False
+        assert app.above == "6 Events  follow  /oom  4 matches"
+        assert (app.pane.clear(), len(app.pane.listed())) == (True, 40)
+        assert app.pane.sift("LEASE") == 40
+        assert (app.pane.sift("no such thing"), app.pane.chosen) == (0, None)
+        assert any("nothing with /no such thing" in shown for shown in app.shown)
+        assert app.pane.sift("[bold]x[/]") == 0 and app.above.endswith("/[bold]x[/]  0 matches")  # as it was typed
+        assert app.pane.clear() is True and app.pane.clear() is False
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
@@ -306,9 +273,9 @@ def test_what_is_found_behind_the_cut_comes_into_sight(width):
 async def test_keys_on_an_empty_pane_do_nothing_and_following_goes_on():
     app = Tiny()
     async with app.run_test(size=SIZE) as pilot:
-        await pilot.press("up", "down", "home", "pageup", "end")
+        await pilot.press("up", "down", "g", "pageup")
         await pilot.click(app.pane, offset=(5, 3))
-        assert (app.pane.chosen, app.pane.following, app.pane.find("x")) == (None, True, 0)
+        assert (app.pane.chosen, app.pane.following, app.pane.sift("x")) == (None, True, 0)
         app.pane.clear()
         app.pane.feed(lines(20))
         assert app.pane.chosen.seq == 19

@@ -246,18 +246,19 @@ def test_sizes_that_differ_are_told_so_that_they_do(sizes, told):
     assert distinct_sizes(*sizes) == told
 
 
-def test_a_model_that_does_not_see_whole_texts_is_warned_of_once_for_each_collection(desk, models):
+def test_a_model_that_does_not_see_whole_texts_is_a_note_with_the_figures_and_no_warning(desk, models):
     lengths = [len(Tokenizer.from_file(str(models["one"] / "tokenizer.json")).encode(text).ids) for text in TEXTS[20:]]
     over = [length - 128 for length in lengths if length > 128]
     assert over
     _, run = desk.run(devices="cpu", run_id="r", stop_after=3, roster="one")
     desk.run(devices="cpu", run_id="r", resume="yes", roster="one")
-    (warned,) = events_of(run, ev.Warned)
-    assert warned.message == (
-        f"one: {len(over)} of {len(lengths)} texts of More exceeds its limit of 128 tokens and is truncated "
-        f"({sum(over):,} tokens not embedded)"
-    )
-    assert [each["warnings"] for each in summary_of(run)["collections"]] == [[], [warned.message]]
+    assert not events_of(run, ev.Warned)
+    told = [describe(each) for each in events_of(run, ev.PassPlanned)]
+    cut = f"{len(over)} text longer than its limit, truncated ({sum(over):,} tokens not embedded)"
+    assert [(each.severity, cut in each.text, bool(each.printed)) for each in told[:2]] == [
+        (None, False, False), ("note", True, True),
+    ]  # fmt: skip
+    assert [each["truncated"] for each in summary_of(run)["collections"]] == [0, len(over)]
 
 
 def test_pressure_that_has_passed_is_in_the_summary(desk):

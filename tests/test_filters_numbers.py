@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from interlock.engine.search.conditions import filter_of, read_condition, why_none
+from interlock.engine.search.conditions import conditions_in, filter_of, read_condition, why_none
 from interlock.engine.targets.embedded import Store
 from tests.builders import corpus, interlock
 
@@ -23,7 +23,8 @@ LARGE = [2**64, 10**24 + 1, -(2**63) - 1]
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, tiny_a):
     place = tmp_path_factory.mktemp("numbers")
-    records = [{"text": f"text {n}", "metadata": {"v": value}} for n, value in enumerate([*NUMBERS, *LARGE])]
+    values = [*NUMBERS, *LARGE]
+    records = [{"text": f"text {n}", "metadata": {"v": v, "w": [n, None][n % 2]}} for n, v in enumerate(values)]
     corpus(place / "in", {"Docs": {"a.jsonl": records}})
     words = ("--roster", tiny_a, "--devices", "cpu", "--qdrant", place / "store", "--export", "parquet", "--quiet")
     interlock("run", place / "in", *words, "--out", place / "runs", "--run-id", "r", cwd=place)
@@ -63,6 +64,16 @@ def test_what_the_store_shows_is_found_by_it(store, bound):
         for sign, compare in SIGNS.items():
             wanted = {each for each, value in shown.items() if not isinstance(value, str) and compare(value, bound)}
             assert set(asked(store, f"metadata.v{sign}{written}")) == wanted
+
+
+def test_chunks_without_a_value_are_found_by_null_and_by_none(store):
+    odd = {f"text {n}" for n in range(1, len(NUMBERS) + len(LARGE), 2)}
+    with Store.open_for_read(store, None) as opened:
+        for given, wanted in (("metadata.w=null", True), ({"metadata.w": None}, True), ("metadata.w!=null", False)):
+            where = filter_of(conditions_in(given), opened)
+            found = opened.query("fused", np.ones(opened.dims["fused"], np.float32), 99, where)
+            texts = {each["text"] for each in opened.payloads([*found]).values()}
+            assert texts and (texts == odd) is wanted and bool(texts & odd) is wanted
 
 
 def test_a_value_that_is_not_there_is_never_listed_as_there(store):

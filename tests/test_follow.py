@@ -12,8 +12,11 @@ import time
 import pytest
 
 from interlock.console.sources import journal as follow
+from interlock.console.sources import past
 from interlock.console.sources.journal import GONE, Replayed, Watched
 from interlock.console.sources.session import Source
+from interlock.console.text.event_lists import Feed
+from interlock.console.text.event_text import line_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record import events as ev
@@ -141,6 +144,7 @@ def test_a_silent_live_writer_is_not_taken_for_gone(tmp_path, closing):
     source = closing(Watched(tmp_path / "run"))
     time.sleep(1.2)
     assert held(run.directory.journal) and not source.gone
+    assert source.parting == f"the run goes on: interlock watch {tmp_path / 'run'} shows it again"
     run.close()
     assert not held(run.directory.journal)
     until(lambda: source.gone)
@@ -237,13 +241,10 @@ LOST = Entry(seq=3, at=1.5, session=0, elapsed=0.5, device_kind="cpu", body=ev.B
 def test_an_entry_that_does_not_fit_is_said_and_what_stood_before_is_shown(tmp_path, closing, kind):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(3))
-    if kind is Replayed:
-        path.write_bytes(lines(3) + encode(LOST))
     source = closing(kind(path))
-    if kind is Watched:
-        with path.open("ab") as file:
-            file.write(encode(LOST))
-    until(lambda: source.failure)
+    with path.open("ab") as file:
+        file.write(encode(LOST))
+    until(lambda: source.failure and source.snapshot().seq == 2)
     assert "entry 3 of the journal (BatchesLost) does not fit" in source.note and seqs(source) == [0, 1, 2]
 
 
@@ -314,6 +315,7 @@ def test_a_finished_run_is_over_and_nobody_is_missed(whole, closing):
     source = closing(Watched(whole))
     until(lambda: source.over)
     assert source.snapshot() == folded(whole) and not source.gone
+    assert f"interlock view {whole} " in source.parting and f"interlock watch {whole} " in source.parting
 
 
 def test_a_long_journal_is_read_in_short_looks_and_what_is_dropped_is_counted(tmp_path, closing):
@@ -359,11 +361,18 @@ def test_a_replay_stands_where_pause_and_speed_put_it(whole, closing):
     until(lambda: 50 < source.snapshot().elapsed <= 60)
     source.toggle_pause()
     clock.now += 1000
-    assert source.position == 60.0 and source.paused and source.pace.startswith("paused 1:00/")
+    assert (
+        source.position == 60.0
+        and source.paused
+        and source.pace.startswith("1:00 of ")
+        and source.pace.endswith(", paused")
+    )
     source.go_at(10.0)
     source.toggle_pause()
     clock.now += 1
-    assert source.position == pytest.approx(70.0) and source.pace.startswith("x10 1:10/")
+    assert (
+        source.position == pytest.approx(70.0) and source.pace.startswith("1:10 of ") and source.pace.endswith(", x10")
+    )
     source.go_at(math.inf)
     until(lambda: source.over)
     assert source.snapshot() == folded(whole)
@@ -385,6 +394,7 @@ def test_a_replay_ends_where_the_run_was_torn(whole, tmp_path, closing):
     path.write_bytes((whole / "journal.jsonl").read_bytes()[:60_000])
     source = closing(Replayed(path, speed=math.inf))
     until(lambda: source.over)
+    time.sleep(0.3)  # when a run that is followed would be asked whether its process is there
     assert source.snapshot() == folded(tmp_path) and not source.failure
 
 
@@ -394,6 +404,92 @@ def test_a_replay_of_a_damaged_run_tells_what_is_before_it_and_why(tmp_path, clo
     source = closing(Replayed(path, speed=math.inf))
     until(lambda: source.over)
     assert "line 31 is damaged" in source.note and source.snapshot().seq == 29
+
+
+@pytest.fixture
+def frequent(monkeypatch):
+    """Few entries between the states that are kept, of which there are few."""
+    monkeypatch.setattr(past, "EVERY", 8)
+    monkeypatch.setattr(past, "MOST", 6)
+
+
+def test_every_moment_is_what_folding_up_to_it_gives_wherever_one_comes_from(whole, closing, frequent):
+    source, state, moments = closing(Watched(whole)), RunState(), []
+    until(lambda: source.over)
+    for each in journal.read(whole / "journal.jsonl"):
+        fold(state, each)
+        moments.append((each.elapsed, snapshot(state, each.seq)))
+    last = dict(moments)  # of several entries of one moment
+    walk = [*range(0, len(moments), 23), *range(len(moments) - 2, 0, -31), 0, len(moments) // 2]
+    for at, _ in (moments[place] for place in walk):
+        source.go_to(at)
+        assert (source.past, source.position, source.snapshot()) == (True, at, last[at])
+        assert source.entries(-1)[0][-1].seq == last[at].seq
+        assert len(source.mitigations()) == sum(each.mitigations for each in last[at].passes)
+    source.go_to(math.inf)
+    assert (source.past, source.snapshot()) == (False, moments[-1][1])
+
+
+def test_what_happened_up_to_a_moment_is_told_without_a_gap_and_goes_on_from_there(whole, closing, frequent):
+    every = [*journal.read(whole / "journal.jsonl")]
+    source, clock = None, Clock()
+    source = closing(Watched(whole, clock=clock))
+    until(lambda: source.over)
+    source.go_to(200.0)
+    source.snapshot()
+    feed = Feed()
+    shown = feed.take(source.entries(-1)[0])
+    assert shown == Feed().take(each for each in every if each.elapsed <= 200.0)
+    source.toggle_pause()
+    clock.now += 20.0
+    seen = source.snapshot()
+    fresh, dropped = source.entries(feed._latest)
+    assert (dropped, fresh[-1].seq) == (0, seen.seq)
+    assert feed.take(fresh) == Feed().take(each for each in every if each.elapsed <= 220.0)
+
+
+def test_a_watch_reads_on_while_the_past_is_looked_at_and_steps_come_back_to_it(tmp_path, closing):
+    run = recorded(tmp_path / "run")
+    run.play_to(0.5)
+    source = closing(Watched(tmp_path / "run"))
+    until(lambda: source.snapshot().share_done > 0.4)
+    source.go_to(source.position - source.step)
+    then, begun = source.snapshot(), source.begun
+    run.go()
+    until(lambda: source.over)
+    assert (source.snapshot(), source.begun, source.past, source.paused) == (then, begun, True, True)
+    source.go_at(1e6)
+    source.toggle_pause()
+    until(lambda: source.snapshot() and not source.past)  # played to its end it is the run as it is now
+    assert source.snapshot() == folded(tmp_path / "run") and source.begun > begun
+
+
+def test_the_next_trouble_and_the_one_before_are_what_went_wrong_in_this_run(whole, closing):
+    source = closing(Watched(whole))
+    until(lambda: source.over)
+    wrong = [
+        each.elapsed for each in journal.read(whole / "journal.jsonl") if line_of(each.body).startswith(("warn", "err"))
+    ]
+    found = []
+    while source.go_to_trouble(-1):
+        found.append(source.position)
+        assert source.snapshot().seq >= 0 and source.paused
+    times = sorted(set(wrong))
+    assert found == [at for at in reversed(times) if at < source.length] and len(found) > 10
+    again = [source.position]
+    while source.go_to_trouble(1):
+        again.append(source.position)
+    assert again == times and not source.past  # the last of them is how it ended
+
+
+def test_a_journal_that_is_taken_away_is_said_where_one_goes_back_and_the_present_stays(whole, tmp_path, closing):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes((whole / "journal.jsonl").read_bytes())
+    source = closing(Watched(path))
+    until(lambda: source.over)
+    path.unlink()
+    source.go_to(10.0)
+    assert source.snapshot() == folded(whole) and "cannot go back" in source.note
 
 
 def test_closing_a_source_ends_its_threads_and_changes_nothing(whole):

@@ -377,7 +377,7 @@ async def test_an_error_that_nobody_knew_is_told_and_leaves_the_form_as_it_was(p
     def boom(*_):
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("interlock.engine.record.crash.tempfile.tempdir", str(place))
+    monkeypatch.setattr("interlock.engine.crash.tempfile.tempdir", str(place))
     async with shown((120, 40)) as (app, pilot):
         for asked, key in (("plan", "down"), ("hindrance", "ctrl+r")):
             with monkeypatch.context() as patched:

@@ -5,9 +5,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from interlock.engine.record.words import drawn as drawn_on_screens
+from interlock.engine.record.words import duration
 from interlock.widgets import formats as words
 from interlock.widgets import glyphs
-from interlock.widgets.text import ascii_only, kept, width_of
+from interlock.widgets.text import Span, ascii_only, kept, width_of
 
 
 @given(
@@ -163,3 +164,30 @@ def test_signs_that_stand_beside_one_another_differ_in_ascii_too() -> None:
     for signs in (gauge, glyphs.LEVELS[:-1], glyphs.SHADES, "▁▇▲✖", "●○▲✖◇▷"):
         drawn = ascii_only("".join(signs))
         assert "?" not in drawn and len(set(drawn)) == len(signs)
+
+
+def chart(**more: object) -> list[list[Span]]:
+    return glyphs.chart([1, 2, 3, 4], 4, 1, 10, 1, axis=4, ceiling=8, label=str, **more)  # type: ignore[arg-type]
+
+
+def test_a_graph_ends_where_nothing_was_heard_any_more() -> None:
+    whole, ended = ("".join(span.text for span in chart(silent=silent)[0]) for silent in (0, 3))
+    assert whole[-4:].strip() and len(whole) == len(ended) == 14
+    assert ended.endswith("   ") and ended[-7:-3] == whole[-4:]
+
+
+def test_a_value_has_the_colour_of_its_share_of_what_there_was_to_have() -> None:
+    def styles(**more: object) -> list[str]:
+        return [span.style for span in chart(**more)[0][1:] if span.text.strip() for _ in span.text.strip()]
+
+    assert styles() == ["fill"] * 4
+    assert styles(shares=[0.1, 0.1, 0.92, 0.99]) == ["fill", "fill", "warn", "error"]
+
+
+@given(st.integers(3, 120), st.integers(1, 120), st.sampled_from([1, 5, 60]))
+def test_below_a_graph_its_first_column_is_dated(width: int, columns: int, seconds: int) -> None:
+    text = glyphs.ages(width, min(columns, width), seconds)
+    assert len(text) == width and text.endswith("now")
+    if min(columns, width) > 9 and "-" in text:
+        assert text.index("-") == width - min(columns, width)
+        assert text.split()[0] == f"-{duration(min(columns, width) * seconds)}"

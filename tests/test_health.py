@@ -4,9 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import Memory
+from interlock.engine.record.facts import Memory, Readings
 from interlock.engine.record.fold import fold
-from interlock.engine.record.health import Attention, Health, attention, health
+from interlock.engine.record.health import Health, health
+from interlock.engine.record.judgement import Attention, attention
+from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
 from tests.snapshots import one_lease, sample
@@ -23,21 +25,35 @@ def now(run: Snapshot, later: float = 0.0) -> Health:
      (GONE, "PROCESS DIED", "error")],
 )  # fmt: skip
 def test_every_phase_has_its_word_and_how_bad_it_is(phase: str, word: str, level: str) -> None:
-    found = now(sample(phase=phase))
+    found = now(sample(phase=phase, parked=0))
     assert (found.word, found.level) == (word, level)
 
 
 def test_a_run_that_goes_on_without_a_gpu_or_a_model_is_degraded_and_says_why() -> None:
-    assert now(sample(lost=(1,))) == Health("DEGRADED", "warn", "1 GPU lost")
+    assert now(sample(lost=(1,))) == Health("DEGRADED", "warn", "1 GPU lost (cuda:1)")
     run = sample(lost=(0, 1))
     failed = replace(run, passes=(replace(run.passes[0], failure="no weights"), *run.passes[1:]))
-    assert now(failed).detail == "2 GPUs lost, 1 model failed"
+    assert now(failed).detail == f"2 GPUs lost (cuda:0, cuda:1), 1 model failed ({run.passes[0].model}: no weights)"
 
 
 def test_a_run_on_gpus_that_computes_on_the_cpu_is_degraded_and_one_that_has_none_is_not() -> None:
     on_host = one_lease(3, held=None, devices=["cpu"])
-    assert now(replace(sample(), leases=(on_host,))).detail == "computing on the CPU"
+    assert now(replace(sample(), leases=(on_host,))).detail == f"{on_host.model} on the CPU"
     assert now(replace(sample(1, kind="cpu"), leases=(on_host,))).word == "RUN"
+
+
+def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is() -> None:
+    state = RunState()
+    for seq, batch in enumerate((None, 3)):  # that of a single batch is a text that is tried once more
+        body = ev.Mitigated(
+            model_pass=0, batch_index=batch, rung="cpu", device="cuda:0", cause=f"cause {batch}",
+            action="raise --ceiling", rows=1,
+        )  # fmt: skip
+        fold(state, ev.Entry(seq=seq, at=1.0, session=0, elapsed=1.0, device_kind="cuda", body=body))
+    hosted = snapshot(state, 1).hosted
+    on_host = one_lease(3, held=None, devices=["cpu"])
+    run = replace(sample(), leases=(on_host,), hosted={int(on_host.model_pass): hosted[0]})
+    assert now(run).detail == f"{on_host.model} on the CPU: cause None; raise --ceiling"
 
 
 def test_what_keeps_a_run_from_going_on_is_said_before_what_it_goes_on_without() -> None:
@@ -97,3 +113,52 @@ def test_what_went_wrong_is_counted_until_it_is_looked_at() -> None:
     later = replace(run, warnings=4)
     assert (attention(later) - seen).words == ["2 warnings"]
     assert Attention() - seen == Attention()
+
+
+@pytest.mark.parametrize(("free", "word"), [((1 << 30) - 1, "LOW DISK"), (1 << 30, "RUN"), (None, "RUN")])
+def test_a_disk_that_is_nearly_full_is_told_before_it_is(free: int | None, word: str) -> None:
+    run = sample()
+    first, *rest = run.devices
+    told = replace(first, readings=Readings(used=1, total=2, disk_free=free))
+    assert now(replace(run, devices=(told, *rest))).word == word
+
+
+def test_a_run_that_will_not_be_done_by_its_deadline_is_late_and_one_that_may_not_says_so() -> None:
+    run = sample(parked=0)
+    left = time_left(run)
+    assert left and left.spread
+    told = {}
+    for still in (left.seconds - 1, left.seconds + left.spread / 2, left.seconds + left.spread + 1):
+        found = now(replace(run, deadline=run.latest_at + still))
+        told[found.word, "may be" in found.detail] = found.level
+    assert told == {("LATE", False): "warn", ("LATE", True): "warn", ("RUN", False): "ok"}
+
+
+def test_a_run_with_a_text_that_has_no_vector_names_its_place_while_it_runs() -> None:
+    parked = ev.RowParked(
+        model_pass=0,
+        model="a",
+        row=7,
+        reason="not finite",
+        file="a_chunks.json",
+        record=8,
+        chunk_id="c8",
+        collection="d",
+    )
+    found = now(replace(sample(), parked=2, first_parked=parked))
+    assert (found.word, found.level) == ("RUN", "warn")
+    assert (
+        found.detail
+        == "2 texts without a vector (first a_chunks.json record 8, chunk c8: not finite); --retry-parked tries again"
+    )
+
+
+def test_of_several_things_that_are_wrong_none_hides_another() -> None:
+    run = sample(lost=(1,))
+    left = time_left(run)
+    assert left
+    first, *rest = run.devices
+    full = replace(first, readings=Readings(used=1, total=2, disk_free=5 << 20))
+    found = now(replace(run, devices=(full, *rest), deadline=run.latest_at + left.seconds / 2))
+    assert found.word == "LOW DISK"
+    assert "5.0 MiB free" in found.detail and "1 GPU lost (cuda:1)" in found.detail and "to be resumed" in found.detail

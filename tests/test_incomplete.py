@@ -147,13 +147,15 @@ def broken(spoilt):
 def test_every_place_says_how_a_run_ended(tmp_path, spoilt, broken, way):
     chunks, run = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}}), tmp_path / "runs" / "r"
     way.spoil(chunks)
-    (tmp_path / "heard.py").write_text("import shutil, sys; shutil.copy(sys.argv[2], sys.argv[1])")
+    heard = "import json, sys; json.dump([sys.argv[1:-1], json.load(open(sys.argv[-1]))], open('heard', 'w'))"
     flags = [str(each).format(spoilt=spoilt, broken=broken) for each in way.flags]
     flags = flags if "--roster" in flags else ["--roster", spoilt, *flags]
-    told = ("--notify", shlex.join([sys.executable, str(tmp_path / "heard.py"), str(tmp_path / "heard")]))
+    told = ("--notify", shlex.join([sys.executable, "-c", heard, "{run} {state}", "{reason}"]))
     counted = ("--metrics", tmp_path / "run.prom") if importlib.util.find_spec("prometheus_client") else ()
     where = ("--out", tmp_path / "runs", "--run-id", "r", "--devices", "cpu", "--summary", tmp_path / "copy")
-    said = interlock("run", chunks, *where, *flags, *told, *counted, "--quiet", check=way.code, first=way.first)
+    said = interlock(
+        "run", chunks, *where, *flags, *told, *counted, "--quiet", check=way.code, first=way.first, cwd=tmp_path
+    )
 
     (line,) = [each for each in said.stderr.splitlines() if re.match(r"[\d:]{8} (warning: |error: )?run ", each)]
     (closed,) = events_of(run, RunClosed)
@@ -161,12 +163,14 @@ def test_every_place_says_how_a_run_ended(tmp_path, spoilt, broken, way):
     assert (closed.status, closed.exit_code, closed.reason) == (way.status, way.code, summary["reason"])
     assert (summary["status"], summary["exit_code"]) == (way.status, way.code)
     assert way.names in line and way.names in summary["reason"] and way.status in line
-    assert json.loads((tmp_path / "copy").read_text()) == json.loads((tmp_path / "heard").read_text()) == summary
+    called, heard = json.loads((tmp_path / "heard").read_text())
+    assert json.loads((tmp_path / "copy").read_text()) == heard == summary
+    assert called == [f"r {WORDS[way.status]}", summary["reason"]]
     (listed,) = json.loads(interlock("runs", "--out", tmp_path / "runs", "--json").stdout)
     assert (listed["state"], listed["exit_code"], listed["detail"]) == (
         WORDS[way.status], way.code, summary["reason"],
     )  # fmt: skip
-    assert WORDS[way.status] in interlock("runs", "--out", tmp_path / "runs").stdout
+    assert WORDS[way.status] in interlock("watch", tmp_path / "runs").stdout
     viewed = interlock("view", run, "--plain").stdout
     assert f"{way.status}" in viewed and f"exit {way.code}" in viewed and way.names in " ".join(viewed.split())
     card = recap(snapshot(state_of(run), 0), run)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from interlock.engine.compute.ladder import MOVES, Cause, Effort, Evidence, Means, Rung, halves, next_step, slices
 
-ALL = Means(streams=True, slices_mlp=True, others=True, float32=True, cpu=True)
-NONE = Means(streams=False, slices_mlp=False, others=False, float32=False, cpu=False)
+ALL = Means(streams=True, others=True, float32=True, cpu=True)
+NONE = Means(streams=False, others=False, float32=False, cpu=False)
 
-any_means = st.one_of(st.just(ALL), st.builds(Means, *[st.booleans()] * 5))
+any_means = st.one_of(st.just(ALL), st.builds(Means, *[st.booleans()] * 4))
 any_cause = st.sampled_from([Cause.MEMORY, Cause.MEMORY, Cause.MEMORY, Cause.NOT_FINITE, Cause.LOST])
 lengths_of_rows = st.lists(st.integers(1, 600), min_size=1, max_size=60).map(lambda rows: sorted(rows, reverse=True))
 
@@ -61,15 +61,15 @@ def lineages(draw):
 @settings(deadline=None)
 def test_climbing_ends_within_the_promised_steps(steps):
     rows = steps[0][1].rows
-    assert len(steps) <= 14 + math.ceil(math.log2(rows))
+    assert len(steps) <= 12 + math.ceil(math.log2(rows))
 
 
 @given(lineages())
 @settings(deadline=None)
-def test_eight_steps_and_the_splits_are_enough_while_no_device_is_lost(steps):
+def test_seven_steps_and_the_splits_are_enough_while_no_device_is_lost(steps):
     kept = [step for _, evidence, step in steps if evidence.cause is not Cause.LOST]
     if len(kept) == len(steps):
-        assert len(steps) <= 8 + math.ceil(math.log2(steps[0][1].rows))
+        assert len(steps) <= 7 + math.ceil(math.log2(steps[0][1].rows))
 
 
 @given(lineages())
@@ -88,15 +88,15 @@ def test_only_replans_and_splits_are_repeated(steps):
     assert rungs.count(Rung.REPLAN) <= 2
     assert all(rungs.count(rung) <= 1 for rung in (*MOVES, Rung.PARK))
     losses = sum(evidence.cause is Cause.LOST for _, evidence, _ in steps)
-    assert all(rungs.count(rung) <= 1 + losses for rung in (Rung.STREAM, Rung.SLICE_MLP, Rung.FLOAT32))
+    assert all(rungs.count(rung) <= 1 + losses for rung in (Rung.STREAM, Rung.FLOAT32))
 
 
 @given(lineages())
 @settings(deadline=None)
 def test_no_rung_is_chosen_that_the_means_forbid(steps):
     for possible, _, step in steps:
-        allowed = {Rung.STREAM: possible.streams, Rung.SLICE_MLP: possible.slices_mlp}
-        allowed |= {Rung.RELOCATE: possible.others, Rung.FLOAT32: possible.float32, Rung.CPU: possible.cpu}
+        allowed = {Rung.STREAM: possible.streams, Rung.RELOCATE: possible.others}
+        allowed |= {Rung.FLOAT32: possible.float32, Rung.CPU: possible.cpu}
         assert allowed.get(step.rung, True)
 
 
@@ -187,7 +187,7 @@ def test_padding_counts_when_rows_are_sliced_by_length(padded, cut):
 
 
 def test_a_row_that_never_fits_climbs_all_rungs_in_order():
-    assert climb(short(rows=1, tokens=100), ALL) == [Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE, Rung.CPU, Rung.PARK]
+    assert climb(short(rows=1, tokens=100), ALL) == [Rung.STREAM, Rung.RELOCATE, Rung.CPU, Rung.PARK]
 
 
 def test_a_row_that_never_fits_is_parked_when_there_are_no_means():
@@ -229,11 +229,11 @@ def test_a_padded_row_whose_own_tokens_fit_is_not_replanned():
     assert next_step(Effort(), short(rows=1, longest=100, tokens=128, allowed=110), ALL).rung is Rung.STREAM
 
 
-def test_a_relocated_row_keeps_its_streaming_and_chunking():
+def test_a_relocated_row_keeps_its_streaming():
     effort = Effort()
-    for _ in range(3):
+    for _ in range(2):
         effort = next_step(effort, short(rows=1, tokens=100), ALL).effort
-    assert effort.tried == {Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE}
+    assert effort.tried == {Rung.STREAM, Rung.RELOCATE}
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_piece_from_a_lost_device_begins_its_climb_again():
     moved = next_step(Effort(), seen(Cause.LOST, [100] * 8, padded=True), ALL).effort
     assert next_step(moved, short(allowed=400), ALL).rung is Rung.REPLAN
     rungs = climb(short(rows=1, tokens=100), ALL, moved)
-    assert rungs == [Rung.STREAM, Rung.SLICE_MLP, Rung.CPU, Rung.PARK]
+    assert rungs == [Rung.STREAM, Rung.CPU, Rung.PARK]
 
 
 def test_a_piece_on_the_cpu_after_a_loss_does_not_return_to_a_device():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.console.screens.layout import Box, Wants, layout, too_small
+from interlock.console.screens.layout import SHARED, Box, Wants, layout, tabs, too_small
 from interlock.widgets.panes import PANES as KINDS
 
 SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
@@ -59,19 +59,38 @@ def test_a_zoomed_pane_is_alone():
     assert layout(80, 24, Wants(2, 3), "leases", zoomed=True) == {"leases": Box(0, 1, 80, 22)}
 
 
-@given(st.integers(120, 240), st.integers(24, 80), WANTS, st.sampled_from(PANES))
-def test_from_120_columns_the_gauges_have_the_whole_width_and_from_160_graphs_a_column(width, height, wants, chosen):
+@given(st.integers(100, 240), st.integers(30, 80), WANTS, st.sampled_from(PANES))
+def test_from_100x30_all_panes_stand_together_and_from_160_columns_graphs_have_a_column(width, height, wants, chosen):
     boxes = layout(width, height, wants, chosen, zoomed=False)
-    assert boxes["vram"].width == width
-    assert boxes["passes"].y == min(box.y for name, box in boxes.items() if name != "vram")
-    assert boxes["events"].x == 0
+    assert boxes.keys() == set(PANES) and not tabs(width, height)
+    assert boxes["vram"].width == width and boxes["events"].x == 0 and boxes["events"].height >= 5
+    assert boxes["leases"].y == boxes["mitigations"].y and boxes["passes"].y == boxes["cache"].y
     if width >= 160:
-        assert set(boxes) >= {"vram", "passes", "events", "cache", chosen}
         graphs = boxes["cache"]
         assert (graphs.x + graphs.width, graphs.y + graphs.height) == (width, height - 1)
-        assert graphs.height > boxes["events"].height
     else:
         assert boxes["events"].width == width
+
+
+@given(st.integers(40, 99), st.integers(10, 29), WANTS, st.sampled_from(PANES), st.sampled_from(SHARED))
+def test_of_panes_that_share_a_place_the_chosen_one_is_shown_or_whose_turn_it_is(width, height, wants, chosen, turn):
+    boxes = layout(width, height, wants, chosen, zoomed=False, turn=turn)
+    shared = [name for name in boxes if name in tabs(width, height)]
+    assert len(shared) == 1
+    if set(boxes) >= {"passes", "events"}:
+        assert shared == [chosen if chosen in SHARED else turn]
+
+
+@pytest.mark.parametrize("height", range(30, 81))
+def test_whatever_the_other_panes_could_fill_events_keep_three_lines_and_devices_one_each_or_five(height):
+    for devices, passes, leases, ladders in itertools.product(range(1, 17), (1, 3, 9), (1, 4, 12), (0, 3, 12)):
+        boxes = layout(100, height, Wants(devices, passes, leases, ladders), "events", zoomed=False)
+        assert boxes["events"].height >= 5
+        assert boxes["vram"].height - 2 >= min(5, devices if devices <= 4 else (devices + 1) // 2)
+        assert all(box.height >= 3 for box in boxes.values())
+        lower = layout(100, height, Wants(devices, passes, leases, ladders), "events", zoomed=False, header=3)
+        assert min(box.y for box in lower.values()) == 3 and all(box.height >= 3 for box in lower.values())
+        assert sum(len(cells(box)) for box in lower.values()) == 100 * (height - 4)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])

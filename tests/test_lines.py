@@ -27,7 +27,7 @@ from interlock.widgets.panes.events import SEVERITIES
 
 EVENTS = get_args(ev.AnyEvent)
 SILENT = (ev.BatchCommitted, ev.PassPlanned, *(kind for kind in EVENTS if issubclass(kind, ev.Heartbeat)))
-NOT_PRINTED = (*SILENT, ev.CorpusTokenised, ev.MemoryCalibrated, ev.ModelAttached, ev.RowsReused)
+NOT_PRINTED = (*SILENT, ev.CorpusTokenised, ev.ModelAttached, ev.RowsReused)
 GIB = 1 << 30
 HOSTILE = st.one_of(
     st.text(max_size=40),
@@ -75,7 +75,7 @@ def batch(index: int) -> ev.BatchCommitted:
 
 def texts(*bodies: ev.AnyEvent, device_kind: str = "cuda") -> list[str]:
     """The lines that a feed makes of events."""
-    lines = Feed().take(entry(seq, body, device_kind) for seq, body in enumerate(bodies))
+    lines = Feed(verbose=True).take(entry(seq, body, device_kind) for seq, body in enumerate(bodies))
     return [f"{line.severity} {line.word} {line.text}" for line in lines]
 
 
@@ -91,7 +91,7 @@ def test_every_event_type_is_in_the_table_with_a_severity_a_word_and_a_text(kind
 @pytest.mark.parametrize("kind", EVENTS)
 def test_every_event_makes_a_line_unless_it_is_one_of_many(kind):
     event = example(kind)
-    body = replace(event, reused=0, split=0) if kind is ev.PassPlanned else event
+    body = replace(event, reused=0, split=0, truncated=0) if kind is ev.PassPlanned else event
     assert len(texts(body)) == (kind not in SILENT)
 
 
@@ -100,15 +100,16 @@ def test_plain_output_prints_every_event_but_the_many_and_the_detailed(kind):
     state, event = RunState(), example(kind, filled=False)
     if kind is not ev.BatchesLost:
         fold(state, entry(0, event))
-    assert bool(line_of(event)) == (kind not in NOT_PRINTED)
+    body = replace(event, truncated=0) if kind is ev.PassPlanned else event
+    assert bool(line_of(body, verbose=True)) == (kind not in NOT_PRINTED)
     assert isinstance(progress(snapshot(state, 0)), str)
 
 
 @pytest.mark.parametrize(
     ("remembered", "kind", "line"),
     [
-        (False, "cuda", "canary minilm on Tesla T4: passed, cosine 0.9999999 (0.6 s)"),
-        (False, "sim", "canary minilm on Tesla T4: passed, cosine 0.9999999"),
+        (False, "cuda", "vectors of minilm on Tesla T4 are as they should be: cosine 0.9999999 (0.6 s)"),
+        (False, "sim", "vectors of minilm on Tesla T4 are as they should be: cosine 0.9999999"),
         (True, "cuda", ""),
     ],
 )
@@ -117,7 +118,17 @@ def test_a_canary_of_this_run_that_passed_has_a_short_line_and_a_remembered_one_
         example(ev.CanaryChecked, "minilm"), label="Tesla T4", cosine=0.9999999, outcome="passed", seconds=0.62,
         remembered=remembered,
     )  # fmt: skip
-    assert line_of(event, kind) == line
+    assert (line_of(event, kind, verbose=True), line_of(event, kind)) == (line, "")
+    assert line_of(replace(event, outcome="failed"), kind).startswith("warning: ") is not remembered
+
+
+def test_what_was_as_it_should_be_is_no_line_unless_all_is_wanted():
+    bodies = example(ev.MemoryCalibrated), replace(example(ev.CanaryChecked), outcome="passed"), refusal(1)
+    entries = [entry(seq, body) for seq, body in enumerate(bodies)]
+    assert [line.word for line in Feed().take(entries)] == ["refused"]
+    assert [line.word for line in Feed(verbose=True).take(entries)] == ["memory", "check", "refused"]
+    wrong = replace(bodies[1], outcome="failed")
+    assert [line.severity for line in Feed().take([entry(0, wrong)])] == ["warning"]
 
 
 def step(index: int | None, rung: str = "split", device: str = "cuda:0", model_pass: int = 0) -> ev.Mitigated:
@@ -136,7 +147,7 @@ def test_steps_of_one_kind_are_told_once_and_counted_when_their_pass_ends():
     assert not folded.takes(step(32, model_pass=1))
     assert not folded.ended_by(ev.PassFailed(model_pass=1, model="m", reason="r"))
     assert folded.ended_by(ev.PassFailed(model_pass=0, model="m", reason="r")) == [
-        "warning: split in pass 1 on cuda:0: ... and 29 like it"
+        "warning: halved, pass 1 on cuda:0: ... and 29 like it"
     ]
     assert not folded.takes(step(33))
 
@@ -146,11 +157,11 @@ def test_counted_steps_are_told_every_ten_seconds_and_no_more_than_once():
     for index in range(3):
         folded.takes(step(index))
     assert folded.due(began + 9) == []
-    assert folded.due(began + 11) == ["warning: split in pass 1 on cuda:0: ... and 2 like it"]
+    assert folded.due(began + 11) == ["warning: halved, pass 1 on cuda:0: ... and 2 like it"]
     assert folded.due(began + 40) == []
     assert folded.takes(step(4))
     closed = ev.RunClosed(status="completed", reason="", exit_code=0, mitigations=4)
-    assert folded.ended_by(closed) == ["warning: split in pass 1 on cuda:0: ... and 1 like it"]
+    assert folded.ended_by(closed) == ["warning: halved, pass 1 on cuda:0: ... and 1 like it"]
     assert line_of(closed) == "run completed with 4 mitigations"
 
 
@@ -163,7 +174,7 @@ def test_a_mitigation_tells_cause_step_rung_bytes_and_cost():
     about = {"rows": 64, "cost_seconds": 0.412, "predicted_bytes": 2 * GIB, "free_bytes": GIB}
     event = replace(step(118, model_pass=1), **about)
     text = (
-        "split in pass 2 batch 119 on cuda:0: out of memory; the batch is halved "
+        "halved, pass 2 batch 119 on cuda:0: out of memory; the batch is halved "
         "(64 texts, needs 2.0 GiB, 1.0 GiB free, cost 0.41 s)"
     )
     assert texts(event) == [f"warning mitigation {text}"]

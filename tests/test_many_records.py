@@ -2,14 +2,18 @@
 
 import hashlib
 import json
+import random
 import time
 
+import numpy as np
 import pytest
 
 from interlock.engine.compute.controls import Controls
 from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
-from interlock.engine.corpus.corpus import read_corpus
+from interlock.engine.corpus.corpus import read_corpus, reread
+from interlock.engine.corpus.identity import point_of
+from interlock.engine.corpus.places import Numbered
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import CollectionRead, RecordRefused
 from interlock.engine.settings import load
@@ -36,6 +40,37 @@ def test_a_hundred_thousand_identical_records_are_read_in_seconds(tmp_path):
     (rows,) = read_corpus(discover(root), lambda _: None).rows
     assert time.process_time() - began < 30
     assert (len(rows.texts), rows.duplicates) == (100_000, 99_999)
+
+
+@pytest.mark.parametrize("held", [1 << 20, 64])
+def test_keys_are_numbered_as_a_dict_does_though_many_share_the_bits_that_are_looked_at(monkeypatch, held):
+    monkeypatch.setattr("interlock.engine.corpus.places.HELD", held)
+    monkeypatch.setattr("interlock.engine.corpus.places.hash", lambda key: hash(key) & 0xFF0000FF, raising=False)
+    rng, keys, numbered = random.Random(3), {}, Numbered(np.dtype("V20"))
+    for _ in range(6000):
+        key = rng.randrange(4000).to_bytes(16, "big")
+        assert numbered.number(key + b"more") == keys.setdefault(key, len(keys))
+    assert numbered.records.tolist() == [key + b"more" for key in keys]
+
+
+def test_equal_ids_and_texts_on_both_sides_of_what_is_held_are_those_of_a_dict(tmp_path, monkeypatch):
+    monkeypatch.setattr("interlock.engine.corpus.places.HELD", 1000)  # a table goes to its file all the time
+    rng = random.Random(4)
+    records = [(rng.randrange(900), f"text {rng.randrange(700)}") for _ in range(3000)]
+    lines = [json.dumps({"text": text, "metadata": {"chunk_id": number}}) for number, text in records]
+    root = written(tmp_path, "\n".join(lines).encode())
+    read = read_corpus(discover(root), lambda _: None)
+    (rows,) = read.rows
+    firsts = dict(reversed(records))
+    kept = list(dict.fromkeys(records))
+    texts = list(dict.fromkeys(text for _, text in kept))
+    assert (rows.chunks, rows.counts.same) == (len(kept), len(records) - len(kept))
+    assert rows.texts.tolist() == [texts.index(text) for _, text in kept]
+    assert read.digests.tolist() == [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
+    points = dict(zip(kept, rows.points.tolist(), strict=True))
+    assert all(points[one] == point_of("docs", "a.jsonl", str(one[0])).bytes for one in firsts.items())
+    assert len(set(points.values())) == len(kept)
+    assert [each.text for each in reread(rows, read.digests)] == [text for _, text in kept]
 
 
 def test_repeated_texts_are_numbered_around_the_ids_that_were_given(tmp_path):

@@ -83,7 +83,11 @@ def test_points_of_chunks_that_left_are_marked_found_as_such_and_removed_when_as
     for place, collection, why in (
         (store, "dosc", "no collection 'dosc' in .* (did you mean docs?): choose one of docs"),
         (store / "docs", None, "docs is one collection of a store: name .*store, with --collection docs"),
-        (run, None, "is a run and not a store: name the directory that its --qdrant was"),
+        (
+            run,
+            None,
+            "is a run and not a store: name its --qdrant directory, or make one: `interlock export * --to-store store`",
+        ),
         (tmp_path, None, "has no collection: name the --qdrant directory of a run"),
     ):
         code, out, err = call("prune", place, *(["--collection", collection] if collection else []))

@@ -15,7 +15,9 @@ from interlock.engine.record import events as ev
 from interlock.engine.record import summary
 from interlock.engine.record.facts import DeviceFacts, Memory, RosterEntry
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.health import attention, health, time_left
+from interlock.engine.record.health import health
+from interlock.engine.record.judgement import attention
+from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import side_by_side, snapshot
 from interlock.engine.record.state import RunState
 from tests.builders import committed_schema
@@ -155,10 +157,10 @@ def test_a_paused_run_says_how_many_of_its_nodes_have_paused_and_so_does_its_sta
     everywhere = seen(*THREE, asked(), *(reached(f"node-{number}") for number in (1, 2, 3)))
     for run, told in ((some, "2 of 3 nodes"), (everywhere, "all 3 nodes")):
         state = health(run, run.latest_at)
-        assert (state.word, state.detail) == ("PAUSED", told)
+        assert state.word == "PAUSED" and state.detail.endswith(f" ago, {told}")
         assert _told(run.controls[-1], run).endswith(f": acknowledged by {told}")
     alone = seen(asked())
-    assert health(alone, alone.latest_at).detail == ""
+    assert health(alone, alone.latest_at + 90).detail == "by kim 1:30 ago"
     assert _told(alone.controls[-1], alone).endswith(": acknowledged")
     changed = seen(*THREE, asked(), asked("no"))
     assert _told(changed.controls[0], changed).endswith(": acknowledged")
@@ -166,10 +168,10 @@ def test_a_paused_run_says_how_many_of_its_nodes_have_paused_and_so_does_its_sta
 
 def test_a_lost_node_is_one_thing_to_look_at_and_not_its_devices_too():
     run = seen(*LOSS)
-    assert health(run, run.latest_at).detail == "1 node lost"
+    assert health(run, run.latest_at).detail == "1 node lost (node-2)"
     assert attention(run).words == ["1 node loss"]
     back = seen(*LOSS, joined("node-2"), ev.DeviceLost(device="node-2/cuda:0", reason="fell off the bus"))
-    assert health(back, back.latest_at).detail == "1 GPU lost"
+    assert health(back, back.latest_at).detail.startswith("1 GPU lost (")
     assert attention(back).words == ["1 node loss", "1 GPU lost"]
     refused = seen(*THREE, ev.NodeRefused(node="node-4", reason="torch is 2.12 there, 2.13 here"))
     assert health(refused, refused.latest_at).word != "DEGRADED"
@@ -187,7 +189,7 @@ def test_devices_that_share_work_are_gpus_or_else_a_host_for_each_node(devices, 
 
 def test_what_is_left_takes_longer_after_a_node_is_lost():
     before, after = (time_left(seen(*bodies)) for bodies in (LOSS[:-1], LOSS))
-    assert before and after and after.seconds == pytest.approx(2 * before.seconds)
+    assert before and after and after.seconds > 1.5 * before.seconds
 
 
 def test_the_summary_tells_what_each_node_computed_and_what_its_loss_cost():

@@ -56,7 +56,7 @@ def test_a_run_whose_link_dies_completes_and_can_be_watched_and_viewed(
         terminal.press("x")
         terminal.wait_for("Keep models resident side by side?", PATIENCE)
         terminal.press("y")
-        terminal.wait_for("EXCL off*", PATIENCE)
+        terminal.wait_for("EXCL off", PATIENCE)  # with a * where a batch is under way
         terminal.press("P")
         terminal.wait_for(lambda screen: "EXCL off " in screen.lines[0] + " ", PATIENCE)
         terminal.hang_up()
@@ -139,6 +139,15 @@ def test_a_terminated_run_stops_after_the_batch_and_gives_the_screen_back(place)
         assert terminal.wait(PATIENCE) == 143
         assert b"\x1b[?1049l" in terminal.output
     assert entries(place / "runs" / "r")[-1].body.exit_code == 143
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, 0)])
+def test_a_screen_that_only_looks_gives_the_terminal_back_when_it_is_to_end(tmp_path, number, code):
+    with console(tmp_path) as terminal:
+        terminal.wait_for("A NEW RUN", PATIENCE)
+        terminal.signal(number)
+        assert terminal.wait(PATIENCE) == code
+        assert terminal.canonical
 
 
 def test_a_run_without_a_terminal_writes_lines_and_no_escape(place):

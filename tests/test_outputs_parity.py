@@ -124,8 +124,8 @@ def test_a_row_that_is_not_finite_is_parked_in_every_output(m3):
     host = CpuDevice()
     attached = attach_to_host(card, host)
     encoder = encoder_for(card, attached.network, host)
-    whole = encoder._network
-    encoder._network = lambda batch: whole(batch).index_fill(0, batch.starts[1:2] + 2, float("nan"))
+    whole = encoder.network
+    encoder.network = lambda batch: whole(batch).index_fill(0, batch.starts[1:2] + 2, float("nan"))
     assert set(encoder.encode(rows).refused(card.dim)) == {1}
 
 

@@ -17,7 +17,12 @@ from interlock.engine.flows.run import Run
 from interlock.engine.settings import load
 from tests.builders import ROOT, corpus
 
-BROUGHT = {"grpcio": "qdrant-client", "httpx": "qdrant-client", "scipy": "sentence-transformers"}
+BROUGHT = {
+    "grpcio": "qdrant-client",
+    "httpx": "qdrant-client",
+    "scipy": "sentence-transformers",
+    "aiohttp": "textual-serve",
+}
 """What is imported and comes with another package, whose own interface it is or which cannot do without."""
 HOSTS = {"IPython"}
 """What is imported only where it runs this program."""

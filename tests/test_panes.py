@@ -1,5 +1,6 @@
 """Panes: what they say of a run, and that no size of the terminal and no name of a model breaks them."""
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from textual.app import App, ComposeResult
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory
 from interlock.engine.record.fold import fold
-from interlock.engine.record.health import Attention, Health, health, time_left
+from interlock.engine.record.health import Health
+from interlock.engine.record.judgement import Attention, Judgement, judge
+from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of
 from interlock.engine.record.snapshot import snapshot as snapshot_of
 from interlock.engine.record.state import Course, Pace, RunState
@@ -36,8 +39,8 @@ def _of_kind(kind: PaneKind, snapshot: Snapshot, width: int, height: int, **view
     return kind.rows(View(snapshot, width, height, shown=("cache",), **view))
 
 
-def _now(snapshot: Snapshot) -> Health:
-    return health(snapshot, snapshot.latest_at)
+def _now(snapshot: Snapshot) -> Judgement:
+    return judge(snapshot, snapshot.latest_at)
 
 
 def _head(snapshot: Snapshot, width: int, **more: Any) -> list[Row]:
@@ -62,7 +65,7 @@ def every_cell(_: int) -> PassCells:
 
 PANES: dict[str, Draw] = {
     "header": lambda snapshot, width, _: _head(snapshot, width),
-    "one line": lambda snapshot, width, _: _head(snapshot, width, small=True),
+    "one line": lambda snapshot, width, _: _head(snapshot, width, lines=0),
     "passes and cache": partial(drawn, passes, shown=()),
     "cache line": lambda snapshot, width, _: [cache.line(snapshot, width)],
     **{
@@ -70,7 +73,7 @@ PANES: dict[str, Draw] = {
         for kind in REGISTERED if kind.rows for zoomed in (False, True)
     },
 }  # fmt: skip
-SCROLLS = ("leases", "passes in detail", "leases in detail")
+SCROLLS = ("header", "leases", "passes in detail", "leases in detail")
 PHASES = ("starting", "resolving", "reading", "planning", "running", "delivering", "completed", "incomplete", "failed")
 HOSTILE = (
     "[/]",
@@ -147,9 +150,9 @@ def test_a_narrow_header_still_says_that_a_run_is_not_real(width: int, kind: str
     snapshot = sample(kind=kind, phase="incomplete", reason="two rows have no vector")
     asked = {"schedule": "shared", "cpu_fallback": "no"}
     line = _text(_head(snapshot, width, pending=asked, frozen=True, dropped=99_999))
-    for word in ("INCOMPLETE", {"sim": "SIMULATED", "scripted": "SCRIPTED"}[kind], "46%", "EXCL off*", "CPU-FB off*"):
+    state = "INCOMPLETE  two rows have no vector", {"sim": "SIMULATED", "scripted": "SCRIPTED"}[kind], "46%", "FROZEN"
+    for word in (*state, "EXCL off*", *["CPU-FB off*"] * (width > 80)):
         assert word in line, line
-    assert "FROZEN" in line
 
 
 @pytest.mark.parametrize(
@@ -158,13 +161,14 @@ def test_a_narrow_header_still_says_that_a_run_is_not_real(width: int, kind: str
      ("completed", "DONE"), ("failed", "FAILED"), ("stopped", "STOPPED"), ("incomplete", "INCOMPLETE")],
 )  # fmt: skip
 def test_the_word_of_a_phase_comes_first_without_colour(phase: str, word: str) -> None:
-    for line in (_head(sample(phase=phase), 80), _head(sample(phase=phase), 20, small=True)):
+    for line in (_head(sample(phase=phase), 80), _head(sample(phase=phase), 20, lines=0)):
         assert _text(line).split()[1] == word
 
 
 def test_a_requested_control_has_a_star_and_a_word() -> None:
     snapshot = sample()
-    assert _text(_head(snapshot, 80, pending={"schedule": "exclusive"})).split()[-3:] == ["on*", "CPU-FB", "on"]
+    assert _text(_head(snapshot, 80, pending={"schedule": "exclusive"})).splitlines()[0].split()[-2:] == ["EXCL", "on*"]
+    assert "EXCL" not in _text(_head(snapshot, 200)) and "CPU-FB" not in _text(_head(snapshot, 200))
     assert _text(_head(snapshot, 80, pending={"pause": "yes"})).startswith(" ▲ PAUSING")
     paused = replace(snapshot, paused=True)
     assert _text(_head(paused, 80)).startswith(" ▲ PAUSED")
@@ -178,24 +182,48 @@ def test_a_requested_control_has_a_star_and_a_word() -> None:
 def test_a_wide_header_says_everything_it_knows() -> None:
     line = _text(_head(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
     for word in ("◇ WATCH RUN", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs", "elapsed 4:12",
-                 "eta 3:23", "texts/s", "EXCL on", "CPU-FB on", "STALE 1:05", "dropped 12"):  # fmt: skip
+                 "eta 3:23", "texts/s", "STALE 1:05", "dropped 12"):  # fmt: skip
         assert word in line, word
 
 
 def test_what_went_wrong_is_named_in_a_wide_header_and_counted_in_a_narrow_one() -> None:
     fresh = Attention(parked=1, warnings=2, mitigations=9)
-    assert "1 parked  2 warnings  9 mitigations" in _text(_head(sample(), 120, fresh=fresh))
-    assert "!12" in _text(_head(sample(), 80, fresh=fresh)).split()
+    assert "2 warnings  9 mitigations" in _text(_head(sample(), 120, fresh=fresh))
+    assert "!11" in _text(_head(sample(), 80, fresh=fresh)).split()
     assert "!" not in _text(_head(sample(), 80))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_the_past_says_so_and_when_at_every_width_and_that_it_is_simulated(width: int) -> None:
+    for snapshot in (sample(kind="sim"), sample(kind="sim", phase="incomplete", reason="why " * 30)):
+        line = _text(_head(snapshot, width, source_kind="watch", where="1:02:11 of 9:00:00, paused"))
+        assert line.startswith(" ▷ PAST") and "at 1:02:11" in line and "elapsed" not in line
+        assert "SIMULATED" in line or width < 60
+    assert width < 120 or "of 9:00:00, paused" in _text(
+        _head(sample(), width, source_kind="watch", where="0:01 of 9:00:00, paused")
+    )
+
+
+REASON = "cuda:1: others hold 13.3 GiB (pid 4711 maria), 96.2 MiB free: next batch needs 130.6 MiB; --resume goes on"
+
+
+@pytest.mark.parametrize(("width", "lines"), [(60, 3), (80, 3), (100, 3), (120, 5), (200, 7)])
+def test_the_reason_of_a_state_is_never_cut_and_what_else_there_is_to_know_stays(width: int, lines: int) -> None:
+    judged = dataclasses.replace(_now(sample()), health=Health("CROWDED", "warn", REASON))
+    made = plain(header.rows(sample(), width, judged, lines=lines))
+    assert REASON in " ".join(" ".join(made).split()) and "eta" in made[0]
+    assert len(made) <= lines + 1
+    short = plain(header.rows(sample(), width, judged, lines=1))
+    assert len(short) == 2 and short[1].strip().endswith("…") is (len(REASON) > width - 4)
 
 
 def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
     for kind, chip in (("watch", "WATCH RUN"), ("replay", "REPLAY RUN")):
         for width in (40, 80, 200):
-            row = _head(sample(), width, source_kind=kind)[0]
+            row = _head(sample(parked=0), width, source_kind=kind)[0]
             assert chip in row[1].text and row[1].style == "accent"
-        assert chip in _text(_head(sample(), 39, small=True, source_kind=kind))
-    stopping = _head(sample(), 39, small=True, source_kind="watch", pending={"stop": "yes"})
+        assert chip in _text(_head(sample(), 39, lines=0, source_kind=kind))
+    stopping = _head(sample(), 39, lines=0, source_kind="watch", pending={"stop": "yes"})
     assert "WATCH STOPPING" in _text(stopping)
     paused = _head(replace(sample(), paused=True), 80, source_kind="replay")
     assert "REPLAY PAUSED" in _text(paused)
@@ -206,7 +234,7 @@ def test_the_header_counts_down_to_a_deadline_and_warns_where_the_run_will_not_b
     left = time_left(snapshot)
     assert left
     for seconds, style in ((left.seconds + 100, ""), (left.seconds - 1, "warn")):
-        (row,) = header.rows(replace(snapshot, deadline=snapshot.latest_at + seconds), 240, _now(snapshot))
+        row, *_ = header.rows(replace(snapshot, deadline=snapshot.latest_at + seconds), 240, _now(snapshot))
         (told,) = [span for span in row if "deadline" in span.text]
         assert told.text.strip() == f"deadline in {duration(seconds)}"
         assert told.style == style
@@ -252,6 +280,8 @@ def test_any_number_of_nodes_fills_the_pane_the_lost_first(nodes, gpus, lost, wi
     assert 1 <= len(made) <= height and all(width_of(line) == width for line in made)
     worst = [line.lost for line in cluster.lines(run.devices, opened) if not line.device]
     assert worst == sorted(worst, reverse=True) and len(worst) == nodes
+    seen = [line.lost for line in cluster.lines(run.devices, height=height)][:height]
+    assert seen[0] is worst[0] and (height < 2 or all(worst) or not all(seen))
 
 
 def test_nodes_whose_devices_fit_are_not_folded_and_those_of_one_machine_never_are() -> None:
@@ -362,7 +392,7 @@ def test_weights_work_ceiling_and_peak_have_their_own_signs() -> None:
 
 def test_the_second_line_of_a_device_breaks_its_memory_down() -> None:
     made = plain(drawn(vram, sample(2), 78, 4))
-    assert "weights  3.1  ▅ act  6.2  ^11.5  62C  busy 47%" in made[3] and "12.0 GiB┤" in made[3]
+    assert "weights  3.1  ▅ act  6.2  free  2.4  ^11.5  62C" in made[3] and "12.0 GiB┤" in made[3]
     assert made[3].rstrip()[-1] in glyphs.LEVELS
 
 
@@ -462,6 +492,14 @@ def test_mitigations_and_parked_rows_fit_80_columns() -> None:
     made = plain(drawn(passes, sample(), 78, 4, shown=()))
     assert "!3 parked 1" in made[1] and "left" in made[1] and "209/512" in made[1]
     assert "texts/s" in made[3] and "3072 vectors reused" in made[3] and "!3 parked 1" in made[3]
+
+
+def test_a_pass_that_the_host_computes_beside_gpus_says_so() -> None:
+    now = sample(2, schedule="shared")
+    pairs = zip(now.passes, ("cpu", "cuda:0"), strict=False)
+    held = [replace(each, word="running", at_work=(at,)) for each, at in pairs]
+    host, gpu = plain(drawn(passes, replace(now, passes=tuple(held)), 100, 10))[:2]
+    assert "on CPU" in host and "running" not in host and "running" in gpu
 
 
 def test_the_pass_at_work_is_shown_and_the_others_are_counted() -> None:
@@ -585,7 +623,8 @@ def test_receipts_tell_before_peak_after_and_residue_of_all_devices() -> None:
     found = (one_lease(1, held=65, residue=34 * MIB), one_lease(2, held=5, weights=3.1))
     made = plain(drawn(leases, replace(sample(), leases=found), 78, 3))
     assert "0.3 > 9.6 > 0.3" in made[1] and made[1].split("0.3")[-1].split()[:2] == ["0", "B"]
-    assert "!68 MiB" in made[2]
+    assert made[2].startswith("and 1 earlier")
+    assert "!68 MiB" in plain(drawn(leases, replace(sample(), leases=found[:1]), 78, 3))[1]
 
 
 def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:
@@ -594,11 +633,11 @@ def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:
         one_lease(2, left=True),
         one_lease(3, held=1, lost=["cuda:0", "cuda:1"]),
     )
-    made = plain(drawn(leases, replace(sample(), leases=found), 118, 4))
-    assert [line.split()[3] for line in made[1:4]] == ["LOST"] * 3
-    assert "lost cuda:0,1" in made[1] and "unknown" in made[1]
-    assert "session ended" in made[2]
-    assert "lost cuda:1" in made[3] and "0.3 > 0.6 > 0.3" in made[3]
+    made = [plain(drawn(leases, replace(sample(), leases=(each,)), 118, 4))[1] for each in found]
+    assert [line.split()[3] for line in made] == ["LOST", "LEFT", "LOST"]
+    assert "lost cuda:0,1" in made[2] and "unknown" in made[2]
+    assert "session ended" in made[1]
+    assert "lost cuda:1" in made[0] and "0.3 > 0.6 > 0.3" in made[0]
 
 
 def test_leases_beyond_those_kept_are_counted() -> None:
@@ -623,8 +662,8 @@ def test_a_healthy_run_of_slow_batches_is_never_told_as_nothing() -> None:
 
 def test_everything_that_a_run_saved_is_told() -> None:
     text = "\n".join(plain(drawn(cache, sample(), 78, 7)))
-    for words_of in ("2 in cache, 1 downloaded (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k computed",
-                     "12.3k read, 120 duplicates, 2 refused", "3 mitigations, 1 row parked, 1 warning"):  # fmt: skip
+    for words_of in ("2 hit, 1 new (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k new",
+                     "12.3k read, 120 duplicates, 2 refused", "1 parked, 3 mitigations, 1 warning"):  # fmt: skip
         assert words_of in text
     few = plain(drawn(cache, sample(), 78, 2))
     assert few[0].startswith("texts/s") and few[1].startswith("vectors")

@@ -17,7 +17,8 @@ from interlock.engine.compute.schedule import Schedule
 from interlock.engine.gpu.faults import MENU
 from interlock.engine.record import events as ev
 
-FIRST, PLANS = 150, 100
+FEW, MANY = range(160, 200), range(150, 250)
+"""Seeds; in the few every fault strikes and every rung is climbed too."""
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +27,11 @@ def shop() -> Iterator[Workshop]:
         yield shop
 
 
-@pytest.fixture(scope="module")
-def told(shop: Workshop) -> dict[str, object]:
+@pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.nightly)], ids=len)
+def told(request: pytest.FixtureRequest, shop: Workshop) -> dict[str, object]:
     """What these plans came to, and under `wrongs` everything that should not be, with its seed."""
     totals, found = Totals(), []
-    for seed in range(FIRST, FIRST + PLANS):
+    for seed in request.param:
         outcome = carry_out(draw(seed, shop.on_gpu), shop)
         these = wrongs(outcome)
         totals.add(outcome, these)

@@ -17,16 +17,19 @@ from interlock.engine.record.facts import Setting
 from interlock.engine.record.runs import resume_words
 from interlock.engine.record.words import command, drawn, safe
 from tests.builders import corpus, environment, interlock, sentences, start, tiny_model, toml
+from tests.edge_bridge import serving
+from tests.uploads import bridged
+from tests.warm import asking
 
 ENDS = ("--devices", "sim:1xT4", "--faults", "lose:60", "--no-ui")
 """The only GPU goes, and the run stops."""
 
 
-@pytest.fixture(scope="module")
-def bin(tmp_path_factory):
-    """A directory with the command as a user has it."""
-    place = tmp_path_factory.mktemp("bin")
-    (place / "interlock").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m interlock "$@"\n')
+def directory_of(place, script):
+    """A directory with the command as a shell finds it: the script as a program of this Python."""
+    (place / "script").write_text(script)
+    line = shlex.join([sys.executable, "-IS", str(place / "script")]) if script else f"{sys.executable} -m interlock"
+    (place / "interlock").write_text(f'#!/bin/sh\nexec {line} "$@"\n')
     (place / "interlock").chmod(0o755)
     return place
 
@@ -41,12 +44,15 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def pasted(bin, tmp_path):
-    """What a line came to in a shell."""
+def pasted(tmp_path_factory, tmp_path):
+    """What a line came to in a shell; what it begins is a fork, unless it is to be `begun` as a user does it."""
 
-    def paste(line, cwd=tmp_path, **more):
+    def paste(line, cwd=tmp_path, begun=False, **more):
+        script, connection = ("", 0) if begun else asking()
+        bin = directory_of(tmp_path_factory.mktemp("bin"), script)
         env = environment(more) | {"PATH": f"{bin}:{os.environ['PATH']}"}
-        return subprocess.run(["bash", "-c", line], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+        how = {"env": env, "capture_output": True, "text": True, "timeout": 120, "pass_fds": [connection]}
+        return subprocess.run(["bash", "-c", line], cwd=cwd, **how)
 
     return paste
 
@@ -92,7 +98,7 @@ def test_words_of_any_signs_are_quoted_so_that_a_terminal_and_a_shell_take_them(
 def test_a_run_whose_models_a_file_names_goes_on_by_the_file(pasted, chunks, models, tmp_path):
     words = ("--config", models / "interlock.toml", "--roster", "mean", *ENDS)
     said = interlock("run", chunks, *words, "--run-id", "r", cwd=tmp_path, check=4)
-    done = pasted(next_of(said.stderr))
+    done = pasted(next_of(said.stderr), begun=True)
     assert done.returncode in (0, 4), done.stderr
     if done.returncode == 0:
         assert pasted(next_of(done.stderr, "view")).returncode == 0
@@ -178,10 +184,9 @@ def test_a_run_from_a_bundle_and_its_store_are_used_with_the_bundle(pasted, chun
 
 def test_a_run_that_was_to_be_uploaded_goes_on_so(pasted, chunks, models, tmp_path):
     words = ("--config", models / "interlock.toml", "--roster", "mean", *ENDS)
-    url = "http://127.0.0.1:9"
-    said = interlock("run", chunks, *words, "--qdrant", url, cwd=tmp_path, check=None)
-    if said.returncode == 4:
-        assert shlex.split(next_of(said.stderr))[-2:] == ["--qdrant", url]
+    with bridged(tmp_path / "bridge") as bridge, serving(bridge) as url:
+        said = interlock("run", chunks, *words, "--qdrant", url, cwd=tmp_path, check=4)
+    assert shlex.split(next_of(said.stderr))[-2:] == ["--qdrant", url]
 
 
 def test_what_a_session_needs_and_a_run_does_not_keep_is_said_again():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import signal
 import warnings
 
 import numpy as np
@@ -11,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from tests.builders import ROOT, corpus, interlock, sentences
 from tests.edge_bridge import serving
+from tests.test_serve import started
 from tests.uploads import Uploads, bridged
 
 TEXTS = [
@@ -28,19 +30,26 @@ def place(tmp_path_factory, tiny_a, tiny_b):
     place = tmp_path_factory.mktemp("recipes")
     corpus(place / "chunks", {"Handbook": {"a.jsonl": TEXTS}})
     commands = re.findall(r"^    interlock (.*)$", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
-    assert len(commands) == 2
-    for command in commands:
+    assert len(commands) == 4 and commands[3] == "serve runs/r"
+    for command in commands[:3]:
         roster = ("--roster", f"{tiny_a},{tiny_b}", "--quiet") if command.startswith("run") else ()
         interlock(*command.split(), *roster, cwd=place)
     return place
+
+
+def _is_there(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what it is a part of is not
+        return False
 
 
 @pytest.fixture
 def cook(place, monkeypatch, capfd):
     """Run the block under a heading; its names, and what it printed."""
 
-    def run(heading, *libraries, at=place, url=""):
-        missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    def run(heading, *libraries, at=place, url="", port=8077):
+        missing = [name for name in libraries if not _is_there(name)]
         if missing:
             told = (
                 f"docs/recipes.md, {heading}: not run without {', '.join(missing)} (pip install 'interlock[recipes]')"
@@ -49,7 +58,7 @@ def cook(place, monkeypatch, capfd):
             pytest.skip(told)
         monkeypatch.chdir(at)
         names: dict[str, object] = {}
-        exec(RECIPES[heading].replace("http://localhost:6333", url), names)
+        exec(RECIPES[heading].replace("http://localhost:6333", url).replace("8077", str(port)), names)
         return names, capfd.readouterr().out
 
     return run
@@ -61,7 +70,10 @@ def vectors(place):
 
 
 def test_every_block_of_the_page_is_tested():
-    assert {*RECIPES} == {"datasets", "FAISS", "Qdrant's client", "DuckDB", "Without any library"}
+    assert {*RECIPES} == {
+        *("datasets", "FAISS", "Qdrant's client", "LangChain", "LlamaIndex"),
+        *("LangChain without a server", "LanceDB", "DuckDB", "Without any library"),
+    }
     assert (ROOT / "docs" / "recipes.md").read_text().count("```python") == len(RECIPES)
 
 
@@ -110,6 +122,51 @@ def test_an_uploaded_collection_answers_the_client_that_asks_with_an_encoded_que
         names, _ = cook("Qdrant's client", url=url)
     cosines = np.sort(vectors.astype(np.float64) @ asked(tiny_a, tiny_b))[::-1]
     np.testing.assert_allclose([each.score for each in names["found"]], cosines[:5], atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def port(place):
+    """Where `interlock serve runs/r` answers."""
+    process, port = started(place / "runs" / "r")
+    yield port
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("heading", "libraries"),
+    [
+        ("LangChain", ("langchain_openai", "langchain_qdrant")),
+        ("LlamaIndex", ("llama_index.embeddings.openai_like", "llama_index.vector_stores.qdrant")),
+    ],
+)
+def test_a_framework_asks_the_uploaded_collection_through_the_service(
+    cook, vectors, place, port, tiny_a, tiny_b, tmp_path, heading, libraries
+):
+    with bridged(tmp_path / "bridge") as bridge, serving(bridge) as url:
+        Uploads(bridge, place / "runs" / "r", tmp_path / "uploads")()
+        names, _ = cook(heading, *libraries, url=url, port=port)
+    best = np.argsort(-(vectors.astype(np.float64) @ asked(tiny_a, tiny_b)))[:5]
+    texts = [each.page_content if heading == "LangChain" else each.node.get_content() for each in names["found"]]
+    assert texts == [TEXTS[row]["text"] for row in best]
+    if heading == "LangChain":
+        assert [each.metadata["chunk_id"] for each in names["found"]] == [f"intro-{row}" for row in best]
+
+
+def test_a_retriever_of_langchain_asks_a_store_as_a_search_does(cook, place):
+    names, _ = cook("LangChain without a server", "langchain_core")
+    with names["searcher"] as searcher:
+        hits = searcher.search(QUESTION)
+    assert [each.page_content for each in names["found"]] == [hit.payload["text"] for hit in hits]
+    assert names["found"][0].metadata == hits[0].payload["metadata"] and len(hits) == 5
+
+
+def test_lancedb_finds_what_brute_force_finds(cook, vectors, tiny_a, tiny_b):
+    names, _ = cook("LanceDB", "lancedb")
+    cosines = vectors.astype(np.float64) @ asked(tiny_a, tiny_b)
+    best = np.argsort(-cosines)[:5]
+    assert [each["chunk_id"] for each in names["found"]] == [f"intro-{row}" for row in best]
+    np.testing.assert_allclose([1 - each["_distance"] for each in names["found"]], cosines[best], atol=1e-6)
 
 
 def test_duckdb_filters_by_metadata_and_orders_by_cosine(cook, vectors, tiny_a, tiny_b):

@@ -1,13 +1,23 @@
 """What a run refuses before any work, what it leaves alone, and how it ends when the world around it is hostile."""
 
+import shlex
 import shutil
 
 import pytest
 
 from interlock.console.cli import parse
+from interlock.console.summary.document import load
+from interlock.engine.corpus.collections import discover
+from interlock.engine.errors import UsageError
+from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.card import read_card
+from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.events import LeaseReleased
+from interlock.engine.record.recorder import journal_at
 from interlock.engine.removed import REMOVED
-from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_sparse, toml
+from interlock.engine.targets.files.exported import ExportedRun
+from interlock.engine.targets.stores import collections, named
+from tests.builders import corpus, events_of, interlock, sentences, summary_of, tiny_scorer, tiny_sparse, toml
 
 
 @pytest.fixture
@@ -44,6 +54,37 @@ def test_a_flag_of_earlier_versions_is_refused_with_what_to_use(capsys, flag):
     assert instead in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("look", [discover, collections, journal_at, ExportedRun.open, load])
+def test_a_path_that_is_not_there_is_refused_with_the_one_beside_it_that_may_be_meant(tmp_path, look):
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    for wrong in ("rnus/first", "runs/frist"):
+        with pytest.raises(UsageError, match=f"did you mean {tmp_path}/runs/first"):
+            look(tmp_path / wrong)
+    with pytest.raises(UsageError) as refused:
+        look(tmp_path / "rnus" / "another")
+    assert "did you mean" not in str(refused.value)
+
+
+def test_a_run_named_in_place_of_a_store_is_refused_with_the_command_that_makes_one(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "journal.jsonl").touch()
+    with pytest.raises(UsageError) as refused:
+        named(tmp_path / "r")
+    said = shlex.split(str(refused.value).split("`")[1])[1:]
+    assert (parse(said).command, parse(said).run) == ("export", tmp_path / "r")
+
+
+OF_THE_PREDECESSOR = {"--chunked-dir": "interlock run DIR", "--force-cpu": "--devices cpu", "--backend": "drop it"}
+
+
+@pytest.mark.parametrize("flag", OF_THE_PREDECESSOR)
+def test_a_flag_of_the_predecessor_is_refused_with_what_stands_for_it_here(capsys, flag):
+    with pytest.raises(SystemExit, match="2"):
+        parse(["run", ".", flag, "x"])
+    said = capsys.readouterr().err
+    assert OF_THE_PREDECESSOR[flag] in said and "did you mean" not in said
+
+
 def test_a_flag_of_an_earlier_eval_is_refused_with_what_to_use(capsys):
     with pytest.raises(SystemExit, match="2"):
         parse(["eval", ".", "--picture", "x.svg"])
@@ -65,6 +106,15 @@ def test_a_sparse_model_whose_files_do_not_say_so_is_told_as_what_it_is_taken_fo
     assert told in interlock("run", chunks, *roster, "--out", tmp_path / "o").stderr
     right = interlock("plan", chunks, "--roster", tiny_a, "--sparse", bare).stdout
     assert "taken for" not in right and "taken for" not in interlock("plan", chunks, "--roster", tiny_a).stdout
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_a_cross_encoder_in_the_roster_is_refused_since_its_means_would_mean_nothing(tmp_path, kind):
+    scorer = tiny_scorer(tmp_path / "scorer", kind=kind)
+    snapshot = resolve(spec := ModelSpec("scorer", (str(scorer),)), Policy(offline=True), lambda _: None)
+    why = r"scorer is a cross-encoder by its .*config.json \(\w+ForSequenceClassification\), .* name it in --rerank"
+    with pytest.raises(UsageError, match=why):
+        read_card(spec, snapshot, "cpu")
 
 
 def test_a_store_of_another_meaning_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):

@@ -87,13 +87,15 @@ def test_every_batch_of_a_recording_is_committed_once_and_every_entry_says_simul
 
 
 def test_a_recording_shows_every_rung_and_every_trouble_of_one_session(recorded):
-    assert {step.rung for step in of(ev.Mitigated, recorded)} == set(Rung) - {Rung.PARK}
+    climbed = {step.rung for step in of(ev.Mitigated, recorded)} - {"slice_mlp"}  # which old journals have
+    assert climbed == set(Rung) - {Rung.PARK}
     assert {parked.collection for parked in of(ev.RowParked, recorded)} == {"Sim-Source-Code"}
     other_stories = {ev.RunResumed, ev.RowsReused, ev.BatchesLost, ev.PassFailed}
     other_stories |= {ev.DeliveredWithout, ev.DeadlineSet, ev.ParkedRetried}
     other_stories |= {ev.NodeJoined, ev.NodeLost, ev.NodeRefused, ev.BatchesDoubled, ev.ControlReached}
     other_stories |= {
         ev.VectorsKept,
+        ev.MemoryTaken,
         ev.ModelMoved,
         ev.ModelUnloaded,
         ev.PairsPlanned,

@@ -264,7 +264,7 @@ def test_reusing_a_directory_that_is_no_run_is_refused_and_leaves_no_run(fresh):
         ("run.json", lambda path: path.write_text("{"), "is damaged"),
         ("run.json", lambda path: path.write_text("[1]"), "is damaged"),
         ("run.json", lambda path: path.write_text('{"threads": 1}'), "missing required field"),
-        ("passes/texts.npy", lambda path: os.truncate(path, 20), "is damaged"),
+        ("passes/texts.npy", lambda path: os.truncate(path, 20), "resume that run"),
         ("passes/texts.npy", lambda path: np.save(path, np.zeros((3, 3), np.uint8)), "expected 16 bytes per text"),
         ("passes/0_a/vectors.npy", lambda path: os.truncate(path, 4096), "is damaged"),
         ("passes/0_a/vectors.npy", lambda path: np.save(path, np.ones((3, 32), np.float32)), f"{TEXTS} texts of 32"),

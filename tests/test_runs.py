@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace as replaced
 from pathlib import Path
 from zlib import crc32
 
@@ -20,11 +21,12 @@ from textual.widgets import Input
 from interlock.console.apps.base import Runs
 from interlock.console.apps.run import Console
 from interlock.console.look import Look
+from interlock.console.notifying import filled
 from interlock.console.screens.ask import Find
 from interlock.console.screens.runs import RunsScreen
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.journal import Watched
-from interlock.console.sources.runs import RunList
+from interlock.console.sources.runs import RunList, neediest
 from interlock.console.sources.session import Live, Session
 from interlock.console.text import runs_text
 from interlock.engine.errors import InterlockError, UsageError
@@ -32,11 +34,14 @@ from interlock.engine.record import events as ev
 from interlock.engine.record import journal, runs
 from interlock.engine.record.atomic import LARGEST, content, occupant
 from interlock.engine.record.facts import Setting
-from interlock.engine.record.health import attention, health
+from interlock.engine.record.health import Health, health
+from interlock.engine.record.judgement import CALM, Attention, DeviceUse, attention, judge, left_behind
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import delete, overview, overviews, resume_words, state_of
 from interlock.engine.record.snapshot import snapshot
+from interlock.widgets import header
 from interlock.widgets.choices import Choices
+from interlock.widgets.text import plain
 from tests import summaries
 from tests.builders import ROOT, interlock
 from tests.processes import until
@@ -77,7 +82,7 @@ def running(out: Path) -> Iterator[Path]:
 
 
 def test_each_run_says_in_a_word_how_it_stands(running):
-    seen = {each.id: each for each in overviews(running, time.time())}
+    seen = {each.id: each for each in overviews([running], time.time())}
     words = {name: each.health.word for name, each in seen.items()}
     assert words == {"over": "INCOMPLETE", "died": "PROCESS DIED", "stopped": "STOPPED"} | {
         "running": seen["running"].health.word
@@ -111,7 +116,7 @@ def test_a_damaged_run_is_listed_with_what_is_wrong_and_keeps_no_other_from_the_
     path = out / "died" / "journal.jsonl"
     data = path.read_bytes()
     path.write_bytes(data[:2000] + b"?" + data[2001:])
-    seen = {each.id: each.health for each in overviews(out, LATER)}
+    seen = {each.id: each.health for each in overviews([out], LATER)}
     assert seen["died"].word == "UNREADABLE" and "damaged" in seen["died"].detail
     assert len(seen) == 3
 
@@ -128,7 +133,7 @@ def test_a_summary_that_cannot_be_read_is_made_up_for_by_the_journal(out):
 def test_a_summary_that_says_what_cannot_be_costs_no_other_run_its_line(out, field, value):
     file = out / "stopped" / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_bytes()) | {field: value}))
-    assert {each.id: each.health.word for each in overviews(out, LATER)} == {
+    assert {each.id: each.health.word for each in overviews([out], LATER)} == {
         "over": "INCOMPLETE", "died": "PROCESS DIED", "stopped": "STOPPED",
     }  # fmt: skip
     assert interlock("runs", "--plain", "--out", out).stdout.count("\n") >= 5
@@ -146,7 +151,7 @@ def unlike(out: Path) -> Path:
 
 
 def test_a_journal_that_makes_no_sense_costs_no_other_run_its_line(out, unlike):
-    seen = {each.id: each.health for each in overviews(out, LATER)}
+    seen = {each.id: each.health for each in overviews([out], LATER)}
     assert len(seen) == 3 and seen["died"].word == "UNREADABLE" and "(BatchesLost) does not fit" in seen["died"].detail
     kept = RunList(out)
     try:
@@ -167,7 +172,7 @@ def test_a_summary_too_large_to_be_read_is_made_up_for_by_the_journal(out):
 def test_a_journal_nested_beyond_reading_costs_no_other_run_its_line(out):
     body = b'{"a":' + b"[" * 30_000 + b"]" * 30_000
     (out / "died" / "journal.jsonl").write_bytes(body + b',"crc":"%08x"}\n' % crc32(body))
-    assert len(overviews(out, LATER)) == 3
+    assert len(overviews([out], LATER)) == 3
 
 
 def test_only_the_whole_of_a_run_is_deleted_and_nothing_that_is_none(out):
@@ -200,6 +205,72 @@ def test_who_only_looks_at_a_dead_run_does_not_make_it_look_alive(out):
         assert not overview(out / "died", LATER).held
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7])
+def test_header_and_list_judge_a_run_that_goes_on_alike(tmp_path, share):
+    run = recorded(tmp_path, "r", share)
+    seen = run.snapshot()
+    judged, listed = judge(seen, seen.latest_at), overview(tmp_path / "r", seen.latest_at)
+    assert {name: getattr(listed, name) for name in vars(judged)} == vars(judged)
+    head = "\n".join(plain(header.rows(seen, 240, judged, fresh=judged.attention)))
+    _, (line,) = runs_text.rows([listed], [], seen.latest_at, 300)
+    state, _, done, eta, _, _, cards, reason, *_ = [span.text for span in runs_text.cells(listed, seen.latest_at)]
+    assert all(text in head for text in (state, done, eta and f"eta {eta}", reason))
+    assert all(text in plain([line])[0] for text in (state, done, eta, cards, reason))
+    run.close()
+    died = overview(tmp_path / "r", seen.latest_at)
+    assert (died.health.word, died.left) == ("PROCESS DIED", None)
+    assert filled(["{state}"], "r", judge(left_behind(seen), seen.latest_at).health) == [died.health.word]
+
+
+def test_a_run_that_ends_is_told_with_the_words_of_the_list(out):
+    for name in ("over", "stopped"):
+        listed = overview(out / name, LATER).health
+        told = judge(left_behind(snapshot(state_of(out / name), 0)), LATER).health
+        assert filled(["mail", "{run}: {state}", "{reason}{}", '{"a": 1}'], name, told) == [
+            "mail", f"{name}: {listed.word}", f"{listed.detail}{{}}", '{"a": 1}',
+        ]  # fmt: skip
+
+
+def test_those_that_need_somebody_stand_first_and_history_last(out):
+    over = overview(out / "over", LATER)
+    ways = {
+        "stalled": (Health("STALLED", "error"), CALM, 0.0, True),
+        "failed": (Health("FAILED", "error"), CALM, 60.0, False),
+        "parked": (Health("RUN", "ok"), Attention(parked=1), 0.0, True),
+        "crowded": (Health("CROWDED", "warn"), CALM, 0.0, True),
+        "incomplete": (Health("INCOMPLETE", "warn"), CALM, 60.0, False),
+        "truncated": (Health("RUN", "ok"), Attention(warnings=27), 0.0, True),
+        "done": (Health("DONE", "ok"), CALM, 60.0, False),
+        "failed last week": (Health("FAILED", "error"), CALM, 7 * 86_400.0, False),
+    }
+    made = [
+        replaced(over, path=out / name, health=state, attention=wrong, latest_at=time.time() - age, held=held)
+        for name, (state, wrong, age, held) in ways.items()
+    ]
+    mixed = [*made[1::2], *made[::2]]
+    assert [each.id for each in sorted(mixed, key=neediest)] == list(ways)
+    styles = {each.id: {span.text: span.style for span in runs_text.cells(each, LATER)} for each in made}
+    assert styles["parked"]["1 parked"] == "error" and styles["truncated"]["!27"] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("cards", "told"),
+    [
+        ([], ""),
+        ([DeviceUse("cuda:0", 0.414)], "41% cuda:0"),
+        ([DeviceUse("cuda:0", 0.9), DeviceUse("cuda:1", None, "error", lost=True)], "90% LOST cuda:0,1"),
+        ([DeviceUse("cuda:0"), DeviceUse("cuda:1", lost=True)], "1 LOST cuda:0,1"),
+        ([DeviceUse(f"cuda:{place}", place / 10, lost=place == 7) for place in range(8)], "0% to 70% 1 LOST cuda:0-7"),
+        (
+            [DeviceUse(f"node-{node}/cuda:{card}", 0.5) for node in range(9) for card in (0, 1)],
+            "50% 18 GPUs on 9 nodes",
+        ),
+    ],
+)
+def test_devices_are_told_in_a_few_cells(cards, told):
+    assert runs_text.cards(cards) == told
+
+
 def test_a_deleted_run_is_gone_and_one_in_use_or_no_run_stays(running):
     delete(running / "died")
     assert not (running / "died").exists()
@@ -219,7 +290,7 @@ def test_an_age_has_one_unit(seconds, said):
 
 
 def test_a_rehearsal_is_known_by_its_settings_and_resumed_as_one_and_any_other_run_by_its_chunks(out, tmp_path):
-    assert {each.rehearsed for each in overviews(out, LATER)} == {True}
+    assert {each.rehearsed for each in overviews([out], LATER)} == {True}
     assert snapshot(state_of(out / "died"), 0).rehearsed
     begun = next(iter(journal.read(out / "died" / "journal.jsonl")))
     own = {name: Setting(each.value, "default") for name, each in begun.body.config.items()}
@@ -233,8 +304,10 @@ def test_a_rehearsal_is_known_by_its_settings_and_resumed_as_one_and_any_other_r
 
 def test_the_command_lists_runs_for_people_and_for_programs(out):
     lines = interlock("runs", "--out", out).stdout.splitlines()
-    assert lines[0].split()[:3] == ["state", "run", "age"]
+    assert lines[0].split()[:5] == ["state", "run", "done", "eta", "issues"]
     assert len(lines) == 2 + 3 and any("PROCESS DIED" in line for line in lines)
+    assert sorted(interlock("watch", out / "over", out / "died", out / "stopped").stdout.splitlines()) == sorted(lines)
+    assert "a single run" in interlock("watch", out, "--speed", "2", check=2).stderr
     found = json.loads(interlock("runs", "--out", out, "--json").stdout)
     assert {each["state"] for each in found} == {"INCOMPLETE", "PROCESS DIED", "STOPPED"}
     assert all(each["bytes"] > 0 and each["models"] for each in found)
@@ -285,6 +358,15 @@ def test_a_list_that_is_kept_reads_again_only_what_was_written_to(running, monke
         assert [looked.count(name) for name in ("over", "died", "stopped")] == [1, 1, 1]
         os.kill(occupant(running / "running").pid, signal.SIGKILL)
         until(lambda: next(each for each in kept.seen if each.id == "running").health.word == "PROCESS DIED")
+        kept.close()
+        assert len(kept.seen) == 4  # what is known outlasts a list that is closed
+        before, looks = len(looked), kept.looks
+        kept.open()
+        until(lambda: kept.looks > looks + 1)
+        assert len(looked) == before
+        running.rename(running.with_name("away"))
+        until(lambda: not kept.seen)
+        assert "runs" in kept.failure
     finally:
         kept.close()
 
@@ -428,12 +510,12 @@ async def test_who_watches_a_run_goes_from_the_list_to_another(out):
 
 
 def test_an_operator_goes_from_the_list_to_a_run_and_back_on_a_terminal(running):
-    with on_terminal("runs", "--out", running, cwd=running.parent, columns=100, rows=30) as terminal:
+    with on_terminal("watch", running, cwd=running.parent, columns=100, rows=30) as terminal:
         terminal.wait_for("PROCESS DIED", PATIENCE)
         terminal.wait_for(lambda screen: any("▸" in line and " running " in line for line in screen.lines), PATIENCE)
         terminal.press("\r")
         terminal.wait_for(lambda screen: "WATCH" in screen.lines[0], PATIENCE)
-        terminal.press("q")
+        terminal.press("\x1b")
         terminal.wait_for("in use", PATIENCE)
         terminal.press("q")
         assert terminal.wait(PATIENCE) == 0
@@ -466,11 +548,14 @@ async def test_a_run_that_cannot_be_read_is_not_watched_and_says_what_is_wrong(o
     journal = out / "died" / "journal.jsonl"
     data = journal.read_bytes()
     journal.write_bytes(data[:2000] + b"?" + data[2001:])
-    app = listing(out)
+    app = listing(out, readonly=True)
     async with app.run_test(size=(120, 40)) as pilot:
         await chosen(pilot, "died")
         await pilot.press("enter")
         assert app.is_running and app.next == () and "damaged" in app.screen._notice
+        for key in "rD":
+            await pilot.press(key)
+            assert isinstance(app.screen, RunsScreen) and "--readonly" in app.screen._notice
 
 
 @pytest.mark.parametrize(
@@ -494,6 +579,6 @@ def test_a_planted_journal_hangs_nobody_and_is_told_as_damaged(out, tmp_path, ev
         lines.append(line)
     (run / "journal.jsonl").write_bytes(b"".join(lines))
     began = time.monotonic()
-    (seen,) = overviews(tmp_path, LATER)
+    (seen,) = overviews([tmp_path], LATER)
     assert time.monotonic() - began < 2
     assert seen.health.word == "UNREADABLE" and "does not fit" in seen.health.detail

@@ -1,5 +1,6 @@
 """The sampler: a thread that tells of devices, is never in the way, and ends at once."""
 
+import shutil
 import threading
 import time
 
@@ -99,3 +100,16 @@ def test_a_failing_listener_stops_the_sampler_and_not_the_run():
         sampler._thread.join(timeout=10)
         assert not sampler._thread.is_alive()
     assert len(calls) == 1
+
+
+def test_the_disk_of_the_run_is_told_by_one_device_and_one_that_is_gone_by_none(tmp_path):
+    told = Told()
+    with Sampler([CpuDevice(), *simulated("sim:1xT4")], told, period=0.01, place=tmp_path):
+        told.wait_for(1, "cuda:0")
+    free = told.of("cpu")[0][2].disk_free
+    assert abs(free - shutil.disk_usage(tmp_path).free) < 1 << 30
+    assert told.of("cuda:0")[0][2].disk_free is None
+    gone = Told()
+    with Sampler([CpuDevice()], gone, period=0.01, place=tmp_path / "gone"):
+        gone.wait_for(1)
+    assert gone.seen[0][2].disk_free is None

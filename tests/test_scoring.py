@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.console.text.event_text import line_of
+from interlock.engine.compute.context import Granted
 from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.compute.pairs.scorer import Scorer
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
@@ -58,7 +59,7 @@ def card_of(directory: Path) -> ModelCard:
 def scores_of(directory: Path, pairs=PAIRS, emit=lambda _: None) -> np.ndarray:
     card, host = card_of(directory), CpuDevice()
     activation = activation_of(spec_of(directory), directory, card.config)
-    with Scorer(card, activation, [host], host, Lessor([host], 8 * GIB), emit) as scorer:
+    with Scorer(card, activation, Granted([], host, Lessor([host], 8 * GIB), emit)) as scorer:
         return scorer.score(pairs)
 
 
@@ -209,7 +210,7 @@ class Sim:
         self.told: list[ev.AnyEvent] = []
         host, gpus = CpuDevice(), simulated("sim:2xT4", parse(faults))
         lessor, card = Lessor([*gpus, host], ceiling, 8 * GIB), card_of(model)
-        with Scorer(card, "sigmoid", gpus, host, lessor, self.told.append, **more) as scorer:
+        with Scorer(card, "sigmoid", Granted(gpus, host, lessor, self.told.append, **more)) as scorer:
             self.scores = scorer.score(PAIRS)
 
     def of(self, kind: type[ev.AnyEvent]) -> list[Any]:
@@ -253,7 +254,7 @@ def test_a_batch_that_runs_out_of_memory_goes_the_way_of_those_of_a_run(
     np.testing.assert_allclose(sim.scores, scores_of(scorer), rtol=0, atol=1e-5)
     steps = sim.of(ev.Mitigated)
     assert [(step.rung, step.model) for step in steps] == [(rung, "scorer") for rung in rungs]
-    assert line_of(steps[0]).startswith("warning: replan in scorer on cuda:0: out of memory")
+    assert line_of(steps[0]).startswith("warning: smaller batches, scorer on cuda:0: out of memory")
     assert sim.moves == [("disk", "cuda:0")]
 
 
@@ -280,12 +281,13 @@ def test_rows_of_one_length_teach_nothing_of_a_padded_network(tmp_path: Path) ->
     """They carry no mask, which the law counts: what they take would be too little for rows that do."""
     host, gpus = CpuDevice(), simulated("sim:1xT4")
     card = card_of(tiny_scorer(tmp_path / "m", seed=3, kind="electra"))
-    with Scorer(card, "sigmoid", gpus, host, Lessor([*gpus, host], 12 * GIB, 8 * GIB), lambda _: None) as scorer:
+    granted = Granted(gpus, host, Lessor([*gpus, host], 12 * GIB, 8 * GIB), lambda _: None)
+    with Scorer(card, "sigmoid", granted) as scorer:
         known = []
         for pairs in (PAIRS[:8], PAIRS[:1] * 8, PAIRS[:8]):  # the first forward takes workspaces and says nothing
             scorer.score(pairs)
-            assert scorer._model.instance is not None
-            known.append(scorer._model.instance.calibration.batches)
+            assert scorer.instance is not None
+            known.append(scorer.instance.calibration.batches)
     assert known == [0, 0, 1]
 
 
@@ -336,7 +338,7 @@ def test_an_interrupted_reranker_leaves_nothing_on_its_gpu_while_the_interrupt_i
         raise KeyboardInterrupt
 
     lessor = Lessor([*gpus, host], 12 * GIB, 8 * GIB)
-    running = Scorer(card_of(scorer), "sigmoid", gpus, host, lessor, told.append)
+    running = Scorer(card_of(scorer), "sigmoid", Granted(gpus, host, lessor, told.append))
     try:
         running.score(PAIRS, cut)
     except KeyboardInterrupt:
@@ -358,7 +360,7 @@ def test_a_failing_forward_leaves_nothing_on_its_gpu_while_its_error_is_handled(
     told: list[Any] = []
     host, gpus = CpuDevice(), simulated("sim:1xT4")
     lessor = Lessor([*gpus, host], 12 * GIB, 8 * GIB)
-    running = Scorer(card_of(scorer), "sigmoid", gpus, host, lessor, told.append)
+    running = Scorer(card_of(scorer), "sigmoid", Granted(gpus, host, lessor, told.append))
     try:
         running.score(PAIRS)
     except RuntimeError:

@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 
+from interlock.console.writing import check_telemetry
 from interlock.engine.compute.controls import Controls
-from interlock.engine.compute.texts import HostJobs, unheard
+from interlock.engine.compute.texts import HeldJobs, unheard
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.devices import choose
@@ -20,6 +21,12 @@ from tests.builders import corpus, hub_snapshot, sentences, toml
 
 TEXTS = sentences(12)
 COMMIT, MOVED = "a" * 40, "b" * 40
+
+
+@pytest.mark.parametrize("place", ["nowhere/t.jsonl", "."])
+def test_a_place_that_takes_no_telemetry_is_refused_before_anything_is_asked(tmp_path, place):
+    with pytest.raises(UsageError, match="--telemetry"):
+        check_telemetry(tmp_path / place, {})
 
 
 def written(place, source, dtype="float32", **model):
@@ -48,13 +55,13 @@ def is_found(hit):
 @pytest.fixture
 def cards(monkeypatch):
     """The cards that queries were encoded with, and their prompts."""
-    seen, compute = [], HostJobs.compute
+    seen, compute = [], HeldJobs.compute
 
     def noted(self, jobs, progress=unheard):
         seen.extend((job.card, job.tokens.prompt) for job in jobs)
         return compute(self, jobs, progress)
 
-    monkeypatch.setattr(HostJobs, "compute", noted)
+    monkeypatch.setattr(HeldJobs, "compute", noted)
     return seen
 
 

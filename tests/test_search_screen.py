@@ -326,6 +326,7 @@ async def test_a_filter_that_cannot_be_is_told_while_it_stands_and_then_taken():
         await pilot.press("f")
         for wrong, why in {"lang": "give KEY=VALUE", "lang=en": "no chunk has 'lang'"}.items():
             app.screen.query_one("Input").value = wrong
+            await pilot.pause()  # what is typed takes away what was told of the line before
             await pilot.press("enter")
             await shows(pilot, lambda why=why: why in text_of(app) and isinstance(app.screen, Find))
         app.screen.query_one("Input").value = "metadata.line>=10"

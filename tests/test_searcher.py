@@ -1,11 +1,15 @@
 """Search by stages finds what brute force over a run's exports and the texts themselves finds."""
 
+import fcntl
 import json
 import math
+import os
 import random
+import shutil
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +19,7 @@ import interlock as product
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.texts import encode_texts
-from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.flows.search import MANY
 from interlock.engine.gpu.cpu import CpuDevice
@@ -30,6 +34,7 @@ from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.conditions import read_condition
 from interlock.engine.search.searcher import StoreSearcher, vectors_of
 from interlock.engine.settings import load
+from interlock.engine.targets import shard
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import Words
 from tests.builders import WORDS, corpus, interlock, toml
@@ -274,7 +279,9 @@ def test_in_python_conditions_are_one_text_several_or_values_by_key(place: Path,
     ("asked", "why"),
     [
         ({"where": [3]}, "^where: expected texts, got \\[3\\]: give KEY=VALUE"),
-        ({"where": {"lang": None}}, "^where: expected a text, a number or a truth for each key"),
+        ({"where": {"lang": None}}, "^where: no chunk has 'lang' .did you mean metadata.lang"),
+        ({"where": {"metadata.lang": []}}, "^where: expected a text, a number, a truth or None for each key"),
+        ({"where": {"metadata.year>": 2000}}, "^where: 'metadata.year>' is not the path of a key"),
         ({"where": "lang"}, "^where 'lang': give KEY=VALUE, .* as in metadata.lang=en"),
         ({"weights": "a"}, "^weights: expected numbers by model, got 'a'"),
         ({"only": "c"}, "^only c: the store has no such vectors"),
@@ -295,6 +302,10 @@ def test_what_cannot_be_asked_is_refused_in_pythons_words(place: Path, asked, wh
         (["metadata.seen=yes"], "no chunk has metadata.seen=yes: values there are false; true"),
         (["metadata.year>3000", "metadata.lang=en"], "no chunk has metadata.year>3000: values there are 2000; 2001;"),
         (["metadata.code=7", "metadata.code!=7"], "no chunk has all of metadata.code=7, metadata.code!=7"),
+        (
+            ["metadata.lang>1"],
+            "no chunk has metadata.lang>1: > compares numbers, and cells of a CSV file are texts",
+        ),
         (["metadata=en"], "no chunk has metadata=en"),
     ],
 )
@@ -465,10 +476,49 @@ def test_models_stay_under_their_leases_and_all_is_let_go_at_the_end(place: Path
 
 def test_a_store_in_use_names_no_other_place_where_nothing_is_delivered(place: Path, tmp_path: Path) -> None:
     with open_store(place, "concat") as searcher:
-        for more in (("search", place / "concat", "a"), ("prune", place / "concat")):
-            assert interlock(*more, check=2).stderr.endswith("is in use by another run or search: wait for its end\n")
+        used = "is in use by another run or search: wait for its end"
+        assert interlock("prune", place / "concat", check=2).stderr.endswith(f"{used}\n")
+        said = interlock("search", place / "concat", "a", check=2).stderr
+        assert said.endswith(f"{used}, or ask a copy of it with --copy\n")
         with pytest.raises(UsageError, match="wait for its end, or choose another --qdrant DIR"):
             Store.open_for_write(place / "concat", "docs", searcher.store.dims, searcher.store.manifest)
+
+
+def test_a_copy_is_searched_while_others_read_the_store_and_a_run_writes_to_it(place: Path, tmp_path: Path) -> None:
+    settings, question = product.Settings(config=place / "interlock.toml", offline=True), CHUNKS[3]["text"]
+    store, temporary = shutil.copytree(place / "concat", tmp_path / "store"), {"TMPDIR": str(tmp_path / "t")}
+    left = tmp_path / "t" / "interlock-store-killed"
+    (left / "docs").mkdir(parents=True)
+    os.utime(left, (1, 1))
+    words = ("search", store, question, "--copy", "--json", "--config", place / "interlock.toml")
+    with product.Searcher(store, settings=settings) as one:
+        wanted = [each.id for each in one.search(question)]
+        told = interlock(*words, env=temporary).stdout.splitlines()
+        assert [json.loads(line)["id"] for line in told] == wanted and not [*(tmp_path / "t").iterdir()]
+    with product.Searcher(store, settings=settings, copy=True) as copy:
+        assert "store/docs" in repr(copy)
+        with Store.open_for_removal(store, "docs") as written:
+            written.remove(wanted[:1])
+        assert [each.id for each in copy.search(question)] == wanted
+    with product.Searcher(store, settings=settings, copy=True) as later:
+        assert wanted[0] not in [each.id for each in later.search(question)]
+    with shard.holding(store / "docs", fcntl.LOCK_EX), pytest.raises(UsageError, match=r"wait for its end$"):
+        product.Searcher(store, settings=settings, copy=True)
+    with pytest.raises(UsageError, match="copy: a server has many readers"):
+        product.Searcher("http://127.0.0.1:9", settings=settings, copy=True)
+
+
+def test_a_copy_leaves_holes_out_and_is_refused_where_there_is_no_room(
+    place: Path, tmp_path: Path, monkeypatch
+) -> None:
+    shard.copied(place / "concat" / "docs", tmp_path / "docs")
+    for file in (place / "concat" / "docs").rglob("*"):
+        if file.is_file():
+            copy = tmp_path / "docs" / file.relative_to(place / "concat" / "docs")
+            assert copy.read_bytes() == file.read_bytes() and copy.stat().st_blocks <= file.stat().st_blocks + 8
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    with pytest.raises(InterlockError, match="free space, or set TMPDIR"):
+        shard.copied(place / "concat" / "docs", tmp_path / "more")
 
 
 def test_in_python_a_searcher_answers_as_a_search_does(place: Path) -> None:

@@ -20,7 +20,7 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import extended, find
 from interlock.engine.settings import load
-from tests.builders import corpus, interlock, sentence_transformer, sentences, tiny_model
+from tests.builders import corpus, interlock, sentence_transformer, sentences, since, tiny_model
 
 TEXTS = [*sentences(6), "the of and to in is for " * 20 + "final word differs", "a"]
 BERT = "sentence_bert_config.json"
@@ -249,6 +249,7 @@ def test_a_cut_that_another_file_puts_right_is_no_reason_to_refuse(model):
     assert worst_cosine(model) > 0.9999
 
 
+@since("sentence-transformers", "6")
 def test_settings_that_change_no_vector_are_no_reason_to_refuse(model):
     edit(
         model / BERT,

@@ -151,6 +151,13 @@ Store.open_for_write(Path(sys.argv[1]), "docs", {{"small": 8}}, {{"run": {{"run_
         assert store.count() == 1
 
 
+def test_a_store_in_the_making_has_no_kinds_of_vectors_yet_and_is_not_called_damaged(tmp_path):
+    (tmp_path / "docs" / "wal").mkdir(parents=True)
+    (tmp_path / "docs" / "manifest.json").write_text('{"unfinished": true, "run": {"run_id": "r1"}}')
+    with pytest.raises(UsageError, match=r"docs has no points yet.*finish run r1 with the command"):
+        shard.read_kinds(tmp_path / "docs")
+
+
 def test_an_upsert_stops_before_a_full_disk_would_kill_the_engine(tmp_path, monkeypatch):
     with open_store(tmp_path) as store:
         monkeypatch.setattr(shard.shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 1000))
@@ -257,7 +264,7 @@ def test_a_writer_waits_for_a_run_that_only_checks(tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     checking = ExitStack()
     checking.enter_context(shard.holding(tmp_path / "docs", fcntl.LOCK_SH))
-    monkeypatch.setattr(shard.time, "sleep", lambda _: checking.close())
+    monkeypatch.setattr("time.sleep", lambda _: checking.close())
     with open_store(tmp_path) as store:
         deliver([POINT], store)
         assert store.count() == 1
@@ -383,3 +390,17 @@ while others.is_alive():
 """
     said = panicking(tmp_path, chatter, "0").split()
     assert [each for each in sorted(said) if each.startswith("[")] == sorted(f"[{number}]" for number in range(200))
+
+
+def test_a_store_that_may_not_be_written_to_is_told_with_the_copy_that_is_read_instead(tmp_path, monkeypatch):
+    import qdrant_edge as edge
+
+    with open_store(tmp_path) as store:
+        store.upsert([POINT], 1)
+
+    def refused(*_):
+        raise RuntimeError("Failed to open mmap payload storage: Read-only file system (os error 30)")
+
+    monkeypatch.setattr(edge, "EdgeShard", type("Refusing", (), {"load": staticmethod(refused)}))
+    with pytest.raises(InterlockError, match=r"search a copy \(--copy\), or make it writable, then try again$"):
+        Store.open_for_read(tmp_path, "docs").__enter__()

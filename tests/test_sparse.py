@@ -23,13 +23,13 @@ from interlock.engine.gpu.meter import Counter, Meter
 from interlock.engine.gpu.sim import CARDS, SimDevice
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
-from interlock.engine.models.layout import cost_of
 from interlock.engine.models.members import members
 from interlock.engine.models.memory import law_of
 from interlock.engine.models.networks.checkpoint import PACKED_TYPES
 from interlock.engine.models.networks.kernels import Kernel, filling, pack
 from interlock.engine.models.networks.network import HEAD_ROWS, HEAD_TOKENS, PackedTermEncoder
 from interlock.engine.models.networks.pooling import TermPooling
+from interlock.engine.models.networks.sizes import cost_of
 from interlock.engine.models.networks.streaming import walk
 from interlock.engine.models.registry import REGISTRY, ModelSpec
 from interlock.engine.models.weights import Master, Replica, attach_to_host

@@ -14,7 +14,7 @@ import pytest
 
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover, overlooked
-from interlock.engine.corpus.corpus import read_corpus
+from interlock.engine.corpus.corpus import read_and_tokenise, read_corpus
 from interlock.engine.corpus.naming import Naming
 from interlock.engine.errors import UsageError
 from tests.builders import interlock
@@ -176,7 +176,7 @@ BROKEN = {
     "latin.csv": ("text,x\na,1\nné,2\n".encode("latin-1"), "not UTF-8"),
     "other.csv": (b"id,body\n1,the one text\n", "such as --text-field body"),
     "number.parquet": (as_parquet([{"text": 4}]), "Expected `str`, got `int`"),
-    "null.parquet": (as_parquet([{"text": "a"}, {"text": None}]), "Expected `str`, got `null`"),
+    "null.parquet": (as_parquet([{"text": "a"}, {"text": None}]), "null in place of a text - at `$.text`"),
     "blank.parquet": (as_parquet([{"text": "a"}, {"text": " "}]), "the text is empty"),
 }
 
@@ -204,7 +204,22 @@ def test_a_title_that_no_record_has_is_refused_and_an_id_that_one_lacks_costs_th
         read(tmp_path / "a.jsonl", Naming(title="title"))
     kept, refused = read(tmp_path / "a.jsonl", Naming(id="key", title="titel"))
     assert (kept.text, kept.chunk_id) == ("t a", "1")
-    assert refused.reason == 'no field "key" with an id: add it, or drop --id-field'
+    assert refused.reason.startswith('no field "key" with an id: add it')
+
+
+@pytest.mark.parametrize("naming", [Naming(text="txt"), Naming(id="nr")])
+def test_a_field_that_no_record_has_is_one_refusal_which_lists_those_that_are_there(tmp_path, naming):
+    records = [{"text": f"text number {at}", "metadata": {"lang": f"of {at}"}, "topic": f"t{at}"} for at in range(30)]
+    (tmp_path / "a.jsonl").write_bytes(lines(records))
+    events: list[object] = []
+    with pytest.raises(UsageError) as refused:
+        read_and_tokenise(discover(tmp_path, (), naming), {}, tmp_path / "t", events.append, lambda: False)
+    assert not events
+    found, common = str(refused.value), "topic: t0" if naming.text else "lang: of 0, topic: t0"
+    assert "records 1, 2, 3 and 27 more: no field" in found
+    assert common in found
+    assert "topic: t1" not in found
+    assert ("--text-field text" in found) == bool(naming.text)
 
 
 def test_a_name_may_be_that_of_a_field_of_the_metadata(tmp_path):
@@ -234,6 +249,17 @@ def test_a_test_collection_of_beir_is_its_corpus_with_titles(tmp_path):
         (found,) = discover(root)
         assert [(each.chunk_id, each.text) for each in ChunkReader(found)] == [("d1", "T x")]
         assert any("BEIR" in line for line in overlooked(root, [found]))
+
+
+@pytest.mark.parametrize("title", [{"title": ""}, {}], ids=["empty", "none"])
+def test_a_test_collection_without_titles_is_read_as_it_is(tmp_path, title):
+    (tmp_path / "quora" / "qrels").mkdir(parents=True)
+    (tmp_path / "quora" / "corpus.jsonl").write_bytes(lines([{"_id": "d1", "text": "x", **title}]))
+    (tmp_path / "quora" / "queries.jsonl").write_bytes(lines([{"_id": "q1", "text": "y"}]))
+    (found,) = discover(tmp_path)
+    assert [(each.chunk_id, each.text) for each in ChunkReader(found)] == [("d1", "x")]
+    (tmp_path / "a.jsonl").write_bytes(lines([{"text": "x", "title": ""}]))
+    assert [each.text for each in read(tmp_path / "a.jsonl", Naming(title="title"))] == ["x"]
 
 
 def test_a_saved_dataset_is_its_tables(tmp_path):

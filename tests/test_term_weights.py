@@ -15,7 +15,7 @@ from interlock.engine.compute.texts import weigh_queries
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
-from tests.builders import corpus, routed_sparse, sentences, tiny_sparse
+from tests.builders import corpus, routed_sparse, sentences, since, tiny_sparse
 from tests.test_sparse import card_of
 from tests.test_sparse_layouts import edit, reference
 
@@ -57,6 +57,7 @@ def test_queries_of_an_inference_free_model_are_weighed_by_its_table_without_a_l
     np.testing.assert_array_equal(found, wanted(routed))
 
 
+@since("sentence-transformers", "6")
 def test_no_more_tokens_and_terms_of_a_query_count_than_the_model_says(routed: Path) -> None:
     edit(routed / TABLE / "tokenizer_config.json", model_max_length=7)
     np.testing.assert_array_equal(by_table(routed), wanted(routed))
@@ -66,6 +67,7 @@ def test_no_more_tokens_and_terms_of_a_query_count_than_the_model_says(routed: P
     np.testing.assert_array_equal(found, wanted(routed))
 
 
+@since("sentence-transformers", "6")
 def test_of_tokens_that_weigh_the_same_those_of_sentence_transformers_are_kept(routed: Path) -> None:
     save_file({"weight": np.ones(181, np.float32)}, routed / TABLE / "model.safetensors")
     edit(routed / "config_sentence_transformers.json", max_active_dims=3)

@@ -230,9 +230,9 @@ def test_the_call_to_an_operator_is_one_sequence_and_steers_nothing(name: str, r
 
 
 def test_the_call_to_an_operator_says_when_a_run_is_not_real() -> None:
-    assert notify.words(Snapshot(device_kind="sim", phase="completed")) == "interlock SIMULATED run completed"
+    assert notify.words(Snapshot(device_kind="sim", phase="completed")) == "interlock SIMULATED run DONE"
     assert notify.words(Snapshot(device_kind="scripted", run_id="a", phase="failed", reason="no")) == (
-        "interlock SCRIPTED a failed: no"
+        "interlock SCRIPTED a FAILED: no"
     )
 
 

@@ -82,6 +82,8 @@ def test_tables_are_streamed_as_arrow(tmp_path):
     assert [(each.text, each.chunk_id) for each in found] == [("t a", "1"), ("b", "2")]
     (alone,) = read(pa.chunked_array([["only"]]), tmp_path)
     assert alone.text == "only"
+    (numbered,) = read(pa.table({"text": ["a"], "n": [1], "__index_level_0__": [7]}), tmp_path)  # of pandas, by itself
+    assert json.loads(numbered.record) == {"n": 1}
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])

@@ -17,7 +17,7 @@ from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import extended, find
 from interlock.engine.models.roster import card_for, cards_of, entry_of
 from interlock.engine.record.events import Warned
-from tests.builders import SPECIALS, corpus, interlock, sentences, tiny_model
+from tests.builders import SPECIALS, corpus, interlock, sentences, since, tiny_model
 
 TEXTS = ["The SIGNAL of it", "Äußerst naïve", "字符 of the", "a" * 130, "a[MASK]b [SEP] c", "is<new>is the"]
 NEW = {"content": "<new>", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
@@ -122,7 +122,7 @@ def test_a_tokenizer_that_is_random_for_training_is_not_here(model):
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"tokenizer_class": "PhobertTokenizer"}, "PhobertTokenizer"),
+        pytest.param({"tokenizer_class": "PhobertTokenizer"}, "PhobertTokenizer", marks=since("transformers", "5.6")),
         ({"cls_token": 5}, "cls_token"),
     ],
 )

@@ -17,11 +17,12 @@ import pytest
 from interlock.console.front_ends.dispatch import Audience, run_with_front_end
 from interlock.console.main import main, signals_put_back
 from interlock.console.sources.session import Session
+from interlock.engine import crash
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.flows.run import Run
 from interlock.engine.flows.sessions import SessionEnd
-from interlock.engine.record import atomic, crash, journal, rundir, summary, words
+from interlock.engine.record import atomic, journal, rundir, summary, words
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts

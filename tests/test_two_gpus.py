@@ -187,17 +187,16 @@ def test_a_model_that_does_not_last_whole_is_tried_ever_more_rarely(monkeypatch)
     assert calls["stream"] <= 8
 
 
-def test_a_model_that_finds_no_room_to_grow_back_is_sliced_again_when_a_row_needs_it(monkeypatch):
+def test_a_model_that_finds_no_room_to_grow_back_stays_streamed(monkeypatch):
     gpu, master = T4(0), hydrate(COMPANION)
-    lessor, rungs = Lessor([gpu], CEILING), frozenset({Rung.STREAM, Rung.SLICE_MLP})
+    lessor, rungs = Lessor([gpu], CEILING), frozenset({Rung.STREAM})
     with lessor.lease("m", {gpu.name: 4 * GIB}, lambda _: None) as lease:
         replica, bytes_of = Replica(master, gpu), law(COMPANION, "sim")
         instance = ModelInstance(gpu, replica, Full(), "float16", bytes_of, Calibration(), lease, lessor)
         instance.adopt(rungs)
         monkeypatch.setattr(Replica, "_attach", full)
         instance.grow_back(64)
-        instance.adopt(rungs)
-        assert all("forward" in vars(module) for module in replica._wide)
+        assert instance.streamed
 
 
 def full(replica):

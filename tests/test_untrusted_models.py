@@ -35,6 +35,12 @@ def cards(directory):
     return cards_of(find({}, [str(directory)]), Policy(offline=True), [HOST], lambda _: None)
 
 
+@pytest.fixture(autouse=True)
+def as_runs_do(monkeypatch):
+    """Files are tried here as runs try them, in a process that begins with nothing."""
+    monkeypatch.setattr(tokenizer, "subprocess", subprocess)
+
+
 @pytest.fixture
 def model(tmp_path, tiny_a, monkeypatch):
     monkeypatch.setenv("INTERLOCK_CACHE", str(tmp_path / "cache"))

@@ -20,6 +20,7 @@ import qdrant_edge as edge
 
 import interlock
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
+from interlock.engine.flows import upload as upload_flow
 from interlock.engine.record import journal
 from interlock.engine.targets.connection import Address, read_key
 from interlock.engine.targets.upload import MARK
@@ -140,8 +141,17 @@ def test_what_may_pass_is_tried_again_with_longer_and_longer_pauses(upload, answ
     report = upload()
     assert report.retries == 3
     assert upload.clock.slept[:3] == [0.25, 0.5, 1.0]  # half of 0.5, 1 and 2 s: the dice of these tests show 0
-    assert len(upload.told) == 3
+    assert ["attempt 2" in upload.told[0], "attempt 4" in upload.told[2], len(upload.told)] == [True, True, 3]
     assert len(on_server(upload.bridge)) == ROWS
+
+
+def test_a_server_that_is_not_there_is_asked_for_a_while_that_is_told_and_nothing_is_to_go_on(monkeypatch):
+    monkeypatch.setattr(upload_flow, "CHECKING", 0.6)
+    told: list[str] = []
+    with pytest.raises(UnavailableError) as gone:
+        upload_flow.check_server("http://127.0.0.1:9", told.append)
+    assert [line.split()[0] for line in told] == ["http://127.0.0.1:9:"] and "the last within 1 s" in told[0]
+    assert "continues" not in str(gone.value)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +183,7 @@ def test_a_server_that_says_when_to_come_back_is_left_alone_until_then(upload):
 
 def test_a_server_that_asks_for_more_patience_than_there_is_ends_it_at_once(upload):
     upload.bridge.before = failing(1, refusal(503, "busy", **{"Retry-After": "900"}))
-    with pytest.raises(UnavailableError, match=r"did not do its work within 100 s.*503: busy.*raise --patience"):
+    with pytest.raises(UnavailableError, match=r"did not do its work within 100 s.*503: busy.*longer with --patience"):
         upload()
     assert upload.clock.slept == []
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import interlock
-from interlock.engine.compute.texts import HostJobs
+from interlock.engine.compute.texts import HeldJobs
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
@@ -39,7 +39,7 @@ def worst(directory: Path, prompts: dict[str, str], include_prompt: bool | None 
     card, there = card_of(directory), sentence_transformer(directory)
     if include_prompt is not None:
         there.set_pooling_include_prompt(include_prompt)
-    with HostJobs(Lessor([CpuDevice()], 1 << 30), kept=True) as on:
+    with HeldJobs(Lessor([CpuDevice()], 1 << 30), kept=True) as on:
         least = 1.0
         for prompt in [*prompts.values(), ""]:
             ours = on.compute([on.job(card, prompt, TEXTS)])[0].rows.dense

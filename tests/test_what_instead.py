@@ -38,7 +38,7 @@ def converted(directory: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("onnx/model.onnx", "ONNX"), ("m.Q8_0.gguf", "GGUF"), ("tf_model.h5", "TensorFlow")]
+    ("name", "kind"), [("m.tflite", "TensorFlow Lite"), ("m.Q8_0.gguf", "GGUF"), ("tf_model.h5", "TensorFlow")]
 )
 def test_weights_in_another_format_are_called_by_it(tmp_path, name, kind):
     model = converted(tmp_path / "m", name)
@@ -47,10 +47,10 @@ def test_weights_in_another_format_are_called_by_it(tmp_path, name, kind):
 
 
 def test_a_repository_in_another_format_is_refused_before_it_is_fetched(tmp_path):
-    with Hub("stations/m", converted(tmp_path / "m", "onnx/model.onnx"), COMMIT).serving() as hub:
+    with Hub("stations/m", converted(tmp_path / "m", "m.Q8_0.gguf"), COMMIT).serving() as hub:
         env = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
         said = interlock("models", "fetch", "stations/m", env=env, check=5).stderr
-        assert "hf:stations/m has its weights as ONNX only: use the model that they were made of" in said
+        assert "hf:stations/m has its weights as GGUF only: use the model that they were made of" in said
         assert not any("resolve" in request for request in hub.requests)
 
 

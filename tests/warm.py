@@ -7,7 +7,6 @@ are read by an import, which is left to the fork where they are not those of eve
 import atexit
 import fcntl
 import gc
-import importlib
 import os
 import pickle
 import select
@@ -17,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -30,10 +30,19 @@ class Fork:
     """A command that was begun in a fork; of `subprocess.Popen` what tests ask of it, with both streams in files.
 
     With a `terminal`, which is open here, the command leads a session on it instead; `first` is run before the command.
+    Instead of the command it is a `trial` of a tokenizer.
     """
 
     def __init__(
-        self, args: list[str], env: Mapping[str, str], cwd: Path, *, hub: bool, terminal: int = -1, first: str = ""
+        self,
+        args: list[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        *,
+        hub: bool = False,
+        trial: bool = False,
+        terminal: int = -1,
+        first: str = "",
     ) -> None:
         self.args = args
         self.returncode: int | None = None
@@ -41,9 +50,15 @@ class Fork:
         self._end, end = os.pipe()
         request = pickle.dumps((args, dict(env), str(cwd), first))
         handles = [each.fileno() for each in self._streams] if terminal < 0 else [terminal]
-        socket.send_fds(_server(hub), [request], [end, *handles])
+        socket.send_fds(_server("trial" if trial else "hub" if hub else ""), [request], [end, *handles])
         os.close(end)
         self.pid = int(self._told())
+
+    def __enter__(self) -> "Fork":
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        self.wait()
 
     def __del__(self) -> None:
         os.close(self._end)
@@ -70,7 +85,8 @@ class Fork:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ended meanwhile, which Popen takes too
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -87,23 +103,49 @@ class Fork:
         return told
 
 
+def trial(line: list[str], *, env: Mapping[str, str], **_: int) -> Fork:
+    """Begin what the engine begins to try a tokenizer, in a fork."""
+    return Fork(line[3:], env, Path.cwd(), trial=True)
+
+
 @cache
-def _server(hub: bool) -> socket.socket:
-    """A connection to a process that forks, with the hub's library imported or not; it ends with this one."""
+def _server(kind: str) -> socket.socket:
+    """A connection to a process that forks commands, with the `hub`'s library imported too, or forks a `trial`; it ends
+    with this one."""
     from tests.builders import environment
 
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
-        line = [sys.executable, "-m", "tests.warm", str(there.fileno()), *(["transformers"] if hub else [])]
-        process = subprocess.Popen(line, env=environment(), pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
+        line = [sys.executable, "-m", "tests.warm", str(there.fileno()), kind]
+        quiet = {"TRANSFORMERS_VERBOSITY": "critical"} if kind == "trial" else {}
+        process = subprocess.Popen(line, env=environment(quiet), pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
     atexit.register(process.wait)
     atexit.register(here.close)
     return here
 
 
-def serve(requests: socket.socket, *modules: str) -> None:
-    """Fork for every request until nobody can make one; a fork becomes the command."""
-    _import(*modules)
+ASKED = """import os, pickle, socket, sys
+told, end = os.pipe()
+request = pickle.dumps((sys.argv[1:], dict(os.environ), os.getcwd(), ""))
+socket.send_fds(socket.socket(fileno={number}), [request], [end, 1, 2])
+os.close(end)
+os.read(told, 8)
+code = int(os.read(told, 8))
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+def asking() -> tuple[str, int]:
+    """A program for a shell that has its arguments done as the command by a fork, with its streams, environment and
+    directory; and the connection that the shell has to leave open for it."""
+    number = _server("hub").fileno()
+    return ASKED.format(number=number), number
+
+
+def serve(requests: socket.socket, kind: str) -> None:
+    """Fork for every request until nobody can make one; a fork becomes the command, or the trial."""
+    _import(kind)
+    become = _try if kind == "trial" else _become
     keepers: list[int] = []
     while True:
         message, handles, _, _ = socket.recv_fds(requests, MOST, 3)
@@ -113,37 +155,45 @@ def serve(requests: socket.socket, *modules: str) -> None:
         keepers.append(os.fork())
         if keepers[-1] == 0:
             requests.close()
-            _keep(*pickle.loads(message), *handles)
+            _keep(become, *pickle.loads(message), *handles)
         for handle in handles:
             os.close(handle)
     for keeper in keepers:
         os.waitpid(keeper, 0)
 
 
-def _import(*modules: str) -> None:
-    from interlock.console.main import ENVIRONMENT
+def _import(kind: str) -> None:
+    if kind == "trial":
+        sys.modules["torch"] = None  # type: ignore[assignment]  # as a trial has it
+        from transformers import AutoTokenizer  # noqa: F401
+    else:
+        from interlock.console.main import ENVIRONMENT
 
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import interlock.console.commands
-    import interlock.console.summary.document
-    import interlock.engine.flows.forecast
-    import interlock.engine.flows.run
-    import interlock.engine.search.searcher  # noqa: F401
-
-    for name in modules:
-        importlib.import_module(name)
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        import interlock.console.commands
+        import interlock.console.control.server
+        import interlock.console.front_ends.dispatch
+        import interlock.console.front_ends.headless
+        import interlock.console.summary.document
+        import interlock.engine.flows.forecast
+        import interlock.engine.flows.run
+        import interlock.engine.search.searcher  # noqa: F401
+    if kind == "hub":
+        import transformers  # noqa: F401
     gc.collect()
     gc.freeze()
 
 
-def _keep(args: list[str], env: Mapping[str, str], cwd: str, first: str, end: int, *handles: int) -> None:
+def _keep(
+    become: Callable[..., None], args: list[str], env: Mapping[str, str], cwd: str, first: str, end: int, *handles: int
+) -> None:
     """Fork the command, tell its process id and how it ended; does not come back, but in the command's process."""
     pid = os.fork()
     if pid == 0:
         os.close(end)
         _take(*handles)
-        _become(args, env, cwd, first)
+        become(args, env, cwd, first)
     for handle in handles:
         os.close(handle)
     os.write(end, b"%08d" % pid)
@@ -174,5 +224,13 @@ def _become(args: list[str], env: Mapping[str, str], cwd: str, first: str) -> No
     sys.exit(main())
 
 
+def _try(args: list[str], env: Mapping[str, str], cwd: str, first: str) -> None:
+    from interlock.engine.corpus.trial import main
+
+    os.environ.update(env)
+    main(*args)
+    sys.exit()
+
+
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:])
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

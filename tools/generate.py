@@ -26,6 +26,7 @@ from interlock.engine.errors import MEANINGS
 from interlock.engine.models import registry
 from interlock.engine.models.registry import REGISTRY, label
 from interlock.engine.record import summary
+from interlock.engine.removed import PREDECESSOR
 from interlock.engine.settings import ON_SCREEN, flag_of, knobs, variable_of
 from interlock.engine.targets.files.formats import FORMATS
 from tools import messages
@@ -217,6 +218,12 @@ def keys() -> str:
     return _table(["key", "what it does", "screens", "name in `[keys]`"], rows)
 
 
+def predecessor() -> str:
+    """What stands for each flag of the predecessor."""
+    rows = [[", ".join(f"`{word}`" for word in words.split(", ")), said] for words, said in PREDECESSOR.items()]
+    return _table(["there", "here"], rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "models": models,
     "settings": settings,
@@ -226,6 +233,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "command list": command_list,
     "keys": keys,
+    "predecessor": predecessor,
 }
 
 

@@ -35,6 +35,7 @@ class Recorded:
     kind, begun = "live", 1
     note = ""
     unsteered = "--readonly: controls are off"
+    past = False
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ def from_journal(kind: str) -> Make:
 
     def make(run: Recorded, look: "Look") -> "App[Any]":
         source = copy(run)
-        source.kind = kind
+        source.kind, source.past = kind, kind == "replay"
         return console(source, look)
 
     return make
@@ -133,10 +133,13 @@ def runs(run: Recorded, look: "Look") -> "App[Any]":
     class Listed(RunList):
         """Runs that do not change, on no disk."""
 
-        complete, failure, out, seen = True, "", Path("runs"), listed
+        complete, failure, looks, places, seen = True, "", 1, (Path("runs"),), listed
 
         def __init__(self) -> None:
             """Look at nothing."""
+
+        def open(self) -> None:
+            """Nothing is looked at."""
 
         def close(self) -> None:
             """Nothing goes on."""
@@ -174,15 +177,15 @@ SHOTS = (
     Shot("zoomed", keys=("1", "z")),
     Shot("watch", make=from_journal("watch")),
     Shot("replay", make=from_journal("replay")),
-    Shot("mitigations", keys=("M",)),
+    Shot("mitigations", keys=("4", "z")),
     Shot("eight-devices", 0.73, run="eight-devices"),
     Shot("nodes", 0.33, keys=("1", "down", "enter"), run="nodes", sizes=((80, 24),)),
     Shot("nodes", 0.33, run="nodes", sizes=((140, 45),)),
     Shot("shared", 0.56),
     Shot("pending", 0.35, pending=("schedule", "shared")),
     Shot("paused", 0.73, heeded=("pause", "yes")),
-    Shot("events", keys=("4", "f", "z")),
-    Shot("event", keys=("4", "f", "up", "up", "enter")),
+    Shot("events", keys=("6", "f", "z")),
+    Shot("event", keys=("6", "f", "up", "up", "enter")),
     Shot("exclusive", 0.35, keys=("x",)),
     Shot("quit", keys=("q",)),
     Shot("help", keys=("question_mark",)),

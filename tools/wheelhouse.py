@@ -3,8 +3,9 @@
     python -m tools.wheelhouse --to wheelhouse                       for this Python and platform
     python -m tools.wheelhouse --to wheelhouse --python 3.12 --platform manylinux_2_28_x86_64
 
-The versions are those that are installed here. torch, with what it alone needs, is left to the machine unless `--torch`
-asks for it: a machine with a GPU has one that fits its driver, and its wheels take gigabytes.
+The versions are those that are installed here, but for what `--pin` names. torch, with what it alone needs, is left to
+the machine unless `--torch` asks for it: a machine with a GPU has one that fits its driver, and its wheels take
+gigabytes.
 """
 
 import argparse
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--python", default="", metavar="3.12", help="for this Python (default: the one that runs)")
     parser.add_argument("--platform", action="append", default=[], metavar="TAG", help="for this platform")
     parser.add_argument("--torch", action="store_true", help="torch too")
+    parser.add_argument("--pin", action="append", default=[], metavar="NAME==VERSION", help="this version of a package")
     chosen = parser.parse_args()
     if chosen.torch and (chosen.python or chosen.platform) and "+" in metadata.version(TORCH):
         parser.error(
@@ -58,7 +60,8 @@ def main() -> None:
     before = set(chosen.to.glob("*")) if chosen.to.is_dir() else set()
     pip = [sys.executable, "-m", "pip"]
     names = needed(OWN, () if chosen.torch else (TORCH,), python=chosen.python)
-    pinned = [f"{name}=={metadata.version(name)}" for name in names]
+    other = {str(canonicalize_name(pin.partition("==")[0])): pin for pin in chosen.pin}
+    pinned = [other.get(name, f"{name}=={metadata.version(name)}") for name in names]
     target = [word for tag in chosen.platform for word in ("--platform", tag)]
     target += ["--python-version", chosen.python] if chosen.python else []
     made = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(chosen.to), str(ROOT)]

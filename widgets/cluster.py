@@ -42,7 +42,7 @@ class NodeLine(NamedTuple):
     @property
     def worst(self) -> DeviceView:
         """The fullest device that is left; any where none is."""
-        return max(self.devices, key=lambda each: (not each.lost, gauges.fraction(each)))
+        return max(self.devices, key=lambda each: (not each.lost, each.share))
 
 
 def several_nodes(devices: Devices) -> int:
@@ -50,12 +50,16 @@ def several_nodes(devices: Devices) -> int:
     return len({node_of(each.facts.name) for each in devices})
 
 
-def lines(devices: Devices, opened: Collection[str] = ()) -> list[NodeLine]:
-    """List nodes, the worst first, and the devices of those that are unfolded."""
+def lines(devices: Devices, opened: Collection[str] = (), height: int = 0) -> list[NodeLine]:
+    """List nodes, the worst first, and the devices of those that are unfolded. Of lost nodes no more stand first than
+    half of the `height` (0: of any), so that those that compute stay in sight."""
     nodes: dict[str, list[DeviceView]] = {}
     for each in devices:
         nodes.setdefault(node_of(each.facts.name), []).append(each)
     ranked = sorted((NodeLine(node, tuple(mine)) for node, mine in nodes.items()), key=_calm)
+    gone = sum(node.lost for node in ranked)
+    first = min(gone, max(1, height // 2)) if height else gone
+    ranked = [*ranked[:first], *ranked[gone:], *ranked[first:gone]]
     return [
         line
         for node in ranked
@@ -66,9 +70,9 @@ def lines(devices: Devices, opened: Collection[str] = ()) -> list[NodeLine]:
 
 def _calm(line: NodeLine) -> tuple[bool, bool, int, int, str]:
     """How little there is to look at; `node-2` comes before `node-10`."""
-    some_lost = any(each.lost for each in line.devices)
-    full = 0 if line.lost else int(gauges.fraction(line.worst) * STEPS)
-    return not line.lost, not some_lost, -full, len(line.node), line.node
+    left = [each.share for each in line.devices if not each.lost]
+    full = int(max(left) * STEPS) if left else 0
+    return bool(left), len(left) == len(line.devices), -full, len(line.node), line.node
 
 
 def in_sight(count: int, place: int, height: int) -> range:
@@ -77,12 +81,12 @@ def in_sight(count: int, place: int, height: int) -> range:
 
 
 def rows(
-    devices: Devices, opened: Collection[str], cursor: Cursor, width: int, height: int, *, pointed: bool
+    found: Sequence[NodeLine], opened: Collection[str], cursor: Cursor, width: int, height: int, *, pointed: bool
 ) -> list[Row]:
-    """Draw at most `height` rows, with a sign before the chosen one where it is `pointed` at; the last one tells of
-    what is not in sight."""
-    found, sight = lines(devices, opened), cursor.sight
-    shown, others = found[sight.start : sight.stop], found[: sight.start] + found[sight.stop :]
+    """Draw at most `height` rows of what was `found`, with a sign before the chosen one where it is `pointed` at; the
+    last one tells of what is not in sight."""
+    sight = cursor.sight
+    shown, others = found[sight.start : sight.stop], [*found[: sight.start], *found[sight.stop :]]
     heads = [_head(line, opened) for line in shown]
     size = max(map(width_of, heads)) + 1
     names = [line.worst.facts.name.rpartition("/")[2] for line in shown]  # those on their nodes

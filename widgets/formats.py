@@ -11,6 +11,11 @@ from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.snapshot import Snapshot, wall_seconds
 from interlock.engine.record.words import drawn, safe, several
 
+RUNGS = {
+    "replan": "smaller batches", "split": "halved", "stream": "layer by layer", "relocate": "model moved",
+    "float32": "in float32", "cpu": "on the CPU", "park": "given up", "slice_mlp": "in slices", "chunk": "in slices",
+}  # fmt: skip
+"""What the rungs of the ladder do, in an operator's words; the last two are of old journals."""
 MIB, GIB = 2**20, 2**30
 LONGEST = 4000
 """Signs of a line that are looked at."""

@@ -1,13 +1,15 @@
 """A device as lines of a pane: its gauge with its numbers, and what is known of it beside that.
 
-Memory is what this process occupies; percent is of the ceiling.
+Memory is what this process occupies; percent is of what it may have: the ceiling, or less where others leave less.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from interlock.engine.record.facts import node_of
+from interlock.engine.record.facts import NOTICED, node_of
+from interlock.engine.record.health import LEAST_DISK
 from interlock.engine.record.snapshot import DeviceView
+from interlock.engine.record.words import safe
 from interlock.widgets import glyphs
 from interlock.widgets.formats import GIB, MIB, amount, gib, unit
 from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
@@ -55,10 +57,10 @@ def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = Fals
     if 0 in shown:
         spans += [Span(fit(device.facts.label, label), "dim"), Span(" ")]
     bar = max(0, width - sum(width_of(span.text) for span in spans) - width_of(numbers) - 7 - len(after))
-    style = glyphs.level(fraction(device))
+    style = level(device)
     share = Span(percent(device) + SIGNS[style], style)
     cells = glyphs.gauge(
-        bar, device.facts.total_bytes, _parts(device), ceiling=device.facts.ceiling_bytes, peak=device.peak
+        bar, device.facts.total_bytes, _parts(device), ceiling=device.facts.ceiling_bytes, peak=device.peak, near=style
     )
     spans += [*cells, Span(f" {numbers} "), share, Span(after, "dim")]
     return fitted(spans, width)
@@ -92,13 +94,25 @@ def known(device: DeviceView) -> list[Figure]:
 
 def _facts(device: DeviceView) -> list[Figure]:
     """What else is known, each with its rank."""
-    facts, readings = [Figure(f"^{_size(device, device.peak)}", 0)], device.readings
+    readings = device.readings
+    facts = [Figure(f"free {_size(device, device.free)}", 0), Figure(f"^{_size(device, device.peak)}", 0)]
+    if others := _others(device):
+        rank = 0 if device.taken else 6
+        facts.append(Figure(f"others {_size(device, others)}", rank, "others", glyphs.OTHERS))
+    for holder in readings.holders if readings else ():
+        held = "?" if holder.bytes is None else f"{holder.bytes / MIB:.0f} MiB"
+        facts.append(Figure(safe(" ".join(filter(None, (f"pid {holder.pid}", holder.user, held)))), 6))
     if readings and readings.temperature is not None:
         facts.append(Figure(f"{readings.temperature}C", 4))
     if readings and readings.utilisation is not None:
         facts.append(Figure(f"busy {readings.utilisation:>2}%", 4))
-    if others := _others(device):
-        facts.append(Figure(f"others {_size(device, others)}", 6, "others", glyphs.OTHERS))
+    if readings and readings.power is not None:
+        limit = "" if readings.power_limit is None else f"/{readings.power_limit:.0f}"
+        facts.append(Figure(f"{readings.power:.0f}{limit} W", 5))
+    if readings and readings.throttled:
+        facts.append(Figure(f"slowed: {readings.throttled}", 2))
+    if readings and readings.disk_free is not None:
+        facts.append(Figure(f"disk {gib(readings.disk_free)} GiB free", 2 if readings.disk_free < LEAST_DISK else 3))
     if device.facts.ceiling_bytes < GIB:  # which the numbers beside the bar then leave out
         facts.append(Figure(f"card {gib(device.facts.total_bytes)} GiB", 8))
     return facts
@@ -106,7 +120,7 @@ def _facts(device: DeviceView) -> list[Figure]:
 
 def _parts(device: DeviceView) -> glyphs.Parts:
     """What the device's memory is taken by; of a host, all but weights is work."""
-    used, reserved = _used(device), device.memory.reserved if device.memory else 0
+    used, reserved = device.occupied, device.memory.reserved if device.memory else 0
     weights = min(device.weights, used)
     work = max(0, min(reserved or used, used) - weights)
     return glyphs.Parts(weights, work, used - weights - work, _others(device))
@@ -121,7 +135,7 @@ def _sizes(device: DeviceView) -> str:
 
 def _against_ceiling(device: DeviceView) -> str:
     ceiling = device.facts.ceiling_bytes
-    return f"{_size(device, _used(device))}/{amount(ceiling, ceiling)}"
+    return f"{_size(device, device.occupied)}/{amount(ceiling, ceiling)}"
 
 
 def _size(device: DeviceView, size: int) -> str:
@@ -129,31 +143,26 @@ def _size(device: DeviceView, size: int) -> str:
     return f"{amount(size, device.facts.ceiling_bytes):>4}"
 
 
-def _used(device: DeviceView) -> int:
-    return device.memory.occupied if device.memory else 0
-
-
 def _others(device: DeviceView) -> int:
-    """What other processes have of it; of a host it is what is not free and not ours."""
-    readings = device.readings
-    if not readings:
-        return 0
-    theirs = readings.others if readings.others is not None else readings.used - _used(device)
-    return theirs if theirs >= 50 * MIB else 0
+    """What other processes have of it, where that is worth a word."""
+    return device.others if device.others >= NOTICED else 0
 
 
-def fraction(device: DeviceView) -> float:
-    """Return how much of its ceiling is occupied, 1 at the ceiling."""
-    return _used(device) / device.facts.ceiling_bytes if device.facts.ceiling_bytes > 0 else 0.0
+def level(device: DeviceView) -> str:
+    """Name the style of a device: near to what it may have, or others have what the next batch needs; worse where
+    nothing is computed for that."""
+    if device.taken:
+        return "warn" if device.leased else "error"
+    return glyphs.level(device.share)
 
 
 def percent(device: DeviceView) -> str:
     """Write that in four cells."""
-    return f"{min(999, int(fraction(device) * 100 + 1e-9)):>3}%"
+    return f"{min(999, int(device.share * 100 + 1e-9)):>3}%"
 
 
 def rest(others: Sequence[DeviceView], what: str) -> Row:
     """Tell of devices that are not shown: how many lost ones are among them, or how full the fullest is."""
     lost = sum(bool(device.lost) for device in others)
-    more = f", {lost} LOST" if lost else f", none above {percent(max(others, key=fraction)).strip()}"
+    more = f", {lost} LOST" if lost else f", none above {percent(max(others, key=lambda each: each.share)).strip()}"
     return (Span(f"and {what}{more}", "warn" if lost else "dim"),)

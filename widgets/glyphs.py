@@ -45,7 +45,7 @@ class Parts(NamedTuple):
         return self.weights + self.work + self.context
 
 
-def gauge(width: int, total: int, parts: Parts, *, ceiling: int, peak: int) -> list[Span]:
+def gauge(width: int, total: int, parts: Parts, *, ceiling: int, peak: int, near: str = "") -> list[Span]:
     """Draw a device's memory against its ceiling, and what lies beyond it as a thin tail behind a tick; others take
     it from the far end. A mark is where the peak was, unless what is used now hides it; cells near the ceiling have
     the colours of that."""
@@ -63,9 +63,9 @@ def gauge(width: int, total: int, parts: Parts, *, ceiling: int, peak: int) -> l
         begin = end
     if begin and scale.limit:  # of a short bar a cell is a large share: its tip has the colour of the number
         tip, style = cells[begin - 1]
-        cells[begin - 1] = tip, level(parts.used / scale.limit, style)
+        cells[begin - 1] = tip, near or level(parts.used / scale.limit, style)
     first = max(begin, width - scale.from_the_end(parts.others))
-    cells[first:] = [(OTHERS, "others")] * (width - first)
+    cells[first:] = [(OTHERS, near or "others")] * (width - first)
     if (top := scale.cells(peak)) > begin:
         cells[top - 1] = (PEAK, "limit")
     if scale.main < width:
@@ -155,16 +155,18 @@ def sparkline(values: Sequence[float], width: int, *, top: float = 0.0) -> str:
     return "".join(signs[level] for level in levels).rjust(width)
 
 
-def graph(values: Sequence[float], width: int, height: int, *, top: float, ceiling: float = 0) -> list[list[Span]]:
+def graph(
+    values: Sequence[float], width: int, height: int, *, top: float, shares: Sequence[float] = (), style: str = "fill"
+) -> list[list[Span]]:
     """Draw the latest `width` values as columns `height` lines high, the newest at the right; `top` fills a column.
 
-    Where there is no value there is nothing; a value of nothing has a sign of its own, as in `sparkline`. A value that
-    is near to a `ceiling` has the colours of that.
+    Where there is no value there is nothing; a value of nothing has a sign of its own, as in `sparkline`. A value has
+    the colour of its share of what is the most, where there are `shares`.
     """
     shown, signs = list(values)[-width:] if width > 0 else [], LEVELS
     steps, size = len(signs) * height, len(signs)
     heights = [min(steps, max(2, -int(-value / top * steps + 1e-9))) if value > 0 and top > 0 else 1 for value in shown]
-    styles = [level(value / ceiling, "fill") if ceiling else "fill" for value in shown]
+    styles = [level(share, style) for share in shares[-len(shown) :]] if shares else [style] * len(shown)
     lines = []
     for floor in range(steps - size, -1, -size):
         cells = ((signs[min(each - floor, size) - 1] if each > floor else " ") for each in heights)
@@ -176,14 +178,20 @@ def graph(values: Sequence[float], width: int, height: int, *, top: float, ceili
 
 def chart(
     values: Sequence[float], told: int, step: int, width: int, height: int,
-    *, axis: int, label: Callable[[float], str], ceiling: float = 0,
+    *, axis: int, label: Callable[[float], str], ceiling: float = 0, shares: Sequence[float] = (), style: str = "fill",
+    silent: int = 0,
 ) -> list[list[Span]]:  # fmt: skip
     """Draw a graph with its scale, of `axis` cells, before it: of a `ceiling` the highest values, else their means.
-    `values` are the latest of `told` in all, and a column is `step` of them."""
-    shown = gathered(values, max(told, len(values)), step, width, max if ceiling else _mean)
+    `values` are the latest of `told` in all, and a column is `step` of them; so many were due since and are `silent`.
+    `shares` are those of each value, of the ceiling unless told."""
+    gap = min(silent // step, width)
+    count, width = max(told, len(values)), width - gap
+    shown = gathered(values, count, step, width, max if ceiling else _mean)
+    if ceiling:
+        shares = gathered(shares, count, step, width) if shares else [value / ceiling for value in shown]
     top = max([ceiling, *shown]) if ceiling else rounded_up(max(shown, default=0.0))
     scale = {height - 1: "0", 0: label(top)}
-    lines = graph(shown, width, height, top=top, ceiling=ceiling)
+    lines = [[*line, Span(" " * gap)] for line in graph(shown, width, height, top=top, shares=shares, style=style)]
     ticks = (f"{scale.get(line, ''):>{axis - 1}}{TICKED if line in scale else UNTICKED}" for line in range(height))
     return [[Span(tick, "dim"), *cells] for tick, cells in zip(ticks, lines, strict=True)]
 
@@ -221,8 +229,13 @@ def rounded_up(value: float) -> float:
     return next(power * part for part in (1, 2, 5, 10) if power * part >= value * (1 - 1e-9))
 
 
-def ages(width: int, seconds: int) -> str:
-    """Write below a graph how long ago its left end and its middle were."""
+def ages(width: int, columns: int, seconds: int) -> str:
+    """Write below a graph how long ago the first of its `columns`, each of so many seconds, and their middle were."""
+    if columns < width:
+        return (
+            " " * (width - columns) + ages(columns, columns, seconds) if columns > 9 else fit("now", width, right=True)
+        )
+    seconds *= width
     left, middle, right = f"-{duration(seconds)}", f"-{duration(seconds / 2)}", "now"
     if width < len(left) + len(right) + 2:
         return fit(right, width, right=True)

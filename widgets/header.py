@@ -1,31 +1,35 @@
 """The first line of a screen: how the run stands, where it is, and what an operator asked of it.
 
 On a narrow terminal fields go by their rank; what must be known (the state, that a run is simulated, how far it is,
-both toggles, that the picture is old or frozen) goes last.
+toggles that are not as usual, that the picture is old or frozen) goes last.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
-from interlock.engine.record.health import DEGRADED, Attention, Health, batches_of, time_left
+from interlock.engine.record.health import DEGRADED, Health, batches_of
+from interlock.engine.record.judgement import CALM, Attention, Judgement
+from interlock.engine.record.outlook import Outlook
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.words import duration, pass_of, percent, several
 from interlock.widgets import formats as words
-from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
+from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of, wrapped
 
 STALE_SECONDS = 5.0
 """Without an event for longer than that, the header says so."""
 GAP = 2
 SIGNS = {"ok": "●", "idle": "○", "warn": "▲", "error": "✖"}
-MARKS = {"watch": ("◇", "WATCH"), "replay": ("▷", "REPLAY")}
+MARKS = {"watch": ("◇", "WATCH"), "past": ("▷", "PAST"), "replay": ("▷", "REPLAY")}
 """What stands before the word of a run that is not of this process, so that it never looks live."""
 SPELT = 120
 """Columns from which on the counts of what went wrong are named."""
-END = 15
+WHOLE = 32
+"""Cells of the reason of a state up to which it stands beside the rest; a longer one has lines of its own."""
+ELAPSED = 40
+END = 4
 """The rank of when it ends."""
+SPREAD = 16
 NOTHING: Mapping[str, str] = {}
-CALM = Attention()
 
 
 class Field(NamedTuple):
@@ -44,29 +48,43 @@ class Field(NamedTuple):
 
 
 def rows(
-    snapshot: Snapshot, width: int, health: Health,
-    *, fresh: Attention = CALM, source_kind: str = "live", pending: Mapping[str, str] = NOTHING,
+    snapshot: Snapshot, width: int, judged: Judgement,
+    *, where: str = "", fresh: Attention = CALM, source_kind: str = "live", pending: Mapping[str, str] = NOTHING,
     stale: float | None = None, dropped: int = 0, frozen: bool = False, readonly: bool = False,
-    small: bool = False,
+    lines: int = 2,
 ) -> list[Row]:  # fmt: skip
-    """Draw one row of `width` cells. `fresh` is what was not looked at yet, `pending` are controls that were asked for
-    and do not count yet, `stale` the seconds since anything was heard, `dropped` the events that were not shown; a
-    `small` terminal has no room for more than this row."""
-    chip = _chip(snapshot, health, source_kind, pending)
-    left = [*chip, *_marks(snapshot, source_kind, readonly), *_where(snapshot), *_nodes(snapshot), *_times(snapshot)]
-    if health.word == DEGRADED:  # which says it already
-        fresh = replace(fresh, lost=0, nodes=0)
-    rest = [Field(90, "(enlarge to 40x10)", "dim")] if small else _toggles(snapshot, pending)
+    """Draw a row of `width` cells, and below it the reason of the state where that would be cut, on as many `lines` at
+    most; a terminal that has none for that is too small for all else. `where` in the run it stands, if that is past,
+    `fresh` is what was not looked at yet, `pending` are controls that were asked for and do not count yet, `stale` the
+    seconds since anything was heard, `dropped` the events that were not shown."""
+    kind = "past" if where and source_kind == "watch" else source_kind
+    moment = _moment(where, kind)
+    reason = min(WHOLE, max(10, width - 32 - (moment[0].size + GAP if moment else 0)))
+    chip = _chip(snapshot, judged.health, kind, pending, reason)
+    below: list[Row] = []
+    if lines and len(chip) > 1 and width_of(chip[1].text) > reason:
+        told = wrapped(chip[1].text, width - 4)
+        told[lines - 1 :] = [" ".join(told[lines - 1 :])] * (len(told) >= lines)
+        below = [fitted([Span("   "), Span(fit(line, width - 4), chip[1].style)], width) for line in told]
+        chip = chip[:1]
+    left = [*chip, *moment, *_marks(snapshot, source_kind, readonly), *_where(snapshot)]
+    times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
+    left += [*_nodes(snapshot), *times]
+    if judged.health.word == DEGRADED:  # which says it already
+        fresh -= Attention(lost=fresh.lost, nodes=fresh.nodes)
+    if not snapshot.over and snapshot.parked and judged.health.word == "RUN":
+        fresh -= Attention(parked=fresh.parked)
+    rest = [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
     rest += _warnings(snapshot, stale, dropped, frozen)
     spelt = [*_counts(fresh, spelt=True), *rest]
     fields = left + spelt
     soonest = next((place for place, field in enumerate(left) if field.rank == END), 0)
     # When it ends is worth more than the names of what went wrong, which are counted all the same.
     fits = width >= SPELT and soonest in _standing(fields, width)
-    return _laid(left, spelt if fits else [*_counts(fresh, spelt=False), *rest], width)
+    return [_laid(left, spelt if fits else [*_counts(fresh, spelt=False), *rest], width), *below]
 
 
-def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str]) -> list[Field]:
+def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str], reason: int) -> list[Field]:
     """Sign and word for how the run stands, and what it is about; what was asked for is under way until it counts."""
     waits = not snapshot.over and snapshot.phase != GONE
     if waits and "stop" in pending:
@@ -77,21 +95,30 @@ def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping
     if mark := MARKS.get(source_kind):
         sign, word, style = mark[0], f"{mark[1]} {word}", "accent" if health.level in ("ok", "idle") else style
     fields = [Field(0, f"{sign} {word}", style)]
-    return fields + [Field(9, health.detail, style, least=10)] * bool(health.detail)
+    # Where there is hardly room for any of the reason, how far the run is matters more.
+    return fields + [Field(1 if reason > 10 else END, health.detail, style, least=reason)] * bool(health.detail)
+
+
+def _moment(where: str, kind: str) -> list[Field]:
+    """The moment of the past that is shown: when matters more than of how much, and how fast it goes on."""
+    at, _, of_what = where.partition(" ")
+    style = "warn" if kind == "past" else "accent"
+    return [Field(1, f"at {at}", style), Field(12, of_what, style)] if where else []
 
 
 def _marks(snapshot: Snapshot, source_kind: str, readonly: bool) -> list[Field]:
     """What makes this other than a run that goes on in this process and can be steered."""
-    fields = [Field(1, word.upper(), "warn")] if (word := words.unreal(snapshot)) else []
+    fields = [Field(2, word.upper(), "warn")] if (word := words.unreal(snapshot)) else []
     return fields + [Field(60, "READ-ONLY", "accent")] * (readonly and source_kind == "live")
 
 
 def _counts(fresh: Attention, *, spelt: bool) -> list[Field]:
-    """What went wrong and was not looked at."""
-    if not fresh.total:
-        return []
-    style = "error" if fresh.lost or fresh.parked or fresh.warnings else "warn"
-    return [Field(5, "  ".join(fresh.words) if spelt else f"!{fresh.total}", style)]
+    """What went wrong and was not looked at: what is lost in the colour of errors, what was dealt with in another."""
+    lost = fresh.losses
+    if not spelt:
+        return [Field(5, f"!{fresh.total}", "error" if lost.total else "warn")] * bool(fresh.total)
+    shown = ((lost, "error"), (fresh - lost, "warn"))
+    return [Field(5, "  ".join(each.words), style) for each, style in shown if each.total]
 
 
 def _nodes(snapshot: Snapshot) -> list[Field]:
@@ -101,16 +128,19 @@ def _nodes(snapshot: Snapshot) -> list[Field]:
     if not joined or snapshot.over:
         return []
     if here < len(joined):  # which the state of the run says too, unless another thing is worse
-        return [Field(45, f"{here} of {several(len(joined), 'node')}", "warn")]
+        return [Field(24, f"{here} of {several(len(joined), 'node')}", "warn")]
     return [Field(12, several(here, "node"))]
 
 
 def _where(snapshot: Snapshot) -> list[Field]:
     """How far, in which pass, which batch and whose."""
-    fields = [Field(2, percent(snapshot.share_done), "bold")] if snapshot.passes else []
-    number = snapshot.current_pass
-    if number is not None and number < len(snapshot.passes) and snapshot.phase == "running":
-        now, passes = snapshot.passes[number], len(snapshot.passes)
+    fields = [Field(3, percent(snapshot.share_done), "bold")] if snapshot.passes else []
+    fields += [Field(11, "resumed", "dim")] * (snapshot.sessions > 1 and not snapshot.over and snapshot.phase != GONE)
+    running = snapshot.running if snapshot.phase == "running" else ()
+    if len(running) > 1:  # which batch came last says nothing of how far they are
+        fields.append(Field(10, f"{len(running)} passes at once"))
+    for now in running if len(running) == 1 else ():
+        number, passes = now.model_pass, len(snapshot.passes)
         own = f" at {percent(now.share_done).strip()}" if passes > 1 else ""
         fields.append(Field(10, pass_of(number, passes) + own))
         fields.append(Field(25, now.model, least=14))
@@ -121,33 +151,34 @@ def _where(snapshot: Snapshot) -> list[Field]:
     return fields
 
 
-def _times(snapshot: Snapshot) -> list[Field]:
+def _times(snapshot: Snapshot, left: Outlook | None) -> list[Field]:
     """How long, how long still, how fast; of a run that is over, why it ended so."""
-    fields = [Field(40, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
-    left = time_left(snapshot)
-    if left and snapshot.phase == "running" and not snapshot.paused:
-        fields += [Field(END, f"eta {duration(left.seconds)}"), Field(END + 1, f"±{duration(left.spread)}", "dim")]
+    fields = [Field(ELAPSED, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
+    if left:
+        fields += [Field(END, f"eta {duration(left.seconds)}"), Field(SPREAD, f"±{duration(left.spread)}", "dim")]
     if snapshot.deadline and not snapshot.over and snapshot.phase != GONE:
         still = max(0.0, snapshot.deadline - snapshot.latest_at)
         late = snapshot.paused or (left is not None and left.seconds > still)  # the run does not end in this session
         fields.append(Field(18, f"deadline in {duration(still)}", "warn" if late else ""))
-    if rate := words.rates(snapshot)[0]:
+    if (rate := words.rates(snapshot)[0]) and not snapshot.paused and snapshot.phase != GONE:
         fields.append(Field(20, f"{words.count(rate):>5} texts/s"))
     return fields
 
 
 def _toggles(snapshot: Snapshot, pending: Mapping[str, str]) -> list[Field]:
-    """Both, always; a star where something else was asked for than counts everywhere."""
+    """Those that are not as usual; a star where something else was asked for than counts everywhere."""
     schedule = pending.get("schedule", snapshot.schedule)
     fallback = pending.get("cpu_fallback", words.yes_no(snapshot.cpu_fallback))
-    fields = [] if schedule == "exclusive" else [Field(55, schedule, "dim")]
+    fields = [Field(55, schedule, "dim")] * (schedule != "exclusive")
     for place, rank, name, control, on in (
-        (0, 3, "EXCL", "schedule", schedule == "exclusive"),
-        (len(fields) + 1, 4, "CPU-FB", "cpu_fallback", fallback == "yes"),
+        (0, 5, "EXCL", "schedule", schedule == "exclusive"),
+        (2, 5, "CPU-FB", "cpu_fallback", fallback == "yes"),
     ):
         done, of = snapshot.reached(control)  # by the nodes of a cluster
         asked = control in pending or done < of
-        fields.insert(place, Field(rank, f"{name} {'on' if on else 'off'}{'*' * asked}", "warn" if asked else ""))
+        if asked or not on:
+            text = f"{name} {'on' if on else 'off'}{'*' * asked}"
+            fields.insert(place, Field(rank, text, "warn" if asked else ""))
     return fields
 
 
@@ -157,7 +188,7 @@ def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: boo
     if stale is not None and stale > STALE_SECONDS and not snapshot.over:
         fields.append(Field(6, f"STALE {duration(stale)}", "error"))
     if frozen:
-        fields.append(Field(5, "FROZEN", "warn"))
+        fields.append(Field(4, "FROZEN", "warn"))
     if dropped:
         fields.append(Field(7, f"dropped {words.count(dropped)}", "warn"))
     return fields
@@ -166,10 +197,10 @@ def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: boo
 def _standing(fields: list[Field], width: int) -> list[int]:
     """The places of the fields that fit, with a cell at either end; how far an end may be off says nothing alone."""
     fits = kept([field.size for field in fields], [field.rank for field in fields], width - 2, GAP)
-    return [place for place in fits if fields[place].rank != END + 1 or place - 1 in fits]
+    return [place for place in fits if fields[place].rank != SPREAD or place - 1 in fits]
 
 
-def _laid(left: list[Field], right: list[Field], width: int) -> list[Row]:
+def _laid(left: list[Field], right: list[Field], width: int) -> Row:
     """The fields that fit, the right part at the right edge."""
     fields = left + right
     sizes = [field.size for field in fields]
@@ -185,7 +216,7 @@ def _laid(left: list[Field], right: list[Field], width: int) -> list[Row]:
     far = [span for place, span in spans.items() if place >= len(left)]
     # `spare` has no gap for the seam between the two parts, which has one only where both are there.
     between = Span(" " * (max(0, spare) + GAP * bool(near and far)))
-    return [fitted([Span(" "), *_joined(near), between, *_joined(far)], width)]
+    return fitted([Span(" "), *_joined(near), between, *_joined(far)], width)
 
 
 def _joined(spans: list[Span]) -> list[Span]:

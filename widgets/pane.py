@@ -18,6 +18,7 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from interlock.engine.record.events import Entry
 from interlock.engine.record.snapshot import PassCells, Snapshot
 from interlock.engine.record.words import drawn
 from interlock.widgets.text import LONGEST, STYLES, Row, Span, fitted, row, width_of, wrapped
@@ -60,8 +61,7 @@ class Pane(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.border_title = title or None
         self._rows: list[Row] = []
-        self._above, self._hint = title, ""
-        self._below = Content("")
+        self._above, self._below, self._hint = Content(title), Content(""), ""
 
     @property
     def inner_width(self) -> int:
@@ -73,13 +73,12 @@ class Pane(ScrollView, can_focus=True):
         """Lines that are visible at once."""
         return self.scrollable_content_region.height
 
-    def entitle(self, *, above: str | None = None, below: str | Row | None = None) -> None:
+    def entitle(self, *, above: str | Row | None = None, below: str | Row | None = None) -> None:
         """Write on the border, and paint nothing else: to set `border_title` would paint every line with it."""
-        drawn = self._styled(below) if isinstance(below, tuple) else Content(below or "")
-        if above is not None and above != self._above:
-            self._above = above
+        if above is not None and not (drawn := self._styled(above)).is_same(self._above):
+            self._above = drawn
             self._head()
-        if below is not None and not drawn.is_same(self._below):
+        if below is not None and not (drawn := self._styled(below)).is_same(self._below):
             self._below = self._border_subtitle = drawn
             self.refresh(Region(0, self.inner_height, self.inner_width, 1))
 
@@ -89,13 +88,23 @@ class Pane(ScrollView, can_focus=True):
             self._hint = keys
             self._head()
 
+    def notify_style_update(self) -> None:
+        """Draw the title in the colours that the theme has now."""
+        super().notify_style_update()
+        if self.is_mounted:
+            self._head()
+
     def _head(self) -> None:
         hint = (f"  {self._hint}", self.get_visual_style("pane--dim")) if self._hint else ""
-        self._border_title = Content.assemble(self._above, hint)
-        self.refresh(Region(0, -1, self.inner_width, 1))
+        drawn = Content.assemble(self._above, hint)
+        if self._border_title is None or not drawn.is_same(self._border_title):
+            self._border_title = drawn
+            self.refresh(Region(0, -1, self.inner_width, 1))
 
-    def _styled(self, spans: Row) -> Content:
+    def _styled(self, spans: str | Row) -> Content:
         """A row for the border, in the colours that the theme has now."""
+        if isinstance(spans, str):
+            return Content(spans)
         return Content.assemble(
             *((text, self.get_visual_style(f"pane--{name}")) if name else text for text, name in spans)
         )
@@ -142,6 +151,8 @@ class View(NamedTuple):
     """The panes that are on the screen with it."""
     cells: Callable[[int], PassCells] = lambda _: PassCells()
     """Tells of a pass's batches."""
+    mitigations: Callable[[], Sequence[Entry]] = tuple
+    """Lists what was done where memory, a device or a vector fell short."""
 
 
 class Cursor(NamedTuple):
@@ -174,6 +185,8 @@ class PaneKind(NamedTuple):
     """What can be chosen in it now."""
     legend: Callable[[int], Row] = lambda _: ()
     """What its signs mean, for a border of so many cells."""
+    counter: Callable[[Snapshot], str] = lambda _: ""
+    """What its title counts."""
     help: Sequence[tuple[str, str]] = ()
     """Keys in it, and what they do; `{zoom}` is the key of that action."""
     sign: str = ""
@@ -189,6 +202,8 @@ class RunPane(Pane):
         Binding("enter", "unfold", "Unfold", show=False),
         Binding("right,l", "unfold(True)", "Unfold", show=False),
         Binding("left,h", "unfold(False)", "Fold", show=False),
+        Binding("home", "screen.first", show=False),
+        Binding("end", "screen.follow", show=False),
     ]
 
     def __init__(self, kind: PaneKind) -> None:

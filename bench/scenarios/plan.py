@@ -18,7 +18,7 @@ from interlock.engine.models.networks.kernels import TILE
 
 KIB, MIB = 1 << 10, 1 << 20
 LONGEST = 600
-"""Tokens that the models take; what is over is cut off. More than a chunked feed-forward takes at a time."""
+"""Tokens that the models take; what is over is cut off."""
 RESERVES = (*[RESERVE] * 8, 44 * MIB, 44 * MIB, 26 * MIB, 22 * MIB, 4 * MIB)
 """Slack that no lease is promised: with less than the engine's own, segments of the allocator do not fit either."""
 SHORTEST_NAN = 16

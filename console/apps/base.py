@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from rich.segment import Segment
 from textual import events
@@ -19,13 +19,16 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from interlock.console.actions import Action, actions_of, shown_keys
-from interlock.console.look import GAUGE, OWN, THEMES, Look
+from interlock.console.look import ANSI, GAUGE, OWN, THEMES, Look
 from interlock.console.screens.ask import Find
+from interlock.console.screens.base import Keyed
 from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.widgets.text import ascii_only
 
 if TYPE_CHECKING:
     from interlock.console.form import Filled, Machine
+    from interlock.console.screens.runs import RunsScreen
+    from interlock.console.sources.runs import RunList
     from interlock.console.summary.document import Document
 
 T = TypeVar("T")
@@ -62,7 +65,9 @@ UNRANKED = 1e-6
 
 def offered(screen: Screen[Any]) -> Sequence[Action]:
     """List the actions of the screen under the palette, in the order in which it offers them."""
-    found = (each for each in actions_of(getattr(screen, "ACTIONS", "")) if not each.name.startswith("move("))
+    found = actions_of(getattr(screen, "ACTIONS", ""))
+    if isinstance(screen, Keyed):
+        found = [each for each in found if screen.offers(each) and not each.name.startswith("move(")]
     return sorted(found, key=lambda action: action.changes)
 
 
@@ -83,6 +88,8 @@ class Frame(App[T]):
     TITLE = "Interlock"
     COMMAND_PALETTE_BINDING = ""
     BINDINGS: ClassVar = []
+    runs: "RunList | None" = None
+    """The list of runs that is shown, where it outlasts the application."""
     now: Callable[[], float] = staticmethod(time.time)
     """What time it is, in seconds since the epoch."""
     CSS = """
@@ -122,7 +129,8 @@ class Frame(App[T]):
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         theme = self.current_theme
-        return GAUGE["ansi" if theme.ansi else "dark" if theme.dark else "light"]
+        ansi = getattr(theme, "ansi", theme.name == ANSI)
+        return GAUGE["ansi" if ansi else "dark" if theme.dark else "light"]
 
     def on_key(self, event: events.Key) -> None:
         """Hand on what was typed in one burst with the key that opens a line; a slow link sends keys so."""
@@ -163,7 +171,8 @@ class Frame(App[T]):
 
         if not any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
             departure = self.leave_for if self.may_leave else None
-            self.push_screen(RunsScreen(RunList(self.runs_in), self.look, departure, self.now, self.run_shown))
+            runs = self.runs or RunList(self.runs_in)
+            self.push_screen(RunsScreen(runs, self.look, departure, self.now, self.run_shown))
 
     def leave_for(self, words: Sequence[str]) -> None:
         """Leave; what made the application does the command of these arguments then."""
@@ -188,10 +197,29 @@ def viewer(
 
 
 class Runs(Frame[None]):
-    """`interlock runs` on a terminal: the runs of a directory, until one is chosen."""
+    """`interlock runs`, or `watch` of many of them, on a terminal: a list, until one is chosen."""
+
+    def __init__(
+        self, look: Look, runs: "RunList | None" = None, chosen: Path | None = None, told: str = "",
+        *, leaves: bool = True, driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:  # fmt: skip
+        """`chosen` is the run that the cursor begins at, `told` what is said first; `leaves` whether it may be
+        left for another command."""
+        super().__init__(look, driver=driver)
+        self.runs, self._chosen, self._told, self._leaves = runs, chosen, told, leaves
+
+    @property
+    def run_shown(self) -> Path | None:
+        return self._chosen
+
+    @property
+    def may_leave(self) -> bool:
+        return self._leaves
 
     def open(self) -> None:
         self.show_runs()
+        if self._told:
+            self.call_after_refresh(cast("RunsScreen", self.screen).say, self._told)
 
 
 class Form(Frame["Filled"]):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 from textual.driver import Driver
-from textual.timer import Timer
 
 from interlock.console.actions import first_key, named
 from interlock.console.apps.base import Frame
@@ -23,12 +22,12 @@ from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import atomic
 from interlock.engine.record.atomic import user_name
+from interlock.engine.record.health import ended
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 from interlock.engine.record.summary import summarise
 from interlock.engine.record.words import safe, several
 
-RATES = (0.5, 1.0, 2.0, 4.0, 10.0)
 CALL = 200
 """Signs of a message that calls an operator who looks elsewhere."""
 
@@ -41,8 +40,8 @@ def call(text: str) -> str:
 def words(snapshot: Snapshot) -> str:
     """Say how the run ended. It begins with a word, because terminals read numbers after OSC 9 as something else."""
     kind = " SCRIPTED" if snapshot.scripted else " SIMULATED" if snapshot.simulated else ""
-    reason = f": {snapshot.reason}" if snapshot.reason else ""
-    return f"interlock{kind} {snapshot.run_id or 'run'} {snapshot.phase}{reason}"
+    state = ended(snapshot.phase, snapshot.reason)
+    return f"interlock{kind} {snapshot.run_id or 'run'} {': '.join(filter(None, [state.word, state.detail]))}"
 
 
 class Console(Frame[Leave]):
@@ -50,19 +49,20 @@ class Console(Frame[Leave]):
 
     def __init__(
         self, source: Source, look: Look | None = None,
-        *, session: Session | None = None, summary: Path | None = None,
-        painted: Callable[[], object] = lambda: None, driver: type[Driver] | None = HangupSafeDriver,
+        *, session: Session | None = None, summary: Path | None = None, listed: bool = False,
+        painted: Callable[[], object] = lambda: None, server: str = "", driver: type[Driver] | None = HangupSafeDriver,
     ) -> None:  # fmt: skip
-        """`session` is that of a run of this process; `summary` is where that of another run is; `painted` is called
-        when there is something on the screen."""
+        """`session` is that of a run of this process; `summary` is where that of another run is; `listed` whether it
+        was chosen in a list that is gone back to; `painted` is called when there is something on the screen; with a
+        `server` it is left when the run has ended, which is then uploaded there."""
         super().__init__(look, driver=driver)
         self.source = source
         self.who = user_name()
         self._session = session
         self._summary = summary
+        self.listed = listed
         self._painted = painted
-        self._rate = self.look.rate
-        self._timer: Timer | None = None
+        self._server = server
         self.seen_seq = -1
         """The last entry that the main screen has told of."""
         self._over = False
@@ -75,7 +75,7 @@ class Console(Frame[Leave]):
     def on_ready(self) -> None:
         """Begin when the main screen is laid out, which some other screen may have been before."""
         self.main.call_after_refresh(self._painted)
-        self.main.call_after_refresh(self._beat)
+        self.main.call_after_refresh(self.set_interval, 1 / self.look.rate, self.poll)
 
     def poll(self) -> None:
         """Look once; the main screen is kept up to date under whatever is laid over it."""
@@ -116,6 +116,9 @@ class Console(Frame[Leave]):
 
     def show_recap(self) -> None:
         """Say what became of the run, and offer its summary."""
+        if self._server:
+            self.exit(Leave.OVER)
+            return
         path = self._summary_path
         if path is None:
             return
@@ -181,7 +184,7 @@ class Console(Frame[Leave]):
     def seen(self) -> Snapshot:
         """Take the source's snapshot at this second, without curves on a slow link."""
         now = self.source.snapshot()
-        ages = self.source.kind == "live" or (self.source.kind == "watch" and not self.source.note)
+        ages = not self.source.past and (self.source.kind == "live" or not self.source.note)
         if ages and now.latest_at and not now.over:
             now = replace(now, elapsed=now.elapsed + max(0.0, time.time() - now.latest_at))
         if self.look.slow_link:
@@ -192,12 +195,6 @@ class Console(Frame[Leave]):
     @property
     def main(self) -> Main:
         return next(screen for screen in self.screen_stack if isinstance(screen, Main))
-
-    def change_rate(self, step: int) -> float:
-        nearest = min(range(len(RATES)), key=lambda place: abs(RATES[place] - self._rate))
-        self._rate = RATES[max(0, min(len(RATES) - 1, nearest + step))]
-        self._beat()
-        return self._rate
 
     async def action_quit(self) -> None:
         """Leave as the main screen does, where Textual would end the app."""
@@ -215,8 +212,3 @@ class Console(Frame[Leave]):
             return ""
         suspend, leave = (first_key(named(name), self.look.keys) for name in ("suspend", "quit"))
         return f"{suspend} would suspend the run as well and keep its GPUs; {leave} then d detaches"
-
-    def _beat(self) -> None:
-        if self._timer:
-            self._timer.stop()
-        self._timer = self.set_interval(1 / self._rate, self.poll)

@@ -4,12 +4,12 @@ The run is in a session's thread all the while. A console that is gone is follow
 the same run to its end.
 """
 
-import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,18 +21,21 @@ from interlock.console.front_ends.headless import (
     Headless,
     deliver_summary,
     handling,
+    leave_at_once,
     say,
     stopped_by_signals,
 )
+from interlock.console.front_ends.web import in_browser
 from interlock.console.metrics import exposed
-from interlock.console.notifying import notify
+from interlock.console.notifying import filled, notify
 from interlock.console.sources.session import Session, Work
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
 from interlock.console.text.recap import recap
 from interlock.engine import __version__
 from interlock.engine.compute.controls import Controls
+from interlock.engine.crash import reportable
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
-from interlock.engine.record.crash import reportable
+from interlock.engine.record.judgement import judge, left_behind
 from interlock.engine.record.recorder import journal_at
 from interlock.engine.record.rundir import SUMMARY
 from interlock.engine.record.words import LONG, argument, command, safe
@@ -40,6 +43,7 @@ from interlock.engine.settings import Configuration, recorded
 
 if TYPE_CHECKING:
     from interlock.console.form import Filled
+    from interlock.console.sources.runs import RunList
     from interlock.engine.record.facts import Status
     from interlock.engine.record.state import RunState
 
@@ -76,8 +80,9 @@ def run_with_front_end(
         try:
             return _watched(session, chunks, configuration, audience)
         finally:
-            if session.summary and session.summarised and session.over:
-                notify(audience.notify, session.summary, told)
+            if session.work and session.summary and session.summarised and session.over:
+                state = judge(left_behind(session.work.recorder.snapshot()), time.time()).health
+                notify(filled(audience.notify, session.work.directory.id, state), session.summary, told)
 
 
 def _watched(session: Session, chunks: Path, configuration: Configuration, audience: Audience) -> ExitCode:
@@ -171,19 +176,20 @@ def _attended(session: Session, configuration: Configuration, audience: Audience
         session.start()
         seen = -1
     else:
-        seen = _console(session, configuration)
+        seen = _console(session, configuration, audience.server)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nobody is left to be hung up on
-    return Headless(session, events=audience.events, quiet=audience.quiet, seen=seen)
+    verbose = configuration.settings.verbose
+    return Headless(session, events=audience.events, quiet=audience.quiet, verbose=verbose, seen=seen)
 
 
-def _console(session: Session, configuration: Configuration) -> int:
+def _console(session: Session, configuration: Configuration, server: str) -> int:
     """Show the console until it is left; the `seq` of the last entry that was seen there."""
     from interlock.console.apps.run import Console
     from interlock.console.look import Leave, look_of
     from interlock.console.sources.session import Live
 
     look = look_of(configuration)
-    app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start)
+    app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start, server=server)
     left, failure = None, "it exited"
     stops: dict[signal.Signals, Handler] = {  # after the batch in flight; the console leaves when the run has ended
         signal.SIGINT: lambda *_: session.stop(ExitCode.INTERRUPTED),
@@ -194,9 +200,10 @@ def _console(session: Session, configuration: Configuration) -> int:
             left = app.run()
     except Exception as error:  # whatever a screen raises, the run is not its to end
         failure = safe(error, LONG)
+    run = session.work.directory.path if session.work else None
     if left is Leave.ABORT:
-        sys.stderr.write("aborted: --resume continues\n")
-        os._exit(ExitCode.INTERRUPTED)
+        say("aborted: --resume continues")
+        leave_at_once(session, ExitCode.INTERRUPTED)
     session.start()  # where the screen was gone before it was painted
     session.detach()
     if left is Leave.STOP or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):
@@ -204,39 +211,61 @@ def _console(session: Session, configuration: Configuration) -> int:
     elif session.alive and left is None:
         say(f"the console failed ({failure}), the run continues: ^C stops it after the current batch")
     elif session.alive:
-        say("console detached, the run continues: ^C stops it after the current batch")
+        shows = f", {command(['watch', argument(run)])} shows it again" if run else ""
+        say(f"console detached, the run goes on: ^C stops it after the current batch{shows}")
     return app.seen_seq
 
 
-def watch_journal(run: Path, speed: float | None, configuration: Configuration) -> Sequence[str]:
+def watch_journal(
+    run: Path, speed: float | None, configuration: Configuration, *, listed: bool = False
+) -> Sequence[str]:
     """Show a run by its journal until the console is left; only what an operator asks of it changes the run. Return the
-    arguments of the command that it was left for, if any."""
-    if reason := why_headless():
+    arguments of the command that it was left for, if any. One that was `listed` is left for its list by escape too."""
+    paged = in_browser()
+    if not paged and (reason := why_headless()):
         raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
+    from interlock.console.terminal.driver import HangupSafeDriver
 
     look = look_of(configuration)
     source = Replayed(run, speed) if speed is not None else Watched(run, steered=not look.readonly)
-    app = Console(source, look, summary=source.path.with_name(SUMMARY))
+    driver = None if paged else HangupSafeDriver  # a page has its own, which draws through stdout
+    app = Console(source, look, summary=source.path.with_name(SUMMARY), listed=listed, driver=driver)
     try:
-        with quiet_descriptors():
+        with nullcontext() if paged else quiet_descriptors():
             app.run()
     finally:
         source.close()
+    if not paged and not listed and not app.next:
+        say(f"interlock: {safe(source.parting, LONG)}")
     return app.next
 
 
-def list_runs(configuration: Configuration) -> Sequence[str]:
-    """Show the runs until their list is left; return the arguments of the command that it was left for."""
+def list_runs(configuration: Configuration, runs: "RunList") -> Sequence[str]:
+    """Show runs, and each that is chosen to be watched, until their list is left; return the arguments of the command
+    that it was left for."""
     from interlock.console.apps.base import Runs
     from interlock.console.look import look_of
+    from interlock.console.terminal.driver import HangupSafeDriver
 
-    app = Runs(look_of(configuration))
-    with quiet_descriptors():
-        app.run()
-    return app.next
+    look, paged, chosen, told = look_of(configuration), in_browser(), None, ""
+    while True:
+        app = Runs(look, runs, chosen, told, leaves=not paged, driver=None if paged else HangupSafeDriver)
+        with nullcontext() if paged else quiet_descriptors():
+            app.run()
+        words, told = app.next, ""
+        if words[:1] != ["watch"]:
+            return words
+        while words[:1] == ["watch"]:
+            chosen = Path(words[1])
+            try:
+                words = watch_journal(chosen, None, configuration, listed=True)
+            except InterlockError as error:  # it went meanwhile, or was damaged
+                words, told = (), str(error)
+        if words:
+            return words
 
 
 def _instead(summary: Path) -> str:
@@ -247,8 +276,9 @@ def set_up(configuration: Configuration, filled: "Filled | None" = None, failed:
     """Show the set-up form, as it was `filled` where a run of that `failed` to begin; return what was filled in, None
     when it was left."""
     from interlock.console.apps.base import Form
-    from interlock.console.form import Machine
+    from interlock.console.form import Filled, Machine
     from interlock.console.look import look_of
 
     with quiet_descriptors():
-        return Form(look_of(configuration), Machine(configuration), filled, failed).run()
+        found = Form(look_of(configuration), Machine(configuration), filled, failed).run()
+    return found if isinstance(found, Filled) else None  # what it leaves when its terminal is gone

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from interlock.console.sources.session import Session
 from interlock.console.terminal.tty import in_a_cell
 from interlock.console.text.event_text import describe, line_of
 from interlock.console.text.progress_text import bar, interval, progress
+from interlock.console.text.recap import next_commands
 from interlock.console.writing import silence
 from interlock.engine import parsers
 from interlock.engine.errors import DiskError, ExitCode, UsageError
@@ -32,7 +34,7 @@ from interlock.engine.record.events import (
 )
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import LONG, pass_of, safe, unarmed
-from interlock.widgets.formats import width_of
+from interlock.widgets.formats import RUNGS, width_of
 
 IN_PLACE_SECONDS = 1.0
 LINE_SECONDS = 10.0
@@ -87,7 +89,7 @@ class Folded:
         if isinstance(event, PressurePassed):
             like = event.model_pass, OVER, event.device
         elif isinstance(event, Mitigated) and event.batch_index is not None:
-            like = event.model_pass, event.rung, event.device
+            like = event.model_pass, RUNGS.get(event.rung, event.rung), event.device
         else:
             return False
         first = like not in self._more
@@ -119,7 +121,7 @@ class Folded:
                 self._more[like] = 0
                 model_pass, what, device = like
                 mark = "" if what == OVER else "warning: "
-                counts.append(f"{mark}{what} in {pass_of(model_pass)} on {device}: ... and {more:,} like it")
+                counts.append(f"{mark}{what}, {pass_of(model_pass)} on {device}: ... and {more:,} like it")
         return counts
 
 
@@ -137,11 +139,12 @@ POLL_SECONDS = 0.25
 class Headless:
     """Watches the run of a session to its end."""
 
-    def __init__(self, session: Session, *, events: bool, quiet: bool, seen: int = -1) -> None:
-        """`seen` is the `seq` of the last entry that another front end has told of."""
+    def __init__(self, session: Session, *, events: bool, quiet: bool, verbose: bool = False, seen: int = -1) -> None:
+        """`verbose` tells, too, what was as it should be; `seen` is the `seq` of the last entry that another front end
+        has told of."""
         self._session = session
         self._events = events
-        self._quiet = quiet
+        self._quiet, self._verbose = quiet, verbose
         self._seen = seen
         self._began = self._spoke = time.monotonic()
         # A saved notebook keeps every drawing of a line: 30,000 of a night.
@@ -199,7 +202,7 @@ class Headless:
         event, urgent = entry.body, is_error(entry.body)
         for count in self._folded.ended_by(event):
             self._say(count)
-        if self._folded.takes(event) or not (text := line_of(event, entry.device_kind)):
+        if self._folded.takes(event) or not (text := line_of(event, entry.device_kind, verbose=self._verbose)):
             return
         for known in self._failures:
             text = text.replace(known, "see above")
@@ -260,7 +263,7 @@ def stopped_by_signals(session: Session) -> None:
             return
         stop = session.controls
         if stop.code is not None:
-            os._exit(stop.code)  # the journal is whole after every line; --resume needs nothing else
+            leave_at_once(session, stop.code)
         stop.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
         with suppress(OSError):
             text = b"stopping at the next batch; once more to stop now\n"  # print is not safe in a handler
@@ -268,6 +271,23 @@ def stopped_by_signals(session: Session) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
+
+
+def leave_at_once(session: Session, code: ExitCode) -> None:
+    """End the process, whatever it computes: the journal says so, and stderr how to go on."""
+
+    def close() -> None:
+        if session.work and session.work.recorder.look(lambda state: state.started):
+            mitigations = session.work.recorder.look(lambda state: sum(state.mitigated.values()))
+            reason = "interrupted in a batch: --resume continues"
+            closed = RunClosed(status="stopped", reason=reason, exit_code=code, mitigations=mitigations)
+            seen = session.work.recorder.end(closed)
+            os.write(2, f"next: {next_commands(seen, session.work.directory.path)[0]}\n".encode())
+
+    closing = threading.Thread(target=close, daemon=True)  # the frame that a signal interrupts may hold the lock
+    closing.start()
+    closing.join(2.0)
+    os._exit(code)  # the journal is whole after every line; --resume needs nothing else
 
 
 def deliver_summary(summary: bytes, target: str) -> None:

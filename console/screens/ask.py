@@ -15,7 +15,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label, Static
 
-from interlock.console.actions import HELP, MAIN, actions_of, bindings_of, first_key, named, shown_keys
+from interlock.console.actions import HELP, MAIN, Action, actions_of, bindings_of, first_key, named, shown_keys
 from interlock.console.look import Look
 from interlock.engine.record.words import drawn
 from interlock.widgets.panes import PANES
@@ -59,7 +59,7 @@ class Dialog(ModalScreen[str]):
         width: 72; max-width: 100%; height: auto; max-height: 100%;
         border: round $warning; background: $surface; padding: 0 1;
     }
-    Dialog Static { width: 100%; height: auto; }
+    Dialog Static, Dialog VerticalScroll { width: 100%; height: auto; }
     """
 
     def __init__(self, title: str, lines: Sequence[str], choices: Sequence[Choice]) -> None:
@@ -74,10 +74,15 @@ class Dialog(ModalScreen[str]):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = self._title
-            yield Static(Text("\n".join(drawn(line) for line in self._lines) + "\n"))
+            with VerticalScroll() as self._told:
+                yield Static(Text("\n".join(drawn(line) for line in self._lines) + "\n"))
             for choice in self._choices:
                 yield DialogAnswer(choice.keys.partition(",")[0], choice.label, str(choice.value))
             yield DialogAnswer("esc", self.BACK, "")
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Leave room for every answer, whatever there is to read."""
+        self._told.styles.max_height = max(1, event.size.height - 3 - len(self._choices))
 
     def action_choose(self, value: str) -> None:
         self.dismiss(value)
@@ -156,17 +161,18 @@ class Find(ModalScreen[str | None]):
 AREAS = {
     "Run": ("exclusive", "fallback", "pause", "stop", "quit"),
     "Panes": ("pane", "zoom", "unzoom"),
-    "Events": ("find", "find_next", "find_previous", "filter", "attend", "follow", "detail", "export", "copy"),
+    "Past": ("step", "leap", "trouble", "set_mark", "to_mark", "faster", "slower"),
+    "Events": ("find", "first", "follow", "detail", "export", "copy"),
 }
 """What the actions of the main screen concern, by the first word of their calls; the rest is the screen itself."""
 LEGEND = (
     ("RUN", "healthy; DEGRADED: goes on without a GPU or a model; STALLED: no progress for long"),
-    ("!12", "warnings, mitigations, parked and refused rows that you have not looked at: {attend} shows them"),
+    ("!12", "warnings, mitigations, parked and refused rows that you have not looked at: {find} ! shows them"),
     ("EXCL on*", "* marks a request that the engine has not answered yet"),
     ("STALE", "time since the last event"),
     ("SIMULATED", "the GPUs are not real: the logic is, the speed is not"),
 )
-"""What the signs mean that are in no pane; `{attend}` is the key of that action."""
+"""What the signs mean that are in no pane; `{find}` is the key of that action."""
 
 
 class HelpLine(NamedTuple):
@@ -177,9 +183,13 @@ class HelpLine(NamedTuple):
     text: str
 
 
-def entries(screen: str, look: Look, pane: str = "") -> list[HelpLine]:
-    """List what can be done on a screen; what concerns `pane`, which has the focus, comes first."""
-    actions = [(action.name, shown_keys(action, look.keys), action.help) for action in actions_of(screen)]
+def entries(
+    screen: str, look: Look, pane: str = "", offers: Callable[[Action], bool] = lambda _: True
+) -> list[HelpLine]:
+    """List what can be done on a screen, as far as it `offers` that; what concerns `pane`, which has the focus, comes
+    first."""
+    offered = filter(offers, actions_of(screen))
+    actions = [(action.name, shown_keys(action, look.keys), action.help) for action in offered]
     if screen != MAIN:
         return [HelpLine("Keys", keys, text) for _, keys, text in actions]
     area_of = {name: area for area, names in AREAS.items() for name in names}
@@ -187,9 +197,9 @@ def entries(screen: str, look: Look, pane: str = "") -> list[HelpLine]:
     told = [(kind.name.capitalize(), line) for kind in PANES for line in kind.help]
     signs = [(kind.title.split()[0], kind.sign) for kind in PANES if kind.sign]
     told += [("Signs", line) for line in (*signs, *LEGEND)]
-    named_keys = {name: first_key(named(name), look.keys) for name in ("zoom", "attend")}
+    named_keys = {name: first_key(named(name), look.keys) for name in ("zoom", "find")}
     made += [HelpLine(area, keys.format(**named_keys), text.format(**named_keys)) for area, (keys, text) in told]
-    order = [pane.capitalize(), "Run", "Panes", "Events", "Screen"]
+    order = [pane.capitalize(), "Run", "Past", "Panes", "Events", "Screen"]
     areas = list(dict.fromkeys([*order, *(entry.area for entry in made)]))
     return sorted(made, key=lambda entry: areas.index(entry.area))
 
@@ -226,9 +236,11 @@ class Help(ModalScreen[None]):
     Help Static { width: 100%; height: auto; }
     """
 
-    def __init__(self, screen: str, look: Look, pane: str = "") -> None:
+    def __init__(
+        self, screen: str, look: Look, pane: str = "", offers: Callable[[Action], bool] = lambda _: True
+    ) -> None:
         super().__init__()
-        self._entries = entries(screen, look, pane)
+        self._entries = entries(screen, look, pane, offers)
         self._back = first_key(named("back"), look.keys)
 
     def compose(self) -> ComposeResult:

@@ -10,11 +10,11 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.screen import ModalScreen, Screen
 
-from interlock.console.actions import actions_of, first_key, named
+from interlock.console.actions import Action, actions_of, first_key, named
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Choice, Dialog, Find, Help
 from interlock.console.screens.layout import too_small
-from interlock.engine.record.crash import reportable
+from interlock.engine.crash import reportable
 from interlock.engine.record.words import drawn, human_bytes
 from interlock.widgets.pane import Key, Pane
 from interlock.widgets.text import Row
@@ -40,6 +40,9 @@ class Host(Protocol):
     def skipped(self) -> int:
         """Frames that were left out because the terminal did not keep up."""
 
+    listed: bool
+    """Whether there is a list of runs to go back to."""
+
     def exit(self, result: Leave | None = None) -> None:
         """Leave the screen in this way."""
 
@@ -58,8 +61,8 @@ class Host(Protocol):
     def redraw(self) -> None:
         """Send the whole screen anew."""
 
-    def change_rate(self, step: int) -> float:
-        """Look more often, or less; return how often a second."""
+    def poll(self) -> None:
+        """Look at the run now."""
 
 
 T = TypeVar("T")
@@ -85,6 +88,10 @@ class Keyed(Screen[None]):
     def say(self, text: str) -> None:
         """Tell the operator something."""
 
+    def offers(self, action: Action) -> bool:
+        """Tell whether an action has its place on what this screen shows."""
+        return True
+
     def shown_key(self, name: str) -> str:
         """Name the key that this screen shows for an action."""
         return first_key(named(name), self._look.keys)
@@ -95,7 +102,7 @@ class Keyed(Screen[None]):
         return [
             Key(first_key(each, self._look.keys), each.label, action=each.name)
             for each in actions_of(self.ACTIONS)
-            if not too_small(*self.size) and (each.stands(self.size.width) or each.name in more)
+            if self.offers(each) and not too_small(*self.size) and (each.stands(self.size.width) or each.name in more)
         ]
 
     def narrow(self, value: str, typed: Callable[[str], str]) -> None:

@@ -1,10 +1,10 @@
-"""The main screen: header, five panes, footer.
+"""The main screen: header, six panes, footer.
 
 It draws how a source tells that the run stands (`update`); a replay, a journal and a live run look the same.
 """
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cache
 from typing import ClassVar, NamedTuple
 
@@ -16,33 +16,36 @@ from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Help
 from interlock.console.screens.base import Host
 from interlock.console.screens.event import EventScreen
-from interlock.console.screens.layout import Wants, layout, too_small
-from interlock.console.screens.lists import Kinds, Listing, cause_of, mitigations
-from interlock.console.screens.steering import Steering
-from interlock.console.sources.journal import Replayed
+from interlock.console.screens.layout import SHARED, Wants, layout, tabs, too_small
+from interlock.console.screens.seeking import Seeking
 from interlock.console.sources.session import Source
 from interlock.console.text import dialog_text as wording
-from interlock.console.text.event_lists import Feed, Steps, grouped
-from interlock.engine.record.health import Attention, attention, health
+from interlock.console.text.event_lists import Feed
+from interlock.engine.record.events import Entry
+from interlock.engine.record.judgement import Attention, attention, judge
 from interlock.engine.record.snapshot import PassCells, Snapshot
 from interlock.engine.record.words import drawn, several
 from interlock.widgets import header
-from interlock.widgets.pane import Bar, Pane, RunPane, View
-from interlock.widgets.panes import PANES
+from interlock.widgets.pane import Bar, Key, Pane, RunPane, View
+from interlock.widgets.panes import PANES, leases
 from interlock.widgets.panes.events import EventsPane
+from interlock.widgets.panes.mitigations import ladders
 from interlock.widgets.panes.vram import lines_wanted
-from interlock.widgets.text import row
+from interlock.widgets.text import Span, row
+
+BACK = ("step('back')", "trouble('previous')")
 
 
 class Picture(NamedTuple):
-    """The run at one moment, in seconds since the epoch, with the batches of each of its passes."""
+    """The run at one moment, in seconds since the epoch, with the batches of its passes and its mitigations."""
 
     snapshot: Snapshot
     at: float
     cells: Callable[[int], PassCells]
+    mitigations: Callable[[], list[Entry]]
 
 
-class Main(Steering):
+class Main(Seeking):
     """What an operator looks at while a run goes on."""
 
     ACTIONS = MAIN
@@ -59,16 +62,16 @@ class Main(Steering):
         self.host = host
         self.snapshot = Snapshot()
         self._marks: object = None
-        """What the batches of passes depend on, as far as they were asked for."""
-        self._cells = cache(source.cells)
+        """What the batches of passes and the mitigations depend on, as far as they were asked for."""
+        self._cells, self._mitigations = cache(source.cells), cache(source.mitigations)
         self._look = look
-        self._feed = Feed()
+        self._feed = Feed(verbose=look.verbose)
         self.seen = -1
         """The `seq` of the last entry that was taken in."""
         self._dropped = 0
         self._begun = source.begun
         self._wants = Wants(1, 1)
-        self._chosen = "events"
+        self._chosen, self._turn = "events", SHARED[0]
         self._zoomed = False
         self._frozen: Picture | None = None
         """What the screen was frozen on, until it is released."""
@@ -76,7 +79,8 @@ class Main(Steering):
         self._looked = Attention()
         self._notice = ""
         self._header = Bar(id="header")
-        self._events = EventsPane("4 Events", id="events", back=self.shown_key("unzoom"))
+        self._header_lines = 1
+        self._events = EventsPane("6 Events", id="events", back=self.shown_key("unzoom"))
         self._panes: dict[str, Pane] = {kind.name: RunPane(kind) if kind.rows else self._events for kind in PANES}
         self._footer = Bar(id="footer")
 
@@ -98,8 +102,11 @@ class Main(Steering):
 
     def update(self, snapshot: Snapshot) -> None:
         """Take in how the run stands; nothing is drawn while the screen is frozen."""
-        if self._begun != self.source.begun:  # what was told was taken back
-            self._begun, self.seen, self._dropped, self._feed = self.source.begun, -1, 0, Feed()
+        if self._begun != self.source.begun:  # another moment is shown, or what was told was taken back
+            self._begun, self.seen, self._dropped = self.source.begun, -1, 0
+            self._feed = Feed(verbose=self._look.verbose)
+            self._marks = None
+            self._events.follow()
         entries, dropped = self.source.entries(self.seen)
         if entries:
             # What happened before the screen was there, as in a journal that is caught up with, was not missed.
@@ -110,7 +117,8 @@ class Main(Steering):
         self.snapshot = snapshot
         marks = [(each.batches_done, each.mitigations, each.parked) for each in snapshot.passes]
         if marks != self._marks:
-            self._marks, self._cells = marks, cache(self.source.cells)
+            self._marks = marks
+            self._cells, self._mitigations = cache(self.source.cells), cache(self.source.mitigations)
         if not self._frozen:
             self._events.feed(lines)
             self._draw()
@@ -144,27 +152,40 @@ class Main(Steering):
     @property
     def _picture(self) -> Picture:
         """What is drawn: the run now, or as it was when the screen was frozen."""
-        return self._frozen or Picture(self.snapshot, time.time(), self._cells)
+        return self._frozen or Picture(self.snapshot, time.time(), self._cells, self._mitigations)
 
     def _draw(self) -> None:
         snapshot = self._picture.snapshot
-        wants = Wants(max(1, lines_wanted(snapshot.devices)), max(1, len(snapshot.passes)))
+        mitigations = self._picture.mitigations
+        wants = Wants(
+            max(1, lines_wanted(snapshot.devices)), max(1, len(snapshot.passes)),
+            leases.lines_wanted(snapshot), len(ladders(mitigations)),
+        )  # fmt: skip
         if wants != self._wants:
             self._wants = wants
             self._arrange()
         self._draw_header()
         self._draw_footer()
-        pace = self.source.pace if isinstance(self.source, Replayed) else ""
-        self._events.entitle(below=drawn("  ".join(filter(None, [self.source.note, pace]))))
+        self._events.entitle(below=drawn(self.source.note))
         shown = [name for name, pane in self._panes.items() if pane.display]
-        view = View(snapshot, zoomed=self._zoomed, shown=shown, cells=self._picture.cells)
+        cells = self._picture.cells
+        view = View(snapshot, zoomed=self._zoomed, shown=shown, cells=cells, mitigations=mitigations)
         for pane in self._panes.values():
             if pane.display and isinstance(pane, RunPane):
                 pane.draw(view)
-        self._draw_hints()
+        self._draw_titles()
 
-    def _draw_hints(self) -> None:
-        """Say above the pane that has the focus what keys do in it."""
+    def _draw_titles(self) -> None:
+        """Write above each pane its key, its name and what it counts, with those that share its place; and above the
+        one that has the focus what keys do in it."""
+        sharing = () if self._zoomed else tabs(*self.size)
+        counts = {kind.name: kind.counter(self._picture.snapshot) for kind in PANES}
+        told = {kind.name: f"{kind.key} {kind.title} {counts[kind.name]}".rstrip() for kind in PANES}
+        for name, pane in self._panes.items():
+            if isinstance(pane, RunPane):
+                names = sharing if name in sharing else (name,)
+                spans = [Span(told[each], "" if each == name else "dim") for each in names]
+                pane.entitle(above=(*(piece for each in spans for piece in (each, Span("  "))),)[:-1])
         keys = {name: self.shown_key(name) for name in ("zoom", "unzoom", "detail")}
         for pane in self._panes.values():
             hints = [f"{keys['unzoom']} all panes" if self._zoomed else f"{keys['zoom']} zoom"]
@@ -174,31 +195,47 @@ class Main(Steering):
 
     def _draw_header(self) -> None:
         width = self.size.width
-        snapshot, now, _ = self._picture
-        replayed = self.source.kind == "replay"  # it stands as it did at the moment that is shown
-        state = health(snapshot, snapshot.latest_at if replayed else now)
+        snapshot, now = self._picture[:2]
+        past = self.source.past  # it stands as it did at the moment that is shown
+        judged = judge(snapshot, snapshot.latest_at if past else now)
         # Seconds since anything was heard of a run that is expected to say something.
-        stale = None if snapshot.over or replayed or not snapshot.latest_at else now - snapshot.latest_at
+        stale = None if snapshot.over or past or not snapshot.latest_at else now - snapshot.latest_at
         shown = header.rows(
-            snapshot, width, state, fresh=attention(snapshot) - self._looked, source_kind=self.source.kind,
+            snapshot, width, judged, fresh=judged.attention - self._looked, source_kind=self.source.kind,
+            where=self._watched.pace if self._watched else "",
             pending=self.pending, stale=stale, dropped=self._dropped + self.host.skipped,
-            frozen=self._frozen is not None, readonly=self.readonly, small=too_small(*self.size),
+            frozen=self._frozen is not None, readonly=self.readonly,
+            lines=0 if too_small(*self.size) else max(1, self.size.height // 8),
         )  # fmt: skip
+        if len(shown) != self._header_lines:
+            self._header_lines = len(shown)
+            self._header.styles.height = len(shown)
+            self._arrange()
         self._header.show(shown)
 
     def _draw_footer(self) -> None:
         if self._notice and not too_small(*self.size):
             self._footer.show([row((" " + self._notice, "warn"))])
         else:
-            shown = []
+            shown, playing = [], bool(self._watched and self.source.past and not self._watched.paused)
             for key in self.footer_keys():
                 action = named(key.action)
-                shown.append(key._replace(label=wording.label(action, self.snapshot), off=self.why_not(action)))
+                # What is past is not steered, and from what is now one goes only back.
+                if action.changes if self.source.past else action.past and action.name not in BACK:
+                    continue
+                label = wording.label(action, self.snapshot, past=self.source.past, playing=playing)
+                shown.append(key._replace(label=label, off=self.why_not(action)))
+            if self.host.listed:  # which quitting goes back to as well
+                shown[-1:] = [Key(self.shown_key("unzoom"), "All runs", action="quit")]
             self._footer.offer(shown, self.size.width)
 
     def _arrange(self) -> None:
         """Put every pane where this size of the terminal has it."""
-        boxes = layout(*self.size, self._wants, self._chosen, zoomed=self._zoomed)
+        if self._chosen in SHARED:
+            self._turn = self._chosen
+        boxes = layout(
+            *self.size, self._wants, self._chosen, zoomed=self._zoomed, turn=self._turn, header=self._header_lines
+        )
         for name, pane in self._panes.items():
             box = boxes.get(name)
             pane.set_class(box is None, "hidden")
@@ -208,10 +245,13 @@ class Main(Steering):
         self._footer.styles.offset = (0, max(0, self.size.height - 1))
 
     def action_freeze(self) -> None:
-        """Stop drawing, or go on and show what came meanwhile."""
-        if not self._frozen:
+        """Stop drawing, or go on and show what came meanwhile; what is past is played, or stands still."""
+        if self._watched and self.source.past:
+            self._watched.toggle_pause()
+        elif not self._frozen:
             cells = {each.model_pass: self._cells(each.model_pass) for each in self.snapshot.passes}
-            self._frozen = Picture(self.snapshot, time.time(), cells.__getitem__)
+            mitigations = self._mitigations()
+            self._frozen = Picture(self.snapshot, time.time(), cells.__getitem__, lambda: mitigations)
         else:
             self._frozen = None
             self._events.feed(self._feed.held())
@@ -229,59 +269,28 @@ class Main(Steering):
         self.call_after_refresh(self._draw)
 
     def action_unzoom(self) -> None:
-        if not self._events.clear() and self._zoomed:
+        if self._events.clear():
+            return
+        if self._zoomed:
             self.action_zoom()
+        elif self.host.listed:
+            self.host.exit()
+
+    def gone(self) -> None:
+        self._frozen = None
+        self.host.poll()
 
     def action_find(self) -> None:
-        self.narrow("", self._find)
+        self.narrow(self._events.sieve.typed, self._find)
 
-    def _find(self, pattern: str) -> str:
-        """Show only the events that have it; say how many there are."""
-        count = self._events.find(pattern)
-        matches = f"{several(count, 'match', 'matches')}" if count else "no match"
-        return matches if pattern else ""
-
-    def action_find_next(self) -> None:
-        self._events.walk(1)
-
-    def action_find_previous(self) -> None:
-        self._events.walk(-1)
-
-    def action_filter(self) -> None:
-        self.say(f"events: {self._events.cycle_level()}")
-
-    def action_kinds(self) -> None:
-        """Let kinds of events be shown or hidden."""
-        self.app.push_screen(Kinds(self._events.kinds, self._events.toggle))
-
-    def action_mitigations(self) -> None:
-        """Show the mitigations by their causes; then the events of the one that was chosen."""
-        keys, none = "enter shows its events  esc closes", "no mitigations: memory and devices have sufficed so far"
-        listing = Listing("Mitigations", keys, lambda width: mitigations(self._steps, width), none)
-        self.app.push_screen(listing, self._show_steps)
-
-    @property
-    def _steps(self) -> list[Steps]:
-        return grouped(self.source.mitigations())
-
-    def _show_steps(self, cause: Hashable) -> None:
-        if steps := next((each for each in self._steps if cause_of(each) == cause), None):
-            self._events.show_only(steps.seqs, steps.name)
-            self.action_pane("events")
-            told = f"{several(steps.times, 'mitigation')}, {steps.name}"
-            self.say(f"{told}: {self.shown_key('unzoom')} shows all events again")
-
-    def action_attend(self) -> None:
-        """Show what went wrong, and count only what is new from here on."""
-        counted = attention(self.snapshot)
-        self._looked = counted
-        self._events.show_level("warnings")
-        self.action_pane("events")
-        told = "  ".join(counted.words) or "nothing went wrong so far"
-        self.say(f"{told}: {self.shown_key('unzoom')} shows all events again")
-
-    def action_follow(self) -> None:
-        self._events.follow()
+    def _find(self, typed: str) -> str:
+        """Show only the events that are asked for; say how many there are. Who looks at what went wrong has it counted
+        anew from here on."""
+        count = self._events.sift(typed)
+        if self._events.sieve.serious:
+            self._looked = attention(self.snapshot)
+        matches = several(count, "match", "matches") if count else "no match"
+        return matches if typed else "! warnings and errors  lease: a kind  -lease without it"
 
     def action_detail(self) -> None:
         line = self._events.chosen
@@ -299,24 +308,11 @@ class Main(Steering):
     def action_summary(self) -> None:
         self.host.show_summary()
 
-    def action_faster(self) -> None:
-        self._faster(+1)
-
-    def action_slower(self) -> None:
-        self._faster(-1)
-
-    def _faster(self, step: int) -> None:
-        """A replay goes faster; anything else is looked at more often."""
-        if isinstance(self.source, Replayed):
-            self.source.go_at(self.source.speed * 2.0**step)
-        else:
-            self.say(f"{self.host.change_rate(step):g} refreshes per second")
-
     def action_redraw(self) -> None:
         self.host.redraw()
 
     def action_help(self) -> None:
-        self.app.push_screen(Help(MAIN, self._look, self._chosen))
+        self.app.push_screen(Help(MAIN, self._look, self._chosen, self.offers))
 
     def on_key(self, event: events.Key) -> None:
         if self._notice and not self.stopping:

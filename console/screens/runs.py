@@ -19,14 +19,18 @@ from interlock.console.sources.runs import RunList
 from interlock.console.summary.document import load
 from interlock.console.text import runs_text
 from interlock.engine.errors import InterlockError
+from interlock.engine.record.health import Level
+from interlock.engine.record.judgement import HISTORY
 from interlock.engine.record.runs import Overview, delete, resume_words
 from interlock.engine.record.words import command, drawn, human_bytes, several
 from interlock.widgets.choices import Choices
+from interlock.widgets.header import SIGNS
 from interlock.widgets.pane import Bar
 from interlock.widgets.panes.events import LONGEST_PATTERN
-from interlock.widgets.text import plain, row
+from interlock.widgets.text import Row, Span, fitted, plain, row, width_of
 
 BEAT = 0.5
+LEVELS: tuple[Level, ...] = ("error", "warn")
 Departure = Callable[[Sequence[str]], object]
 """Leave the application for a command of these arguments."""
 
@@ -57,6 +61,8 @@ class RunsScreen(Keyed):
         self._marked: list[Path] = []
         self._pattern = ""
         self._notice = ""
+        self._drawn = 0
+        """Which look was drawn last."""
         self._head, self._list, self._keys = (
             Bar(id="head"),
             Choices("Runs", id="list"),
@@ -67,8 +73,9 @@ class RunsScreen(Keyed):
         yield from (self._head, self._list, self._keys)
 
     def on_mount(self) -> None:
+        self._runs.open()
         self._list.focus()
-        self.set_interval(BEAT, self._draw)
+        self.set_interval(BEAT, self._look_again)
 
     def on_unmount(self) -> None:
         self._runs.close()
@@ -94,18 +101,21 @@ class RunsScreen(Keyed):
     def _chosen(self) -> Overview | None:
         return next((each for each in self._seen if each.path == self._list.chosen), None)
 
+    def _look_again(self) -> None:
+        """Draw what was found, where it was looked anew."""
+        if self._drawn != self._runs.looks or not self._runs.complete:
+            self._draw()
+
     def _draw(self) -> None:
-        seen, width = self._seen, self._list.inner_width
+        self._drawn = self._runs.looks
+        seen, width, now = self._seen, self._list.inner_width, self._now()
         there = {each.path for each in self._runs.seen}
         self._marked = [path for path in self._marked if path in there]
-        running = sum(each.held for each in seen)
-        looking = "" if self._runs.complete else "  reading..."
-        size = human_bytes(sum(each.bytes for each in seen))
-        found = f"{len(seen)} of " if self._pattern else ""
-        words = f" {found}{several(len(there), 'run')} in {self._runs.out}  {running} in use  {size}"
-        self._head.show([row((words, "title"), (looking, "dim"), (f"  {self._runs.failure}", "error"))])
-        heads, lines = runs_text.rows(seen, self._marked, self._now(), width)
-        none = [f"No run matches: {self.shown_key('back')} shows all."] if there else runs_text.nothing(self._runs.out)
+        self._head.show([self._heading(seen, len(there), now)])
+        heads, lines = runs_text.rows(seen, self._marked, now, width)
+        none = (
+            [f"No run matches: {self.shown_key('back')} shows all."] if there else runs_text.nothing(self._runs.places)
+        )
         listed = [(each.path, [line]) for each, line in zip(seen, lines, strict=True)]
         self._list.show(listed, heads=[heads], none=["", *none] if self._runs.complete else [])
         if self._begin in [path for path, _ in listed] and self._runs.complete:  # from then on the operator moves
@@ -116,6 +126,18 @@ class RunsScreen(Keyed):
         above = f"Runs  /{drawn(self._pattern, LONGEST_PATTERN)}" if self._pattern else "Runs"
         self._list.entitle(above, plain(detail)[0])
         self._draw_keys()
+
+    def _heading(self, seen: Sequence[Overview], there: int, now: float) -> Row:
+        """How many runs there are, in use, and in trouble that is no history; how large, and where."""
+        levels = [each.health.level for each in seen if each.need(now) < HISTORY]
+        found = f"{len(seen)} of " if self._pattern else ""
+        spans = [Span(f" {found}{several(there, 'run')}", "title"), Span(f"  {sum(each.held for each in seen)} in use")]
+        spans += [Span(f"  {SIGNS[each]} {levels.count(each)}", each) for each in LEVELS if each in levels]
+        size = human_bytes(sum(each.bytes for each in seen))
+        spans.append(Span(f"  {size}  {runs_text.where(self._runs.places)}", "dim"))
+        spans += [Span("  reading...", "dim")] * (not self._runs.complete)
+        failure = f" {self._runs.failure} " * bool(self._runs.failure)
+        return (*fitted(spans, max(0, self.size.width - width_of(failure))), Span(failure, "error"))
 
     def _draw_keys(self) -> None:
         if self._notice:
@@ -169,7 +191,7 @@ class RunsScreen(Keyed):
 
     def action_resume(self) -> None:
         """Continue a run, once its command was seen."""
-        if not (chosen := self._chosen):
+        if not (chosen := self._chosen) or self._refused():
             return
         if not chosen.resumable:
             why = "in use" if chosen.held else "complete" if chosen.exit_code == 0 else "not readable"
@@ -183,13 +205,19 @@ class RunsScreen(Keyed):
 
     def action_delete(self) -> None:
         """Delete a run for good, once that was confirmed; never one in use."""
-        if not (chosen := self._chosen):
+        if not (chosen := self._chosen) or self._refused():
             return
         if chosen.held:
             self.say(f"{chosen.id} is in use by {chosen.occupant or 'another session'}: it is not deleted")
             return
         lines = [f"{chosen.path}: {human_bytes(chosen.bytes)}, {chosen.health.word}.", "This cannot be undone."]
         self.confirm(f"Delete {chosen.id}?", lines, "delete it for good", lambda: self._delete(chosen.path))
+
+    def _refused(self) -> bool:
+        """Whether this list only looks, which is said then."""
+        if self._look.readonly:
+            self.say("--readonly: no run is resumed or deleted from here")
+        return self._look.readonly
 
     def _delete(self, path: Path) -> None:
         try:

@@ -27,8 +27,8 @@ from interlock.console.screens.layout import WIDE
 from interlock.console.screens.lists import Listing, earlier
 from interlock.console.screens.planning import PlanPane
 from interlock.console.text import form_text
+from interlock.engine.crash import reportable
 from interlock.engine.errors import InterlockError
-from interlock.engine.record.crash import reportable
 from interlock.engine.record.words import command, drawn
 from interlock.widgets.pane import Bar, Key
 from interlock.widgets.text import row

@@ -5,11 +5,10 @@ What costs time is shown before it is asked for, as the engine foresees it.
 
 from collections.abc import Mapping
 
-from interlock.console.actions import Action, named
+from interlock.console.actions import Action, line_key, named
 from interlock.console.look import Leave
 from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Host, Keyed
-from interlock.console.sources.journal import Replayed
 from interlock.console.sources.session import ControlBox, Source
 from interlock.console.text import dialog_text as wording
 from interlock.engine.compute.controls import NO, STOP, YES
@@ -49,10 +48,12 @@ class Steering(Keyed):
 
     def why_not(self, action: Action) -> str:
         """Say why a key does nothing now; empty where it does something."""
-        if not action.changes or (action.name == "pause" and isinstance(self.source, Replayed)):
+        if not action.changes:
             return ""
-        if self.snapshot.over or self.source.over:
+        if self.source.over or (self.snapshot.over and not self.source.past):
             return "the run is over"
+        if self.source.past and self.source.kind == "watch":
+            return f"this is the past: {line_key(named('follow'), self._look.keys)} goes back to the run as it is now"
         if self.readonly:
             return self.source.unsteered
         controls, control = self.source.controls, CONTROLS.get(action.name, "")
@@ -96,10 +97,7 @@ class Steering(Keyed):
         self.confirm(title, lines, f"yes, {word} it", lambda: self._ask("cpu_fallback", value), "y,enter")
 
     def action_pause(self) -> None:
-        """Pause the run or let it go on; or a replay, which is nobody's but the screen's."""
-        if isinstance(self.source, Replayed):
-            self.source.toggle_pause()
-            return
+        """Pause the run or let it go on."""
         if self._controls("pause"):
             paused = self.pending.get("pause", yes_no(self.snapshot.paused)) == YES
             self._ask("pause", NO if paused else YES)
@@ -117,7 +115,7 @@ class Steering(Keyed):
             title = "The run stops after its batch" if self.stopping else "The run is still running"
             choices = [Choice("d,D", "detach: the run continues, with log lines on stderr", Leave.DETACH)]
             if not self.readonly and not self.stopping:
-                choices.append(Choice("S,s", "stop after the current batch (resumable)", STOP))
+                choices.append(Choice("S", "stop after the current batch (resumable)", STOP))
             if not self.readonly:
                 choices.append(Choice("A", "abort now: lose the current batch (resumable)", Leave.ABORT))
             self.app.push_screen(Dialog(title, wording.stopping(self.snapshot), choices), self._leave)

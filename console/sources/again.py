@@ -3,24 +3,64 @@ compute twice unknowingly. Reads `run.json` of the latest runs and the ends of t
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from math import isclose
 from pathlib import Path
+from typing import Literal
 
+from interlock.engine.corpus.collections import discover
 from interlock.engine.errors import InterlockError
 from interlock.engine.models.registry import extended
-from interlock.engine.record.atomic import held
+from interlock.engine.record.atomic import held, sha256_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory, runs_in
 from interlock.engine.record.runs import RUNS_ASKED, close_of
 from interlock.engine.record.words import typed
-from interlock.engine.settings import Configuration
+from interlock.engine.settings import FROM_RUN, SIMULATED, Configuration, recorded
+
+OF_A_SESSION = ("run_id", "resume", "reuse", "deadline")
+"""The settings that make no other run of a call that is made again."""
 
 
 def begun_before(chunks: Path, configuration: Configuration) -> str:
     """Say in a line which run has these chunks by these models, one that was completed before others, and how to go on
     with it; empty where none has, or where this one resumes or reuses one."""
-    settings = configuration.settings
-    if settings.resume or settings.reuse:
+    if configuration.settings.resume or configuration.settings.reuse:
         return ""
+    run, state = _before(chunks, configuration)
+    if run is None:
+        return ""
+    if state == "completed":
+        return f"run {run.name} has these chunks by these models: use --reuse {typed(run)} to take them"
+    if state == "running":
+        return f"run {run.name} computes these chunks by these models now: wait for its end"
+    told = f"run {run.name} of these chunks and models was not completed"
+    return f"{told}: continue it with --run-id {typed(run.name)} --resume"
+
+
+def taken_up(chunks: Path, configuration: Configuration) -> tuple[Configuration, str]:
+    """Settle what a call does that is made again and says neither to resume nor to reuse: it goes on with the run that
+    it began, or, where chunks or settings are others since, takes the vectors of that into a new one; with a line that
+    says so. Where there is no such run, or it goes on now, nothing changes."""
+    settings, origins = configuration.settings, configuration.origins
+    said = any(origins[name] != "default" for name in ("resume", "reuse"))
+    if said or settings.faults or settings.devices.startswith(SIMULATED):  # who rehearses wants to see it computed
+        return configuration, ""
+    run, state = _before(chunks, configuration)
+    if run is None or state == "running":
+        return configuration, begun_before(chunks, configuration)
+    if settings.run_id in ("", run.name) and _is_same(run, chunks, configuration):
+        changes, did = {"run_id": run.name, "resume": True}, "going on with it"
+    else:
+        changes, did = {"reuse": run}, "taking its vectors"
+    whole = "has these chunks by these models" if state == "completed" else "has part of these chunks by these models"
+    told = f"run {run.name} {whole}: {did}; Settings(resume=False) computes all anew"
+    origins = {**origins, **dict.fromkeys(changes, FROM_RUN)}
+    return replace(configuration, settings=replace(settings, **changes), origins=origins), told  # type: ignore[arg-type]
+
+
+def _before(chunks: Path, configuration: Configuration) -> tuple[Path | None, Literal["completed", "running", "cut"]]:
+    """The run to take up, and how it stands."""
+    settings = configuration.settings
     with suppress(InterlockError, OSError):  # what is wrong with models and chunks the run itself says
         specs = settings.members(extended(configuration.models))
         whole = sum(weight for _, weight in settings.roster)
@@ -30,13 +70,33 @@ def begun_before(chunks: Path, configuration: Configuration) -> str:
         ends = {run: close_of(run / JOURNAL) for run in found}
         done = [run for run, end in ends.items() if end and end.status == "completed"]
         if done:
-            return f"run {done[0].name} has these chunks by these models: use --reuse {typed(done[0])} to take them"
-        if found and held(found[0] / JOURNAL):
-            return f"run {found[0].name} computes these chunks by these models now: wait for its end"
+            return done[0], "completed"
         if found:
-            told, name = "of these chunks and models was not completed", found[0].name
-            return f"run {name} {told}: continue it with --run-id {typed(name)} --resume"
-    return ""
+            return found[0], "running" if held(found[0] / JOURNAL) else "cut"
+    return None, "cut"
+
+
+def _is_same(run: Path, chunks: Path, configuration: Configuration) -> bool:
+    """Whether a run was begun with these settings and with the files that there are now, byte for byte."""
+    settings = configuration.settings
+    with suppress(InterlockError, OSError):
+        directory = RunDirectory(run)
+        begun, wanted = directory.begun(), recorded(configuration)
+        free = {*OF_A_SESSION, *["devices"] * (settings.devices == "auto")}  # a run keeps those that it found
+        if begun is None or any(
+            name not in begun.config or begun.config[name].value != each.value
+            for name, each in wanted.items()
+            if name not in free
+        ):
+            return False
+        files = {
+            f"{each.name}/{file}": each.root / file
+            for each in discover(chunks, settings.collections, settings.naming)
+            for file in each.files
+        }
+        hashes: dict[str, str] = directory.inputs()["files"]
+        return files.keys() == hashes.keys() and all(sha256_of(files[name]) == hashes[name] for name in files)
+    return False
 
 
 def _alike(out: Path, chunks: str, fusion: str, wanted: list[tuple[str, float]]) -> Iterator[Path]:

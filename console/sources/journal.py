@@ -1,26 +1,25 @@
 """A run that is read from its journal: `Watched` while another process writes it, `Replayed` at any speed.
 
 Both are sources for a screen and change nothing themselves: no lock is kept, nothing is written; what an operator asks
-of a run that is watched goes to its own process. A thread of their own reads and
-folds a few hundred entries at a time, so that a screen never waits for a long journal. What is wrong with the journal
-while it is read is left in `failure`; `note` says what an operator must know of it, and mostly nothing.
+of a run that is watched goes to its own process. A thread of their own reads and folds a few hundred entries at a time,
+so that a screen never waits for a long journal, and goes on while a screen looks at the past. What is wrong with the
+journal while it is read is left in `failure`; `note` says what an operator must know of it, and mostly nothing.
 """
 
 import math
 import threading
 import time
-from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen
+from interlock.console.sources.past import Moment, Past
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
-from interlock.engine.record import journal
 from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
@@ -28,135 +27,114 @@ from interlock.engine.record.recorder import Ring, Tail, journal_at
 from interlock.engine.record.runs import chunks_of, resume_words
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import command, duration
+from interlock.engine.record.words import argument, command, duration
 
 CHUNK = 256
 """Entries that are folded while a screen would have to wait."""
 POLL_SECONDS = 0.1
 QUIET_SECONDS = 4.0
 """A run that writes nothing for so long is asked whether it is still there."""
+STEPS = (1, 5, 10, 30, 60, 300, 600)
+"""Seconds that one step through the past may have."""
 
 
-class _Folding(ABC):
-    """Folds entries one after the other in a thread that `close` ends, and keeps the latest of them."""
-
-    kind = ""
-    unsteered = "a replay cannot be steered"
-
-    def __init__(self) -> None:
-        self.failure: InterlockError | None = None
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=self.kind, daemon=True)
-        self.begun = 0
-        self._forget()
-
-    def snapshot(self) -> Snapshot:
-        """Copy the state of the run as far as it was folded."""
-        with self._lock:
-            return snapshot(self._state, self._seq)
-
-    def cells(self, model_pass: int) -> PassCells:
-        with self._lock:
-            return cells_of(self._state, model_pass)
-
-    def mitigations(self) -> list[Entry]:
-        with self._lock:
-            return list(self._state.mitigations)
-
-    def entries(self, after: int) -> tuple[list[Entry], int]:
-        with self._lock:
-            return self._ring.after(after)
-
-    @property
-    def controls(self) -> Remote | None:
-        return None
-
-    def foresee(self, schedule: Schedule) -> Foreseen | None:
-        return Foreseen(unknown=self.unsteered)
-
-    def told(self) -> str:
-        return ""
-
-    def close(self) -> None:
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        busy = False
-        while not self._ended.wait(0.0 if busy else POLL_SECONDS):
-            try:
-                busy = self._look()
-            except Exception as error:  # nobody would see it end
-                self.failure = error if isinstance(error, InterlockError) else InterlockError(reason(error))
-                return
-
-    @abstractmethod
-    def _look(self) -> bool:
-        """Read or fold a little; whether there is more to do at once."""
-
-    def _forget(self) -> None:
-        with self._lock:
-            self._state, self._seq, self.begun = RunState(), -1, self.begun + 1
-            self._ring = Ring()
-
-    def _take(self, entries: list[Entry]) -> None:
-        for start in range(0, len(entries), CHUNK):
-            with self._lock:
-                for entry in fold_each(self._state, entries[start : start + CHUNK]):
-                    self._ring.add(entry)
-                    self._seq = entry.seq
-
-
-class Watched(_Folding):
-    """A run that another process writes, or will write, or has written."""
+class Watched:
+    """A run that another process writes, or will write, or has written; or a moment of its past."""
 
     kind = "watch"
+    _moment: Moment | None = None
+    """What is looked at of the past; None for the run as it is now."""
 
-    def __init__(self, path: Path, *, steered: bool = False) -> None:
+    def __init__(self, path: Path, *, steered: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         """Follow the run at `path`, and ask things of it where it is `steered`.
 
         Raises UsageError or InterlockError for what is no journal of this version.
         """
-        super().__init__()
         self.path = journal_at(path)
+        self.failure: InterlockError | None = None
         self.gone = False
         """Whether the process that wrote it is there no more, and the run was not closed."""
+        self.begun = 0
+        self.speed, self.paused = 1.0, False
+        """How fast the past goes on, and whether it stands still."""
         self._parting = ""
         """What is said of a run that is gone."""
+        self._clock = clock
+        self._anchor = (clock(), 0.0)
         self._tail = Tail(self.path)
+        self._caught_up = False
+        """Whether all was read that there was."""
         self._grew = -math.inf
         self._remote: Remote | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=self.kind, daemon=True)
+        self._forget()
         self._look() or self._look()
         if steered:
             self._remote = Remote(self.path.parent)
         self._thread.start()
+
+    def snapshot(self) -> Snapshot:
+        """Copy the run as it was written so far, or as it stood at the moment that is looked at; its phase says so
+        where nobody writes it any more."""
+        with self._lock:
+            self._play()
+            if self._moment:
+                return snapshot(self._moment.state, self._moment.place - 1)
+            seen = snapshot(self._state, self._seq)
+        return replace(seen, phase=GONE, reason=self.note) if self.gone and not seen.over else seen
+
+    def cells(self, model_pass: int) -> PassCells:
+        with self._lock:
+            return cells_of(self._shown, model_pass)
+
+    def mitigations(self) -> list[Entry]:
+        with self._lock:
+            return list(self._shown.mitigations)
+
+    def entries(self, after: int) -> tuple[list[Entry], int]:
+        """List entries with a `seq` above `after`; from the beginning on, where they are too many, those that tell of
+        anything but a batch or a sample, and the latest."""
+        with self._lock:
+            ring, place = (self._moment.ring, self._moment.place) if self._moment else (self._ring, self._seq + 1)
+            fresh, dropped = ring.after(after)
+            if after >= 0 or not dropped:
+                return fresh, dropped
+            told, dropped = self._past.told(place)
+            return told + [each for each in fresh[-1:] if each not in told[-1:]], dropped
 
     @property
     def controls(self) -> Remote | None:
         return self._remote if self._remote and not self._remote.unreached else None
 
     @property
-    def unsteered(self) -> str:  # type: ignore[override]
+    def unsteered(self) -> str:
         return f"cannot steer: {self._remote.unreached}" if self._remote else "--readonly: controls are off"
 
     def foresee(self, schedule: Schedule) -> Foreseen | None:
-        return self._remote.foresee(schedule) if self._remote else super().foresee(schedule)
+        return self._remote.foresee(schedule) if self._remote else Foreseen(unknown=self.unsteered)
 
     def told(self) -> str:
         return self._remote.told() if self._remote else ""
 
-    def close(self) -> None:
-        if self._remote:
-            self._remote.close()
-        super().close()
+    @property
+    def closed(self) -> bool:
+        """Whether the run has ended. One whose process is gone may be resumed, and has not."""
+        with self._lock:
+            return self._state.status is not None
 
     @property
     def over(self) -> bool:
-        """Whether the run is closed. One whose process is gone may be resumed, and is not over."""
-        with self._lock:
-            return self._state.status is not None
+        return self.closed
+
+    @property
+    def parting(self) -> str:
+        """What becomes of the run when nobody looks any more, and how one looks again."""
+        run = argument(self.path.parent)
+        if self.closed:
+            return f"the run has ended: {command(['view', run])} shows its summary, {command(['watch', run])} the run"
+        return self._parting or f"the run goes on: {command(['watch', run])} shows it again"
 
     @property
     def note(self) -> str:
@@ -166,12 +144,107 @@ class Watched(_Folding):
             return self._parting
         return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 
-    def snapshot(self) -> Snapshot:
-        """Copy the state of the run as it was written so far; its phase says so where nobody writes it any more."""
-        seen = super().snapshot()
-        return replace(seen, phase=GONE, reason=self.note) if self.gone and not seen.over else seen
+    @property
+    def past(self) -> bool:
+        """Whether it shows a moment that is over."""
+        return self._moment is not None
+
+    @property
+    def length(self) -> float:
+        """Seconds of work up to the latest entry."""
+        return self._past.length
+
+    @property
+    def position(self) -> float:
+        """Seconds from the beginning of the run to what is shown."""
+        if not self._moment:
+            return self.length
+        at, position = self._anchor
+        if not self.paused:
+            position = math.inf if math.isinf(self.speed) else position + (self._clock() - at) * self.speed
+        return min(position, self.length) if self._caught_up else position
+
+    @property
+    def pace(self) -> str:
+        """Where in the run it is, and how fast it goes on: `3:10 of 5:02, x8`; empty for the run as it is now."""
+        pace = "paused" if self.paused else f"x{self.speed:g}"
+        return f"{duration(self.position)} of {duration(self.length)}, {pace}" if self.past else ""
+
+    @property
+    def step(self) -> int:
+        """Seconds of a step through the past: about a sixtieth of the run."""
+        return next((step for step in STEPS if step * 60 >= self.length), STEPS[-1])
+
+    def go_to(self, position: float) -> None:
+        """Look at the run as it was after so many seconds; from its end on, as it is now."""
+        with self._lock:
+            if position >= self.length:
+                self._show(None)
+                return
+            self._anchor = self._clock(), max(0.0, position)
+            if not self._moment:
+                self.paused = True
+                self._show(Moment(self.path))
+
+    def go_to_trouble(self, way: int) -> bool:
+        """Stand still where something went wrong next, or with -1 before; False where nothing did."""
+        times, troubles = self._past.times, self._past.troubles
+        find = bisect_right if way > 0 else bisect_left
+        near = bisect_left(troubles, find(times, self.position)) - (way < 0)
+        if not 0 <= near < len(troubles):
+            return False
+        self.go_to(times[troubles[near]])
+        self.paused = True
+        return True
+
+    def toggle_pause(self) -> None:
+        self._anchor = self._clock(), self.position
+        self.paused = not self.paused
+
+    def go_at(self, speed: float) -> None:
+        self._anchor = self._clock(), self.position
+        self.speed = speed
+
+    def close(self) -> None:
+        if self._remote:
+            self._remote.close()
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def _shown(self) -> RunState:
+        return self._moment.state if self._moment else self._state
+
+    def _show(self, moment: Moment | None) -> None:
+        """Show another moment, or the run as it is now: whoever looks is told all of it anew."""
+        self.begun += moment is not self._moment
+        self._moment = moment
+
+    def _play(self) -> None:
+        """Fold the past up to the moment that is due; at its end comes the run as it is now."""
+        if self._moment and self._caught_up and self.position >= self.length:
+            self._show(None)
+        if not self._moment:
+            return
+        try:
+            self.begun += self._moment.go(self._past, self._past.place_at(self.position))
+        except (OSError, InterlockError) as error:  # somebody took the journal away, or wrote another
+            self.failure = InterlockError(f"cannot go back in {self.path} ({reason(error)}): check who moved it")
+            self._show(None)
+
+    def _run(self) -> None:
+        busy = False
+        while not self._ended.wait(0.0 if busy else POLL_SECONDS):
+            try:
+                busy = self._look()
+            except Exception as error:  # nobody would see it end
+                self.failure = error if isinstance(error, InterlockError) else InterlockError(reason(error))
+                self._caught_up = True
+                return
 
     def _look(self) -> bool:
+        """Read and fold a little; whether there is more to do at once."""
         anew, entries = self._tail.more()
         if anew:
             self._forget()
@@ -184,21 +257,39 @@ class Watched(_Folding):
                 if self._remote and isinstance(body, ControlApplied | ControlRefused):
                     self._remote.answered(body)
             return True
-        if self._seq >= 0 and not self.gone and time.monotonic() - self._grew >= QUIET_SECONDS:
+        self._caught_up = True
+        if self.kind == "watch" and self._seq >= 0 and not self.gone and time.monotonic() - self._grew >= QUIET_SECONDS:
             self._grew = time.monotonic()
-            if not self.over and not held(self.path):
-                seen = super().snapshot()
+            if not self.closed and not held(self.path):
+                seen = snapshot(self._state, self._seq)
                 run = self.path.parent
                 words = resume_words(chunks_of(run, seen.chunks, seen.config), run, seen.config)
                 self._parting = f"{GONE}: its process is gone; continue it with {command(words)}"
                 self.gone = True
         return False
 
+    def _forget(self) -> None:
+        with self._lock:
+            self._state, self._seq, self.begun = RunState(), -1, self.begun + 1
+            self._ring, self._past = Ring(), Past()
+            self._moment = None
 
-class Replayed(_Folding):
-    """A run that was written before, shown again; time between its sessions is left out."""
+    def _take(self, entries: list[Entry]) -> None:
+        for start in range(0, len(entries), CHUNK):
+            with self._lock:
+                for entry in fold_each(self._state, entries[start : start + CHUNK]):
+                    self._ring.add(entry)
+                    self._past.take(entry)
+                    self._seq = entry.seq
+        with self._lock:
+            self._past.keep(self._state, self._tail.end)
+
+
+class Replayed(Watched):
+    """A run that was written before, shown again from its beginning."""
 
     kind = "replay"
+    unsteered = "a replay cannot be steered"
 
     def __init__(self, path: Path, speed: float = 1.0, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Replay the run at `path`, `speed` times as fast as it was (`inf`: at once).
@@ -208,82 +299,23 @@ class Replayed(_Folding):
         """
         if not speed > 0:
             raise UsageError("--speed: expected a number above 0")
-        super().__init__()
-        self.path = journal_at(path)
-        self._clock = clock
-        self._unread: Iterator[Entry] | None = journal.read(self.path)
-        self._entries: list[Entry] = []
-        self._times: list[float] = []
-        self._folded = 0
-        self._before = 0.0
-        self._anchor = (clock(), 0.0)
-        self.speed, self.paused = speed, False
-        try:
-            self._load(1)
-        except FileNotFoundError:
-            raise UsageError(f"{self.path} does not exist: name a run directory") from None
-        except OSError as error:
-            raise InterlockError(f"cannot read {self.path}: {error.strerror}") from error
-        if not self._entries:
+        super().__init__(path, clock=clock)
+        if self._seq < 0 and not self.failure:
+            self.close()
             raise UsageError(f"{self.path} has no entry to replay")
-        self._thread.start()
+        self._show(Moment(self.path))
+        self.speed = speed
 
     @property
-    def length(self) -> float:
-        """Seconds that the run took, as far as its journal is read."""
-        return self._times[-1]
-
-    @property
-    def position(self) -> float:
-        """Seconds from its beginning."""
-        at, position = self._anchor
-        if not self.paused:
-            position = math.inf if math.isinf(self.speed) else position + (self._clock() - at) * self.speed
-        return position if self._unread and math.isfinite(position) else min(position, self.length)
+    def past(self) -> bool:
+        """Whatever it shows stands as it stood then."""
+        return True
 
     @property
     def over(self) -> bool:
         """Whether all of it was shown."""
-        return self._unread is None and self._folded == len(self._entries)
+        return self._caught_up and self.position >= self.length
 
     @property
     def note(self) -> str:
         return str(self.failure or "")
-
-    @property
-    def pace(self) -> str:
-        """How fast, and how far: `x8 3:10/5:02`."""
-        pace = "paused" if self.paused else f"x{self.speed:g}"
-        return f"{pace} {duration(self.position)}/{duration(self.length)}"
-
-    def toggle_pause(self) -> None:
-        self._anchor = self._clock(), self.position
-        self.paused = not self.paused
-
-    def go_at(self, speed: float) -> None:
-        self._anchor = self._clock(), self.position
-        self.speed = speed
-
-    def _look(self) -> bool:
-        try:
-            loaded = self._load(CHUNK)
-        except InterlockError as error:  # what stands before the damage is shown all the same
-            self.failure, self._unread, loaded = error, None, False
-        due = bisect_right(self._times, self.position)
-        fresh = self._entries[self._folded : min(due, self._folded + CHUNK)]
-        self._take(fresh)
-        self._folded += len(fresh)
-        return loaded or self._folded < due
-
-    def _load(self, count: int) -> bool:
-        """Read some entries; whether there may be more."""
-        for _ in range(count if self._unread else 0):
-            entry = next(self._unread, None) if self._unread else None
-            if entry is None:
-                self._unread = None
-                break
-            if self._entries and entry.session != self._entries[-1].session:
-                self._before = self._times[-1]
-            self._times.append(self._before + entry.elapsed)
-            self._entries.append(entry)
-        return self._unread is not None

@@ -5,20 +5,23 @@ What was not written to since is not read again; of a run that goes on only what
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.atomic import SESSION
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.recorder import Tail
-from interlock.engine.record.rundir import JOURNAL, SUMMARY, runs_in
+from interlock.engine.record.recorder import Tail, journal_at
+from interlock.engine.record.rundir import JOURNAL, SUMMARY, is_run, runs_at, runs_in
 from interlock.engine.record.runs import Overview, overview
 from interlock.engine.record.state import RunState
+from interlock.engine.record.words import few
 
 BEAT = 2.0
 """Seconds from one look to the next."""
+Rank = Callable[[Overview], Any]
 Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -34,24 +37,55 @@ class _Run:
     """Why nothing behind what was read can be trusted."""
 
 
-class RunList:
-    """Keeps looking at the runs in a directory until it is closed."""
+def latest(each: Overview) -> float:
+    """Rank runs, low first: the one that began last first."""
+    return -each.began_at
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+
+def neediest(each: Overview) -> tuple[object, ...]:
+    """Rank runs, low first: those that need somebody, of them those in use, then the one that began last."""
+    return each.need(time.time()), not each.held, latest(each)
+
+
+def walled(paths: Sequence[Path]) -> list[Path]:
+    """Find the directories of runs, and the runs, that are meant; none where it is a single run. Raises UsageError for
+    what is neither."""
+    found = [
+        next((each for each in (path, path / "runs") if runs_in(each) and not is_run(path)), None)
+        or journal_at(path).parent
+        for path in paths
+    ]
+    return [] if len(found) == 1 and is_run(found[0]) else found
+
+
+class RunList:
+    """Keeps looking at the runs in directories, or at single ones, until it is closed; it can be opened again."""
+
+    def __init__(self, *places: Path, rank: Rank = latest) -> None:
+        self.places, self.rank = places, rank
         self.complete = False
         """Whether every run was looked at once."""
+        self.looks = 0
+        """How often it has looked."""
         self.failure = ""
         self._known: dict[Path, _Run] = {}
+        self._there = set[Path]()
+        """The places that were there once."""
         self._ended, self._wake = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="runs", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self.open()
 
     @property
     def seen(self) -> Sequence[Overview]:
-        """List the runs that were looked at, the one that began last first."""
-        seen = [each.seen for each in list(self._known.values()) if each.seen]
-        return sorted(seen, key=lambda each: each.began_at, reverse=True)
+        """List the runs that were looked at, by their rank."""
+        return sorted((each.seen for each in list(self._known.values()) if each.seen), key=self.rank)
+
+    def open(self) -> None:
+        """Begin to look, or go on where a list that was closed left off."""
+        if self._thread is None:
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._run, name="runs", daemon=True)
+            self._thread.start()
 
     def look(self) -> None:
         """Look again at once."""
@@ -60,21 +94,28 @@ class RunList:
     def close(self) -> None:
         self._ended.set()
         self._wake.set()
-        self._thread.join()
+        if self._thread:
+            self._thread.join()
+            self._thread = None
 
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
                 self._look()
-                self.failure = ""
+                self.failure = self._gone()
             except Exception as error:  # whatever a directory holds, the screen goes on
                 self.failure = str(error)
-            self.complete = True
+            self.complete, self.looks = True, self.looks + 1
             self._wake.wait(BEAT)
             self._wake.clear()
 
+    def _gone(self) -> str:
+        there = {place for place in self.places if place.exists()}
+        gone, self._there = self._there - there, self._there | there
+        return f"{few(sorted(map(str, gone)), 2)}: no longer there" if gone else ""
+
     def _look(self) -> None:
-        paths = runs_in(self.out)
+        paths = runs_at(self.places)
         for gone in self._known.keys() - set(paths):
             del self._known[gone]
         for path in paths:

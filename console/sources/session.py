@@ -170,6 +170,10 @@ class Source(Protocol):
         """Whether nothing more will come."""
 
     @property
+    def past(self) -> bool:
+        """Whether it shows a moment that is over."""
+
+    @property
     def note(self) -> str:
         """What an operator must know of where this comes from; mostly nothing."""
 
@@ -189,7 +193,7 @@ class Source(Protocol):
 class Live:
     """The run of a session of this process."""
 
-    kind, begun = "live", 1
+    kind, begun, past = "live", 1, False
 
     def __init__(self, session: Session, *, readonly: bool = False) -> None:
         self.controls = None if readonly else session.controls

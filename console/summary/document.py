@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from interlock.console.summary.tables import listed, objects, overview
-from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.errors import InterlockError, UsageError, near
 from interlock.engine.record.atomic import LARGEST
 from interlock.engine.record.rundir import JOURNAL, beside
 from interlock.engine.record.runs import overview as overview_of
@@ -129,7 +129,7 @@ def _file(path: Path) -> Path:
     """Find the summary: in the directory of a run, or the file itself. Raises UsageError that says what was meant."""
     try:
         if not path.exists():
-            raise UsageError(f"{path} does not exist: name a {FILE} or a run directory ({beside(path)})")
+            raise UsageError(f"{path} does not exist{near(path)}: name a {FILE} or a run directory ({beside(path)})")
         if path.name == JOURNAL:
             raise UsageError(f"{path} is the journal of a run: name its {FILE} or the run directory")
         if not path.is_dir():

@@ -167,7 +167,7 @@ class HangupSafeDriver(LinuxDriver):
         super().close()  # the thread that Textual writes from has nothing to do here
         if self._terminal.quiet:
             self._loop.call_soon(_let_print, sys.stdout, sys.stderr)
-        if self._terminal.lost:  # before there was anybody to tell
+        if self._terminal.lost or self._terminal.ending:  # before there was anybody to tell
             self._hung_up()
 
     def run_input_thread(self) -> None:

@@ -17,7 +17,9 @@ from types import FrameType
 
 from interlock.engine.record.words import safe
 
-LAID_ASIDE = (signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGTTIN, signal.SIGTTOU)
+LAID_ASIDE = (
+    *(signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGTTIN, signal.SIGTTOU),
+)
 """Signals that a screen takes for itself, and that mean afterwards what they meant before."""
 NO = ("", "0", "false", "no")
 
@@ -73,19 +75,25 @@ def in_a_cell(environment: Mapping[str, str]) -> bool:
 class Terminal:
     """A terminal that is held for a screen: descriptors of its own to read keys from and to write to.
 
-    `lost` once it has hung up. `on_lost` is called then, once, from whichever thread notices or from a signal handler.
+    `lost` once it has hung up. `on_lost` is called then, once, from whichever thread notices or from a signal handler;
+    and when the process is to end, which it does once the terminal is given back.
     """
 
     reads: int
     writes: int
     quiet: bool = True
     lost: bool = False
+    ending: bool = False
     on_lost: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def lose(self) -> None:
         if not self.lost:
             self.lost = True
             self.on_lost()
+
+    def end(self) -> None:
+        self.ending = True
+        self.on_lost()
 
     def close(self) -> None:
         os.close(self.reads)
@@ -115,6 +123,7 @@ def quiet_descriptors(log: Path | None = None) -> Iterator[Terminal]:
     _held = terminal = Terminal(os.dup(0), _writable(2))
     signals = {number: signal.getsignal(number) for number in LAID_ASIDE}
     signal.signal(signal.SIGHUP, lambda number, frame: terminal.lose())
+    signal.signal(signal.SIGTERM, lambda number, frame: terminal.end())
     try:
         _flush()
         empty = os.open(os.devnull, os.O_RDWR)
@@ -135,6 +144,8 @@ def quiet_descriptors(log: Path | None = None) -> Iterator[Terminal]:
         if not terminal.lost:
             _mention(path, os.fstat(sink).st_size - began, keep=log is not None)
         os.close(sink)
+        if terminal.ending:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _is_terminal(descriptor: int) -> bool:

@@ -37,7 +37,7 @@ LOSING = (Hybrid.RRF, Hybrid.DBSF)
 @dataclass(frozen=True)
 class StoreShown:
     """What a screen tells of the store: its collection, how many chunks it has, its dense models by weight, the names
-    of its sparse lists, of what reranks, if anything does, and of the models that it was delivered without."""
+    of its sparse lists, of what reranks, if anything does, and of what it was delivered without."""
 
     collection: str
     chunks: int
@@ -63,7 +63,8 @@ def shown_of(manifest: Manifest, chunks: int, rerank: str) -> StoreShown:
     """Say of a store what a screen tells."""
     sparse = [*(each.model for each in manifest.sparse), *[BM25] * bool(manifest.bm25)]
     calibrated = manifest.calibrated is not None
-    return StoreShown(manifest.collection, chunks, manifest.weights, sparse, rerank, calibrated, manifest.missing)
+    missing = [*manifest.missing, *["some chunks"] * manifest.unfinished]
+    return StoreShown(manifest.collection, chunks, manifest.weights, sparse, rerank, calibrated, missing)
 
 
 def words_of(question: str) -> list[str]:

@@ -41,7 +41,7 @@ def answer_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
 
 def hit_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
     """Write each chunk of an answer as a line of JSON, `explained` with rank and score of each stage."""
-    return (json.dumps({**_plain(hit, explained=explained), **_calibrated(answer)}) for hit in answer.hits)
+    return (json.dumps({**plain_hit(hit, explained=explained), **_calibrated(answer)}) for hit in answer.hits)
 
 
 def stages_took(answer: Answer) -> str:
@@ -71,7 +71,7 @@ def writer(file: Path | None, ids: str, *, explained: bool) -> Callable[[Questio
 
 
 def _json_line(question: Question, answer: Answer, *, explained: bool) -> str:
-    hits = [_plain(hit, explained=explained) for hit in answer.hits]
+    hits = [plain_hit(hit, explained=explained) for hit in answer.hits]
     said = {"query_id": question.id, "query": question.text, "hits": hits, **_calibrated(answer)}
     if explained:
         said["seconds"] = {stage: round(took, 6) for stage, took in answer.seconds.items()}
@@ -98,7 +98,8 @@ def _trec(question: Question, answer: Answer, *, ids: str) -> str:
     return "".join(lines)
 
 
-def _plain(hit: Hit, *, explained: bool) -> dict[str, object]:
+def plain_hit(hit: Hit, *, explained: bool) -> dict[str, object]:
+    """Return a chunk as JSON has it, `explained` with rank and score of each stage."""
     scores: dict[str, object] = {"score": hit.score, "cosine": hit.cosine}
     if isinstance(hit, RankedHit):
         scores |= {"before": hit.before, "first_score": hit.first_score, "rerank_score": hit.rerank_score}

@@ -4,16 +4,23 @@ from interlock.console.actions import Action
 from interlock.console.control.protocol import Foreseen
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.record.facts import on_host
-from interlock.engine.record.health import time_left
+from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, several
 from interlock.widgets.formats import clock, placed
 from interlock.widgets.panes.events import Line
 
 
-def label(action: Action, snapshot: Snapshot) -> str:
-    """Name what a key would do now."""
-    return "Resume" if action.name == "pause" and snapshot.paused else action.label
+def label(action: Action, snapshot: Snapshot, *, past: bool = False, playing: bool = False) -> str:
+    """Name what a key would do now, of a run or of its `past`, which may be `playing`."""
+    match action.name:
+        case "pause" if snapshot.paused:
+            return "Resume"
+        case "freeze" if past:
+            return "Pause" if playing else "Play"
+        case "step('back')" if not past:
+            return "Past"
+    return action.label
 
 
 def foreseen(wanted: Schedule, then: Foreseen, snapshot: Snapshot) -> list[str]:

@@ -22,11 +22,11 @@ BY_STATUS: "dict[Status, Severity]" = {
 }  # fmt: skip
 
 
-def line_of(event: ev.AnyEvent, device_kind: str = "") -> str:
+def line_of(event: ev.AnyEvent, device_kind: str = "", *, verbose: bool = False) -> str:
     """Write an event as plain output prints it, what went wrong marked as such; empty for one that it leaves out."""
     said = describe(event, device_kind)
     mark = f"{said.severity}: " if said.severity in ("warning", "error") else ""
-    return mark + (said.line or said.text) if said.printed else ""
+    return mark + (said.line or said.text) if said.printed and (verbose or not said.usual) else ""
 
 
 def describe(event: ev.AnyEvent, device_kind: str = "") -> Description:
@@ -62,6 +62,11 @@ def _begun(event: ev.Begins | ev.Steers) -> Description:
             return Description("note", "device", _devices(event))
         case ev.DeviceLost():
             return Description("error", "device", f"{event.device} lost: {event.reason}")
+        case ev.MemoryTaken():
+            if event.over:
+                return Description("notice", "memory", f"{event.device}: others leave enough for the next batch again")
+            who = "; ".join(map(str, event.holders))
+            return Description("warning", "memory", f"{event}{' (' * bool(who)}{who}{')' * bool(who)}")
         case ev.ControlApplied():
             asked = _ASKED.get((event.control, event.value), f"set the {event.control} to {event.value}")
             return Description("notice", "control", f"{event.who} {asked}")

@@ -6,7 +6,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import side_by_side
 from interlock.engine.record.words import batch_of, distinct_sizes, duration, human_bytes, pass_of, several
-from interlock.widgets.formats import placed
+from interlock.widgets.formats import RUNGS, placed
 
 if TYPE_CHECKING:  # plain output loads no terminal library
     from interlock.widgets.panes.events import Severity
@@ -24,6 +24,8 @@ class Description(NamedTuple):
     """Whether plain output prints it, too."""
     line: str = ""
     """What plain output prints in place of the text."""
+    usual: bool = False
+    """Whether all was as it should be, which only `--verbose` tells."""
 
 
 def planned(event: ev.Plans | ev.Ends, real: bool) -> Description:
@@ -39,6 +41,10 @@ def planned(event: ev.Plans | ev.Ends, real: bool) -> Description:
                 spans = f"{several(event.spans, 'span')} ({several(event.split_tokens, 'token')} more)"
                 text += f"; {several(event.split, 'text')} longer than its limit, split into {spans}"
                 return Description("note", "spans", text)
+            if event.truncated:
+                cut, gone = several(event.truncated, "text"), several(event.truncated_tokens, "token")
+                text += f"; {cut} longer than its limit, truncated ({gone} not embedded)"
+                return Description("note", "tokens", text)
             return Description("note" if event.reused else None, "cache", text, printed=False)
         case ev.BatchesLost():
             return Description("warning", "pass", _lost(event))
@@ -57,7 +63,12 @@ def planned(event: ev.Plans | ev.Ends, real: bool) -> Description:
         case ev.CanaryChecked():
             weight: Severity = "note" if event.outcome == "passed" else "warning"
             return Description(
-                weight, "canary", _canary(event, real), printed=not event.remembered, line=_passed(event, real)
+                weight,
+                "check",
+                _canary(event, real),
+                printed=not event.remembered,
+                line=_passed(event, real),
+                usual=event.outcome == "passed",
             )
         case ev.LeaseReleased():
             lost = any(receipt.lost for receipt in event.receipts)
@@ -99,10 +110,9 @@ def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
             instead = f"trying {event.next}" if event.next else "keeping the order of the first stage"
             return Description("warning", "rerank", f"reranker {event.model}: {event.reason}; {instead}")
         case ev.MemoryCalibrated():
-            ratio = f"measured/predicted {event.scale:.2f} over {several(event.batches, 'batch', 'batches')}"
-            text = f"memory law calibrated: {ratio} (margin {event.margin:.1%}, worst batch {event.worst:.2f})"
-            text = f"{pass_of(event.model_pass)} on {event.device}: {text}"
-            return Description("note", "memory", text, printed=False)
+            begin = f"{pass_of(event.model_pass)} on {event.device}: {several(event.batches, 'batch', 'batches')}"
+            used = f"took {event.scale:.2f} times the memory predicted (±{event.margin:.1%}, at most {event.worst:.2f})"
+            return Description("note", "memory", f"{begin} {used}", usual=True)
         case ev.BatchCommitted():
             text = f"{several(event.rows, 'text')}, {several(event.tokens, 'token')}{took(event.seconds, real)}"
             place = f"{pass_of(event.model_pass)} {batch_of(event.batch_index)} on {event.device}"
@@ -158,16 +168,17 @@ def _canary(event: ev.CanaryChecked, timed: bool) -> str:
     if event.cosine is None:
         return f"{begin}: {texts} could not be computed: {event.detail}{after} ({how})"
     when = "found by an earlier run" if event.remembered else f"{texts} compared{took(event.seconds or 0.0, timed)}"
-    compared = f"cosine {event.cosine:.5f} to {event.reference}, at least {event.least:g} wanted"
-    return f"{begin}: {compared}{after} ({how}, {when})"
+    right = "as they should be" if event.outcome == "passed" else "wrong"
+    compared = f"cosine {event.cosine:.5f} to {event.reference}, {event.least:g} is enough"
+    return f"{begin}: vectors are {right}{after} ({compared}; {how}, {when})"
 
 
 def _passed(event: ev.CanaryChecked, timed: bool) -> str:
-    """A canary that passed, in short; empty for any other."""
+    """A check of vectors that passed, in short; empty for any other."""
     if event.outcome != "passed" or event.cosine is None:
         return ""
     took = f" ({event.seconds or 0.0:.1f} s)" if timed else ""
-    return f"canary {event.model} on {event.label}: passed, cosine {event.cosine:.7f}{took}"
+    return f"vectors of {event.model} on {event.label} are as they should be: cosine {event.cosine:.7f}{took}"
 
 
 def _mitigated(event: ev.Mitigated, timed: bool) -> str:
@@ -181,7 +192,7 @@ def _mitigated(event: ev.Mitigated, timed: bool) -> str:
         evidence += [sizes] * (sizes not in event.cause)
     if timed:
         evidence.append(f"cost {event.cost_seconds:.2f} s")
-    begin = f"{event.rung or 'step'} in {event.model or pass_of(event.model_pass)}{place}{where}"
+    begin = f"{RUNGS.get(event.rung, event.rung) or 'step'}, {event.model or pass_of(event.model_pass)}{place}{where}"
     return f"{begin}: {event.cause}; {event.action}" + (f" ({', '.join(evidence)})" if evidence else "")
 
 
@@ -201,7 +212,8 @@ def _completed(event: ev.EnsemblePassCompleted, timed: bool) -> str:
     if timed and event.seconds:
         seconds = event.seconds / side_by_side(event.device.split(","))
         begin += f" in {seconds:.1f} s ({event.rows / seconds:.1f} texts/s)"
-    return begin + (f", {event.dtype} on {placed(event.device.split(','))}" if event.device else "")
+    where = "SIMULATED " * (not timed) + placed(event.device.split(","))
+    return begin + (f", {event.dtype} on {where}" if event.device else "")
 
 
 def _lost(event: ev.BatchesLost) -> str:

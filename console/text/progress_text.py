@@ -2,7 +2,8 @@
 
 from interlock.console.text.machine_text import feigned
 from interlock.engine.record.facts import timed
-from interlock.engine.record.health import batches_of, time_left, time_left_of
+from interlock.engine.record.health import batches_of
+from interlock.engine.record.outlook import time_left, time_left_of
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import drawn, duration, pass_of, percent
 from interlock.widgets.formats import cut, width_of
@@ -20,17 +21,19 @@ def interval(elapsed: float) -> float:
 
 def bar(snapshot: Snapshot, width: int) -> str:
     """Draw how far a run is in at most `width` cells of a terminal; what matters least is left out first."""
-    if snapshot.over or not snapshot.passes or snapshot.current_pass is None:
+    if snapshot.over or not snapshot.running:
         return cut(drawn(progress(snapshot)), width)
-    now, left = snapshot.passes[snapshot.current_pass], None if snapshot.paused else time_left(snapshot)
+    now, *others = snapshot.running
+    left = None if snapshot.paused else time_left(snapshot)
     full = int(BAR * snapshot.share_done)
     parts = [f"[{'#' * full}{'.' * (BAR - full)}] {percent(snapshot.share_done)}"] + ["paused"] * snapshot.paused
     if timed(snapshot.device_kind):
         parts += [f"eta {duration(left.seconds)}"] if left else []
     else:
         parts.append(feigned(snapshot.device_kind).strip())
-    parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {batches_of(now)}".rstrip())
-    if timed(snapshot.device_kind) and now.rows_per_second:
+    mine = f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {batches_of(now)}".rstrip()
+    parts.append(f"{1 + len(others)} passes at once" if others else mine)
+    if timed(snapshot.device_kind) and now.rows_per_second and not others:
         parts.append(f"{now.rows_per_second:.1f} texts/s")
     parts = list(map(drawn, parts))
     while len(parts) > 1 and width_of("  ".join(parts)) > width:
@@ -50,19 +53,23 @@ BEFORE = {
 
 def progress(snapshot: Snapshot) -> str:
     """Say what is being done and how far it has come: the run, then the pass; nothing of a run that is over."""
-    if snapshot.over or not snapshot.passes or snapshot.current_pass is None or snapshot.phase in BEFORE:
+    if snapshot.over or not snapshot.running or snapshot.phase in BEFORE:
         return "" if snapshot.over else BEFORE.get(snapshot.phase, "")
-    now = snapshot.passes[snapshot.current_pass]
+    now, *others = snapshot.running
     parts = ["paused"] * snapshot.paused + [f"{percent(snapshot.share_done).strip()} of the run"]
-    parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {now.model} {percent(now.share_done).strip()}")
-    parts += [batches_of(now)] if now.batches_done else []
+    told = [f"{each.model} {percent(each.share_done).strip()}" for each in snapshot.running]
+    if others:
+        parts.append(f"{len(told)} passes at once ({', '.join(told)})")
+    else:
+        parts.append(f"{pass_of(now.model_pass, len(snapshot.passes))} {told[0]}")
+        parts += [batches_of(now)] if now.batches_done else []
     if timed(snapshot.device_kind):
-        parts += [f"{now.rows_per_second:.1f} texts/s"] * bool(now.rows_per_second)
-        mine, left = (
-            (None, None) if snapshot.paused else (time_left_of(now), time_left(snapshot))
-        )  # nobody knows how long
-        parts += [f"{duration(mine.seconds)} left in this pass"] if mine and len(snapshot.passes) > 1 else []
-        parts += [f"{duration(left.seconds)} left in all"] if left else []
+        parts += [f"{now.rows_per_second:.1f} texts/s"] * bool(now.rows_per_second and not others)
+        if not snapshot.paused:  # else nobody knows how long
+            mine, left = time_left_of(now, snapshot.passes), time_left(snapshot)
+            alone = len(snapshot.passes) > 1 and not others
+            parts += [f"{duration(mine.seconds)} left in this pass"] if mine and alone else []
+            parts += [f"{duration(left.seconds)} left in all"] if left else []
     if snapshot.deadline:
         parts.append(f"deadline in {duration(max(0.0, snapshot.deadline - snapshot.latest_at))}")
     return f"{', '.join(parts)} {feigned(snapshot.device_kind)}".rstrip()

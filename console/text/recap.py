@@ -4,7 +4,8 @@ was predicted, what went wrong, where it lies, and the command that comes next."
 from pathlib import Path
 
 from interlock.engine.record.facts import DeviceFacts, timed
-from interlock.engine.record.health import attention, health, outputs_of
+from interlock.engine.record.health import health, outputs_of
+from interlock.engine.record.judgement import attention
 from interlock.engine.record.runs import resume_words
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.state import NodeState

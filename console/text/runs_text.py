@@ -4,54 +4,93 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from interlock.engine.record.judgement import Attention, DeviceUse
 from interlock.engine.record.runs import Overview
-from interlock.engine.record.words import human_bytes, named, percent
-from interlock.widgets.formats import LEVEL_STYLES, render
-from interlock.widgets.text import Row, Span, fitted, table_rows
+from interlock.engine.record.words import duration, few, human_bytes, named, percent
+from interlock.widgets.formats import LEVEL_STYLES, devices_of, render
+from interlock.widgets.header import SIGNS
+from interlock.widgets.text import Column, Row, Span, fitted, in_columns, sized
 
-HEADS = ("state", "run", "age", "done", "issues", "device", "models", "chunks", "size", "pid", "host")
+COLUMNS = (
+    Column(0, "state"), Column(1, "run", least=15), Column(2, "done", right=True), Column(3, "eta", right=True),
+    Column(8, ""), Column(4, "issues", least=13), Column(5, "cards", least=17, most=48), Column(6, "reason"),
+    Column(7, "age", right=True), Column(9, "device"), Column(10, "models", least=14), Column(11, "chunks", right=True),
+    Column(12, "size", right=True), Column(13, "pid", right=True), Column(14, "host"),
+)  # fmt: skip
+"""What a list tells of a run; the one without a title is how far its end may be off."""
+REASON = 7
+"""Its place: it is worth a third of the width, or nothing."""
 KINDS = {"sim": "SIMULATED", "scripted": "SCRIPTED"}
-NAMED = 2
-"""Models that are named; more are counted."""
+NAMED, EACH = 2, 4
+"""Models that are named, and devices of which each is told; more are counted."""
 
 
-def cells(seen: Overview, now: float) -> list[str]:
-    """Tell of a run what stands under HEADS."""
+def cells(seen: Overview, now: float) -> list[Span]:
+    """Tell of a run what stands in COLUMNS, empty where there is nothing to tell."""
     more = f" +{len(seen.models) - NAMED}" if len(seen.models) > NAMED else ""
-    who = seen.occupant
+    who, wrong, left = seen.occupant, seen.attention, seen.left
+    worst = next((level for level in ("error", "warn") if any(each.level == level for each in seen.cards)), "")
     return [
-        seen.health.word,
-        seen.id,
-        age(now - seen.began_at) if seen.began_at else "-",
-        "-" if seen.share_done is None else percent(seen.share_done).strip(),
-        f"!{seen.attention.total}" if seen.attention.total else "-",
-        KINDS.get(seen.device_kind, seen.device_kind) or "-",
-        ", ".join(seen.models[:NAMED]) + more or "-",
-        f"{seen.chunks_read:,}" if seen.chunks_read else "-",
-        human_bytes(seen.bytes),
-        str(who.pid) if who else "-",
-        who.host if who else "-",
+        Span(f"{SIGNS[seen.health.level]} {seen.health.word}", LEVEL_STYLES[seen.health.level]),
+        Span(seen.id),
+        Span("" if seen.share_done is None else percent(seen.share_done).strip()),
+        Span(duration(left.seconds) if left else ""),
+        Span(f"±{duration(left.spread)}" if left else "", "dim"),
+        Span(issues(wrong), "error" if wrong.losses.total else "warn"),
+        Span(cards(seen.cards), worst),
+        Span(seen.health.detail),
+        Span(age(now - seen.began_at) if seen.began_at else ""),
+        Span(KINDS.get(seen.device_kind, seen.device_kind)),
+        Span(", ".join(seen.models[:NAMED]) + more),
+        Span(f"{seen.chunks_read:,}" if seen.chunks_read else ""),
+        Span(human_bytes(seen.bytes)),
+        Span(str(who.pid) if who else ""),
+        Span(who.host if who else ""),
     ]
 
 
-def rows(
-    seen: Sequence[Overview], marked: Sequence[Path], now: float, width: int
-) -> tuple[Row, list[Row]]:  # fmt: skip
-    """Draw the heads, and a row for each run: `+` where it is marked, its state in the colour of its health."""
+def issues(wrong: Attention) -> str:
+    """Name what is lost for good, and count the rest: `1 parked !27`."""
+    rest = (wrong - wrong.losses).total
+    return " ".join([*wrong.losses.words, *[f"!{rest}"] * bool(rest)])
+
+
+def cards(found: Sequence[DeviceUse]) -> str:
+    """Tell how much is used of what the run may have of each device, and name them: `41% LOST cuda:0,1`; of more than
+    EACH the least, the most, and how many were lost; of those that nobody uses any more their names alone."""
+    shares = [each.share for each in found if each.share is not None]
+    if shares and len(found) <= EACH:
+        told = ["LOST" if each.lost else _used(each.share) for each in found]
+    else:
+        ends = dict.fromkeys(map(_used, (min(shares), max(shares)))) if shares else ()
+        lost = sum(each.lost for each in found)
+        told = [" to ".join(ends), f"{lost} LOST" * bool(lost)]
+    return " ".join(filter(None, [*told, devices_of([each.name for each in found])]))
+
+
+def _used(share: float | None) -> str:
+    return "?" if share is None else f"{min(999, int(share * 100 + 1e-9))}%"
+
+
+def rows(seen: Sequence[Overview], marked: Sequence[Path], now: float, width: int) -> tuple[Row, list[Row]]:
+    """Draw the heads, and a row for each run: `+` where it is marked; what does not fit goes by its rank."""
     lines = [cells(each, now) for each in seen]
-    lead = len("+ ")
-    heads, *drawn = table_rows(HEADS, lines, max(1, width - lead))
-    shown = []
-    for each, line in zip(seen, drawn, strict=False):
-        text, state = "".join(span.text for span in line), len(each.health.word)
-        spans = [Span(text[:state], LEVEL_STYLES[each.health.level]), Span(text[state:])]
-        shown.append(fitted([Span("+ " if each.path in marked else "  ", "title"), *spans], width))
-    return fitted([Span(" " * lead), *heads], width), shown
+    some = [any(line[place].text for line in lines) for place in range(len(COLUMNS))]
+    heads = [Span(column.title * there, "title") for column, there in zip(COLUMNS, some, strict=True)]
+    reason = COLUMNS[REASON]._replace(least=max(20, width // 3))
+    columns = (*COLUMNS[:REASON], reason, *COLUMNS[REASON + 1 :])
+    sizes = sized([heads, *lines], columns, width - 2)
+    signs = [Span("  "), *(Span("+ " if each.path in marked else "  ", "title") for each in seen)]
+    head, *drawn = [
+        fitted([sign, *in_columns(line, columns, sizes)], width)
+        for sign, line in zip(signs, [heads, *lines], strict=True)
+    ]
+    return head, drawn
 
 
 def about(seen: Overview) -> str:
-    """Tell what went wrong in a run, and why it stands as it does."""
-    return ": ".join(filter(None, [", ".join(seen.attention.words), seen.health.detail]))
+    """Tell why a run stands as it does, and what went wrong in it."""
+    return "; ".join(filter(None, [seen.health.detail, ", ".join(seen.attention.words)]))
 
 
 def says(seen: Overview, pattern: str) -> bool:
@@ -62,11 +101,14 @@ def says(seen: Overview, pattern: str) -> bool:
 
 def table(seen: Sequence[Overview], now: float) -> str:
     """Write runs for a pipe, a line each."""
-    place = HEADS.index("issues")
-    rows = [cells(each, now) for each in seen]
-    for line, each in zip(rows, seen, strict=True):
-        line[place] = ", ".join(each.attention.words) or "-"
-    return render(HEADS, rows)
+    heads = [column.title for column in COLUMNS]
+    rows = []
+    for each in seen:
+        line = dict(zip(heads, (span.text for span in cells(each, now)), strict=True))
+        spread = line.pop("")
+        line |= {"state": each.health.word, "eta": line["eta"] + spread, "issues": ", ".join(each.attention.words)}
+        rows.append([text or "-" for text in line.values()])
+    return render([head for head in heads if head], rows)
 
 
 def as_json(seen: Sequence[Overview]) -> str:
@@ -74,10 +116,15 @@ def as_json(seen: Sequence[Overview]) -> str:
     return json.dumps([_listed(each) for each in seen], indent=2)
 
 
-def nothing(out: Path) -> list[str]:
+def where(places: Sequence[Path]) -> str:
+    """Name the places where runs are looked for."""
+    return few([str(place) for place in places], 2)
+
+
+def nothing(places: Sequence[Path]) -> list[str]:
     """Say what to do where there is no run."""
     return [
-        f"No runs in {out}.",
+        f"No runs in {where(places)}.",
         "interlock run CHUNKS starts one; interlock demo tries it out; --out DIR looks elsewhere.",
     ]
 
@@ -91,12 +138,15 @@ def age(seconds: float) -> str:
 
 
 def _listed(seen: Overview) -> dict[str, object]:
-    who, told, wrong = seen.occupant, seen.health, seen.attention
+    who, told, wrong, left = seen.occupant, seen.health, seen.attention, seen.left
     return {
-        "run": named(seen.path), "state": told.word, "detail": told.detail,
+        "run": named(seen.path), "state": told.word, "level": told.level, "detail": told.detail,
+        "seconds_left": left.seconds if left else None, "seconds_off": left.spread if left else None,
+        "cards": [each._asdict() for each in seen.cards],
         "began_at": seen.began_at, "latest_at": seen.latest_at, "models": seen.models,
         "chunks_read": seen.chunks_read, "done": seen.share_done, "device_kind": seen.device_kind,
         "chunks": seen.chunks, "exit_code": seen.exit_code,
+        "lost": wrong.lost, "nodes_lost": wrong.nodes,
         "parked": wrong.parked, "warnings": wrong.warnings, "mitigations": wrong.mitigations, "refused": wrong.refused,
         "bytes": seen.bytes, "in_use": seen.held,
         "pid": who.pid if who else None, "user": who.user if who else None, "host": who.host if who else None,

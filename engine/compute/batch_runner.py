@@ -6,10 +6,10 @@ its cause, what was done and what it cost; a row that nothing helps is parked wi
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -51,30 +51,38 @@ class Crowded(Exception):
     """Models beside this one are about to pause: the batch is to be done again when they have."""
 
 
-class Fallbacks(Protocol):
-    """Where a piece can go that does not fit where it is."""
+class Fallbacks(ABC):
+    """Where a piece can go that does not fit where it is; but for the CPU nowhere, unless who has the model says so."""
 
+    @abstractmethod
     def lose(self, instance: ModelInstance, reason: str) -> None:
         """Leave a lost device out from now on; its own worker may be done and not find out."""
 
     def other(self, instance: ModelInstance) -> ModelInstance | None:
         """Find the same model on another healthy device of its lease."""
+        return None
 
     def in_float32(self, instance: ModelInstance) -> ModelInstance | None:
         """Find the same model in float32 on the same device; None where it cannot be there, now and from now on."""
+        return None
 
     def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
         """Whether `in_float32` may be asked for a row of this length: there is room, and it computes in less."""
+        return False
 
     def makes_room(self, instance: ModelInstance) -> bool:
         """Have companions on the instance's device pause, and tell whether there are any."""
+        return False
 
     def streams_rightly(self, instance: ModelInstance) -> bool:
         """Whether a canary lets the instance pass now that its layers are streamed."""
+        return False
 
+    @abstractmethod
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         """Find the same model on the CPU in float32, for rows of these lengths; None where it cannot be there."""
 
+    @abstractmethod
     def host_possible(self) -> bool:
         """Whether `host` may be asked: the fallback is allowed, and host memory suffices."""
 
@@ -196,7 +204,9 @@ class BatchRunner:
             return
         (whole,), instance = now.pieces, self.instance
         lengths = now.lengths(whole)
-        if not instance.bounded or instance.predicted(lengths) <= instance.granted:
+        needed = instance.predicted(lengths)
+        instance.device.next_need = needed, instance.resident_bytes
+        if not instance.bounded or needed <= instance.granted:
             return
         tokens, allowed = instance.tokens(lengths), instance.most_tokens(now.batch.longest)
         if allowed >= tokens:
@@ -263,7 +273,6 @@ class BatchRunner:
         not_finite = cause is Cause.NOT_FINITE
         means = Means(
             streams=instance.attached.streams,
-            slices_mlp=instance.attached.slices_mlp,
             others=not on_host and fallbacks.other(instance) is not None,
             float32=not_finite and not on_host and fallbacks.float32_possible(instance, longest),
             cpu=not on_host and fallbacks.host_possible(),
@@ -291,9 +300,9 @@ class BatchRunner:
         """Do what the step says; the instance that computes from now on. None where that turns out not to help, and is
         no longer among the means: a piece that moves on leaves no trace of it. Where to move to is asked once."""
         match step.rung:
-            case Rung.STREAM | Rung.SLICE_MLP:
+            case Rung.STREAM:
                 instance.adopt(step.effort.tried)
-                if step.rung is Rung.STREAM and not self._fallbacks.streams_rightly(instance):
+                if not self._fallbacks.streams_rightly(instance):
                     if lacks := instance.end_streaming():
                         self._lose(instance, lacks)
                     return None

@@ -294,6 +294,17 @@ class RunContext:
 
 
 @dataclass(frozen=True)
+class Granted:
+    """GPUs that no run holds, and the CPU, for texts outside a run; who leases them, and what takes events."""
+
+    gpus: Sequence[Device]
+    host: Device
+    lessor: Lessor
+    emit: Emit
+    cpu_fallback: bool = True
+
+
+@dataclass(frozen=True)
 class LeasedFor:
     """What a lease is opened for, and the bytes that its widest batch is predicted to take on a device."""
 

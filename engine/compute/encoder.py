@@ -6,9 +6,9 @@ rows of one length carry no mask.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from interlock.engine.models.networks.attention import attending
 from interlock.engine.models.networks.batching import Batching
 from interlock.engine.models.networks.kernels import Kernel, PackedBatch, filling, pack, padded_tokens
 from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
+from interlock.engine.models.networks.onnx import OnnxNetwork
 from interlock.engine.models.networks.pooling import POOLINGS, WHOLE, TermPooling, VectorShape
 from interlock.engine.models.networks.static import StaticTable
 from interlock.engine.record.facts import TokenForm
@@ -40,8 +41,9 @@ Ids = npt.NDArray[np.int64]
 class Encoder(Protocol):
     """Turns rows of token ids into vectors."""
 
-    padded: bool
-    """Whether every row costs as much as the longest."""
+    @property
+    def padded(self) -> bool:
+        """Whether every row costs as much as the longest."""
 
     def encode(self, rows: Sequence[Ids]) -> Outputs:
         """Compute what the model gives of rows of token ids, special tokens included."""
@@ -53,6 +55,10 @@ def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
         return TermRows(network, card.terms, device.torch, card.kernel_on(device.kind), card.types)
     if isinstance(network, StaticTable):
         return PackedRows(network, "mean", device.torch, shape=card.shape)
+    if isinstance(network, OnnxNetwork):
+        after = list(network.after)
+        rows = PackedRows(network, card.pooling, device.torch, shape=card.shape, after=after, types=card.types)
+        return Apart(rows, card.batching)
     if card.packed:
         pooling = (card.pooling or "mean") if "dense" in card.outputs else None
         how = pooling, device.torch, card.kernel_on(device.kind), card.shape
@@ -115,17 +121,17 @@ def late_vectors(card: ModelCard, heads: nn.ModuleDict) -> "LateVectors | None":
     return None if form is None else LateVectors(give, form, card.by_token.around)
 
 
+@dataclass(frozen=True)
 class LexicalTerms:
-    """Weighs the terms of rows by the largest weight of their tokens."""
+    """Weighs the terms of rows by the largest weight of their tokens: `weigh` turns states [T, width] into weights [T];
+    the ids of `unweighed` have none."""
 
-    def __init__(self, weigh: Callable[[Tensor], Tensor], unweighed: Sequence[int]) -> None:
-        """`weigh` turns states [T, width] into weights [T]; the ids of `unweighed` have none."""
-        self._weigh = weigh
-        self._unweighed = unweighed
+    weigh: Callable[[Tensor], Tensor]
+    unweighed: Sequence[int]
 
     def __call__(self, hidden: Tensor, rows: Sequence[Ids]) -> SparseRows:
         """Weigh the terms of `rows`, whose tokens have the states `hidden` [T, width]."""
-        return terms_of(rows, self._weigh(hidden).cpu().numpy(), self._unweighed)
+        return terms_of(rows, self.weigh(hidden).cpu().numpy(), self.unweighed)
 
 
 def terms_of(rows: Sequence[Ids], weights: Vectors, unweighed: Sequence[int]) -> SparseRows:
@@ -138,114 +144,91 @@ def terms_of(rows: Sequence[Ids], weights: Vectors, unweighed: Sequence[int]) ->
     return SparseRows.largest(owners[kept], ids[kept], weights[kept], parked)
 
 
+@dataclass(frozen=True)
 class LateVectors:
-    """Keeps the vectors of the tokens of rows, as a model's `TokenForm` says."""
+    """Keeps the vectors of the tokens of rows as a model's `form` says: `give` turns states [T, width] into unit
+    vectors, a part at a time; `around` says how many tokens at the start and at the end of a row have none."""
 
-    def __init__(self, give: Callable[[Tensor, KeepVectors], None], form: TokenForm, around: tuple[int, int]) -> None:
-        """`give` turns states [T, width] into unit vectors, a part at a time; `around` says how many tokens at the
-        start and at the end of a row have none."""
-        self._give = give
-        self._form = form
-        self._around = around
+    give: Callable[[Tensor, KeepVectors], None]
+    form: TokenForm
+    around: tuple[int, int]
 
     def __call__(self, hidden: Tensor, rows: Sequence[Ids]) -> TokenRows:
         """Keep the vectors of the tokens of `rows`, whose states are `hidden` [T, width]."""
         inside, counts = self._inside([len(row) for row in rows])
         places = starts_of(inside.astype(np.int64))
-        vectors = np.empty((int(places[-1]), self._form.dim), np.float32)
+        vectors = np.empty((int(places[-1]), self.form.dim), np.float32)
 
         def keep(start: int, part: Tensor) -> None:
             stop = start + len(part)
             vectors[places[start] : places[stop]] = part.cpu().numpy()[inside[start:stop]]
 
-        self._give(hidden, keep)
-        return TokenRows.from_vectors(
-            *pool_tokens(vectors, starts_of(counts), self._form.pooling), self._form.precision
-        )
+        self.give(hidden, keep)
+        return TokenRows.from_vectors(*pool_tokens(vectors, starts_of(counts), self.form.pooling), self.form.precision)
 
     def _inside(self, lengths: Sequence[int]) -> tuple[npt.NDArray[np.bool_], Ints]:
         """Which tokens [T] have a vector, and how many of each row [rows]."""
-        before, after = self._around
+        before, after = self.around
         whole = np.asarray(lengths, np.int64)
         places = places_of(np.zeros_like(whole), whole)
         inside = (places >= before) & (places < np.repeat(whole, whole) - after)
         return inside, np.maximum(whole - before - after, 0)
 
 
+@dataclass(eq=False)
 class PackedRows:
-    """Encodes rows laid end to end; nothing is computed for padding."""
+    """Encodes rows laid end to end; nothing is computed for padding. Without a `pooling` a row has no vector."""
 
-    padded = False
-
-    def __init__(
-        self,
-        network: Callable[[PackedBatch], torch.Tensor],
-        pooling: str | None,
-        device: torch.device,
-        kernel: Kernel = Kernel.HOST,
-        shape: VectorShape = WHOLE,
-        after: Sequence[nn.Module] = (),
-        terms: LexicalTerms | None = None,
-        tokens: LateVectors | None = None,
-        types: Types | None = None,
-    ) -> None:
-        """`after` are the modules of sentence-transformers that follow the pooling, `terms` and `tokens` what is made
-        of single tokens; without a `pooling` there is no vector of a row. `types` are those of its tokens."""
-        self._network = network
-        self._pooling = pooling
-        self._device = device
-        self._kernel = kernel
-        self._shape = shape
-        self._after = after
-        self._terms = terms
-        self._tokens = tokens
-        self._types = types
+    padded: ClassVar[bool] = False
+    network: Callable[[PackedBatch], torch.Tensor]
+    pooling: str | None
+    device: torch.device
+    kernel: Kernel = Kernel.HOST
+    shape: VectorShape = WHOLE
+    after: Sequence[nn.Module] = ()
+    """The modules of sentence-transformers that follow the pooling."""
+    terms: LexicalTerms | None = None
+    tokens: LateVectors | None = None
+    """What is made of single tokens."""
+    types: Types | None = None
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Outputs:
-        batch = typed(pack(rows, self._device, self._kernel), self._types)
-        hidden = self._network(batch)
+        batch = typed(pack(rows, self.device, self.kernel), self.types)
+        hidden = self.network(batch)
         return Outputs(
-            self._dense(hidden, batch, self._pooling) if self._pooling else None,
-            self._terms(hidden, rows) if self._terms else None,
-            self._tokens(hidden, rows) if self._tokens else None,
+            self._dense(hidden, batch, self.pooling) if self.pooling else None,
+            self.terms(hidden, rows) if self.terms else None,
+            self.tokens(hidden, rows) if self.tokens else None,
         )
 
     def _dense(self, hidden: torch.Tensor, batch: PackedBatch, pooling: str) -> Vectors:
-        vectors = POOLINGS[pooling](hidden, batch, self._shape.skipped)
-        for module in self._after:
+        vectors = POOLINGS[pooling](hidden, batch, self.shape.skipped)
+        for module in self.after:
             weight = next(module.parameters(), vectors)
             vectors = module({"sentence_embedding": vectors.to(weight.dtype)})["sentence_embedding"]
-        return _unit(vectors[:, : self._shape.cut].float())
+        return _unit(vectors[:, : self.shape.cut].float())
 
 
+@dataclass(eq=False)
 class TermRows:
     """Weighs the terms of rows laid end to end, as SPLADE does. Nothing is normalised.
 
     Logits leave the device as the head gives them, so that a batch takes no more of it for having more rows.
     """
 
-    padded = False
-
-    def __init__(
-        self,
-        network: PackedTermEncoder,
-        pooling: TermPooling,
-        device: torch.device,
-        kernel: Kernel = Kernel.HOST,
-        types: Types | None = None,
-    ) -> None:
-        self._network = network
-        self._pooling = pooling
-        self._device = device
-        self._kernel = kernel
-        self._types = types
+    padded: ClassVar[bool] = False
+    network: PackedTermEncoder
+    pooling: TermPooling
+    device: torch.device
+    kernel: Kernel = Kernel.HOST
+    types: Types | None = None
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Outputs:
-        found = _Terms(self._pooling)
-        batch = typed(pack(rows, self._device, self._kernel), self._types)
-        self._network.terms(batch, self._pooling, found.add)
+        found = _Terms(self.pooling)
+        batch = typed(pack(rows, self.device, self.kernel), self.types)
+        self.network.terms(batch, self.pooling, found.add)
         return Outputs(terms=found.rows())
 
 
@@ -300,48 +283,39 @@ class Hidden:
         return hidden[0, : batch.tokens]
 
 
+@dataclass(eq=False)
 class PaddedRows:
     """Encodes rows padded on the right; with a mask, and to a multiple of `ALIGNED`, where their lengths differ."""
 
-    padded = True
-
-    def __init__(
-        self,
-        network: nn.Module,
-        pad: int,
-        device: torch.device,
-        limit: int = POSITIONS,
-        types: Types | None = None,
-        shape: VectorShape = WHOLE,
-    ) -> None:
-        """`limit` is the longest row that the network takes, `types` are those of its tokens."""
-        self._network = network
-        self._pad = pad
-        self._device = device
-        self._limit = limit
-        self._types = types
-        self._shape = shape
+    padded: ClassVar[bool] = True
+    network: nn.Module
+    pad: int
+    device: torch.device
+    limit: int = POSITIONS
+    """The longest row that the network takes."""
+    types: Types | None = None
+    shape: VectorShape = WHOLE
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Outputs:
         lengths = np.array([len(row) for row in rows])
         longest, even = int(lengths.max()), bool((lengths == lengths[0]).all())
-        width = longest if even else max(longest, min(self._limit, padded_tokens(1, longest, 0)))
+        width = longest if even else max(longest, min(self.limit, padded_tokens(1, longest, 0)))
         there = np.arange(width) < lengths[:, None]
-        filled = np.stack([np.full(there.shape, self._pad), there])  # ids and mask, in one copy
+        filled = np.stack([np.full(there.shape, self.pad), there])  # ids and mask, in one copy
         filled[0][there] = np.concatenate(rows)
-        ids, mask = torch.from_numpy(filled).to(self._device).unbind()
+        ids, mask = torch.from_numpy(filled).to(self.device).unbind()
         features: dict[str, torch.Tensor | int] = {"input_ids": ids}
         if not even:
             features["attention_mask"] = mask
-        if self._shape.skipped:
-            features["prompt_length"] = self._shape.skipped
-        if self._types is not None:
+        if self.shape.skipped:
+            features["prompt_length"] = self.shape.skipped
+        if self.types is not None:
             types = np.zeros(there.shape, np.int64)
-            types[there] = self._types.of(lengths.tolist())
-            features["token_type_ids"] = torch.from_numpy(types).to(self._device)
-        vectors = self._network(features)["sentence_embedding"]
-        return Outputs(_unit(vectors[:, : self._shape.cut].float()))
+            types[there] = self.types.of(lengths.tolist())
+            features["token_type_ids"] = torch.from_numpy(types).to(self.device)
+        vectors = self.network(features)["sentence_embedding"]
+        return Outputs(_unit(vectors[:, : self.shape.cut].float()))
 
 
 def _unit(vectors: torch.Tensor) -> Vectors:

@@ -317,11 +317,9 @@ class PassExecutor:
         self._context.emit(
             Mitigated(
                 model_pass=model_pass,
-                batch_index=None,
                 cause=cause,
                 action=action,
                 rows=self._source.rows_left(model_pass),
-                cost_seconds=0.0,
                 rung=rung,
                 device=device,
             )

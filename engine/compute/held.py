@@ -13,12 +13,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from traceback import clear_frames
+from typing import Any
 
 from msgspec.structs import replace
 from torch import nn
 
-from interlock.engine.compute.batch_runner import BatchRunner, DeviceGone, TooNarrow
-from interlock.engine.compute.context import Laws, LeasedFor, MemoryPlanner, tell_granted, tell_released, too_small
+from interlock.engine.compute.batch_runner import BatchRunner, DeviceGone, Fallbacks, TooNarrow
+from interlock.engine.compute.context import (
+    Granted,
+    Laws,
+    LeasedFor,
+    MemoryPlanner,
+    tell_granted,
+    tell_released,
+    too_small,
+)
 from interlock.engine.compute.encoder import Encoder, encoder_for
 from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.compute.job import Job
@@ -29,12 +38,12 @@ from interlock.engine.compute.source import Queue, Result
 from interlock.engine.errors import NoDeviceError, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import classify, summed_up
-from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.masters import hydrated_for
 from interlock.engine.models.memory import law_for
 from interlock.engine.models.networks.batching import Batching
-from interlock.engine.models.weights import Attached, Master, Replica, attach_to_host, load
-from interlock.engine.record.events import AnyEvent, Emit, Mitigated, ModelMoved, ModelUnloaded
+from interlock.engine.models.weights import Attached, Replica, attach_to_host, load
+from interlock.engine.record.events import AnyEvent, Mitigated, ModelMoved, ModelUnloaded
 from interlock.engine.record.words import human_bytes, several
 
 FILES, ON_CPU = "disk", "computing on the CPU in float32"
@@ -50,35 +59,24 @@ class _Held:
     seconds: float
 
     @property
-    def bytes(self) -> int:
-        """What its weights take there."""
-        return self.instance.law.weights if self.instance.device.metered else self.instance.attached.bytes
+    def told(self) -> dict[str, Any]:
+        """Where it is, as events tell it, with the bytes that its weights take there."""
+        instance = self.instance
+        size = instance.law.weights if instance.device.metered else instance.attached.bytes
+        return {"lease": instance.lease.id, "device": instance.device.name, "bytes": size}
 
 
-class HeldModel:
+class HeldModel(Fallbacks):
     """A model and where it is; whoever closes it or has it moved holds no instance any more, because the weights live
     as long as somebody refers to them."""
 
-    def __init__(
-        self,
-        card: ModelCard,
-        devices: Sequence[Device],
-        host: Device,
-        lessor: Lessor,
-        emit: Emit,
-        *,
-        cpu_fallback: bool = True,
-        encoders: Encoders = encoder_for,
-        laws: Laws = law_for,
-    ) -> None:
-        """`devices` are those of the settings; `host` is the CPU, which `lessor` lends too."""
+    def __init__(self, card: ModelCard, on: Granted, *, encoders: Encoders = encoder_for, laws: Laws = law_for) -> None:
         self.card = card
         self.loading = 0.0
         """Seconds that bringing it into memory took so far."""
-        self._gpus = [device for device in devices if device is not host]
-        self._host, self._lessor, self._emit, self._encoders = host, lessor, emit, encoders
-        self._fallback = cpu_fallback or not self._gpus
-        self._planner = MemoryPlanner(self._gpus or [host], host, laws)
+        self._gpus, self._host, self._lessor, self._emit = on.gpus, on.host, on.lessor, on.emit
+        self._fallback, self._encoders = on.cpu_fallback or not on.gpus, encoders
+        self._planner = MemoryPlanner(on.gpus or [on.host], on.host, laws)
         self._held: _Held | None = None
         self._beside: _Held | None = None
         """The model on the CPU, where a batch has just needed it: it stays there alone once the batch is done."""
@@ -88,13 +86,8 @@ class HeldModel:
         """The cause of the last step of the ladder to the CPU."""
 
     @property
-    def resident(self) -> bool:
-        """Whether it is in memory."""
-        return self._held is not None
-
-    @property
     def instance(self) -> ModelInstance | None:
-        """The model where it is now."""
+        """The model where it is now; None where it is in no memory."""
         return self._held.instance if self._held else None
 
     def network(self) -> nn.Module:
@@ -112,21 +105,12 @@ class HeldModel:
                 self._held = None
             else:
                 self._beside = None
-            instance, size, began = held.instance, held.bytes, time.monotonic()
-            device, lease, stack = instance.device, instance.lease.id, held.lease
-            self._planner.learn(0, device, instance.calibration)
-            del instance, held  # nothing but this frame would keep the weights
+            told, stack, began = held.told, held.lease, time.monotonic()
+            self._planner.learn(0, held.instance.device, held.instance.calibration)
+            del held  # nothing but this frame would keep the weights
             stack.close()
-            self._emit(
-                ModelUnloaded(
-                    lease=lease,
-                    model=self.card.key,
-                    device=device.name,
-                    bytes=size,
-                    cause=cause,
-                    seconds=round(time.monotonic() - began, 3),
-                )
-            )
+            seconds = round(time.monotonic() - began, 3)
+            self._emit(ModelUnloaded(model=self.card.key, cause=cause, seconds=seconds, **told))
 
     def choose(self, job: Job) -> tuple[Device, str]:
         """Find the device that the model is on, or the GPU with the most room for it, or the CPU; and why.
@@ -245,8 +229,8 @@ class HeldModel:
         needed = self.least(device, job)
         with ExitStack() as stack:
             released = partial(tell_released, self._emit, model_pass=0)
-            shared = device is self._host  # models stay there beside each other
-            lease = stack.enter_context(self._lessor.lease(card.key, {device.name: needed}, released, shared=shared))
+            # What stays lies beside others that stay: the models of a service, those on the host.
+            lease = stack.enter_context(self._lessor.lease(card.key, {device.name: needed}, released, shared=True))
             tell_granted(self._emit, lease, 0, LeasedFor(sum(len(each.rows) for each in job.batches), needed))
             attached = self._attached(card, device)
             if card.kind != "scores":  # no canary looks at it, and questions are few: padded ones are computed alone
@@ -265,24 +249,17 @@ class HeldModel:
     def _attached(self, card: ModelCard, device: Device) -> Attached:
         """Attach what was read for its tokenizer, where it is that, or what is read now."""
         network, self._read = self._read if card.dtype == self.card.dtype else None, None
+
+        def read(card: ModelCard) -> nn.Module:
+            return load(card) if network is None else network
+
         if device.kind == "cpu":
-            return attach_to_host(card, device, lambda card: load(card) if network is None else network)
-        master = Master(load(card) if network is None else network)
-        master.pin(device)
-        return Replica(master, device)
+            return attach_to_host(card, device, read)
+        return Replica(hydrated_for(device, read)(card), device)
 
     def _moved(self, held: _Held, source: str, why: str) -> None:
-        self._emit(
-            ModelMoved(
-                lease=held.instance.lease.id,
-                model=self.card.key,
-                source=source,
-                device=held.instance.device.name,
-                bytes=held.bytes,
-                cause=why,
-                seconds=round(held.seconds, 3),
-            )
-        )
+        seconds = round(held.seconds, 3)
+        self._emit(ModelMoved(model=self.card.key, source=source, cause=why, seconds=seconds, **held.told))
 
     def _heard(self, event: AnyEvent) -> None:
         """Tell of the ladder's steps, which are of no pass. Of rows that are parked the results tell."""
@@ -292,18 +269,9 @@ class HeldModel:
 
     def _mitigated(self, cause: str, device: Device, rows: int) -> None:
         """Emit that the CPU computes from now on."""
+        key, name = self.card.key, device.name
         self._emit(
-            Mitigated(
-                model_pass=0,
-                model=self.card.key,
-                batch_index=None,
-                cause=cause,
-                action=ON_CPU,
-                rows=rows,
-                cost_seconds=0.0,
-                rung=Rung.CPU,
-                device=device.name,
-            )
+            Mitigated(model_pass=0, model=key, cause=cause, action=ON_CPU, rows=rows, rung=Rung.CPU, device=name)
         )
 
     def _falls_back(self, device: Device) -> bool:
@@ -314,21 +282,6 @@ class HeldModel:
 
     def lose(self, instance: ModelInstance, reason: str) -> None:
         self._lessor.lose(instance.device, reason)
-
-    def other(self, instance: ModelInstance) -> ModelInstance | None:
-        return None
-
-    def in_float32(self, instance: ModelInstance) -> ModelInstance | None:
-        return None
-
-    def float32_possible(self, instance: ModelInstance, longest: int) -> bool:
-        return False
-
-    def makes_room(self, instance: ModelInstance) -> bool:
-        return False
-
-    def streams_rightly(self, instance: ModelInstance) -> bool:
-        return False
 
     def host(self, lengths: Sequence[int]) -> ModelInstance | None:
         if self._beside is None:

@@ -57,11 +57,10 @@ class ModelInstance:
     """Whether it stays from one job to the next, beside others: then it keeps to its lease on a CPU too."""
     granted: int = 0
     """Bytes that were seen to be free for a forward: one that takes no more has no need to look again."""
-    mlp_sliced: bool = False
     _cold: bool = True
     """The next forward takes workspaces that stay: it says nothing of activations."""
     _pause: int = 1
-    """Batches for which it stays streamed or sliced before it is tried whole: twice as many each time."""
+    """Batches for which it stays streamed before it is tried whole: twice as many each time."""
     _batches: int = 0
 
     def __post_init__(self) -> None:
@@ -73,36 +72,26 @@ class ModelInstance:
         return isinstance(self.attached, Replica) and self.attached.streamed
 
     @property
+    def resident_bytes(self) -> int:
+        """What its weights take of the device now."""
+        return self.law.slots if self.streamed else self.law.weights
+
+    @property
     def bounded(self) -> bool:
         """Whether a batch is cut so that by the law each forward fits."""
         return self.device.metered or self.stays
 
     @property
     def way(self) -> str:
-        """How its weights come to the device: `whole`, `streamed`, or `in turn`."""
-        if not isinstance(self.attached, Replica) or not self.attached.streamed:
-            return "whole"
-        return "in turn" if self.attached.in_turn else "streamed"
-
-    def copy_in_turn(self) -> None:
-        """Copy layers one after the other when they are streamed."""
-        with self.lock:
-            if isinstance(self.attached, Replica):
-                self.attached.copy_in_turn()
+        """How its weights come to the device."""
+        return "streamed" if self.streamed else "whole"
 
     def end_streaming(self) -> str:
         """Attach the weights whole again, and stream them no more: vectors come out wrong that way. Returns why the
         device cannot have them, empty where it has."""
         with self.lock:
             self.attached.streams = False
-            self.device.reclaim()
-            try:
-                self.attached.restore()
-            except Exception as error:
-                if classify(error) is None:
-                    raise
-                return summed_up(error)
-        return ""
+            return self._attached_whole()
 
     def clear(self) -> None:
         """Give back what forwards have left on the device beside the weights; the next one takes workspaces anew."""
@@ -118,54 +107,47 @@ class ModelInstance:
             self.device.reclaim()
             self._cold, self._batches = True, 0
 
-    def slice_mlp(self) -> None:
-        """Compute the feed-forwards by parts from now on."""
-        with self.lock:
-            self.attached.slice_mlp()
-            self.mlp_sliced, self._batches = True, 0
-
     def adopt(self, tried: frozenset[Rung]) -> None:
-        """Stream and slice as these rungs ask for; a piece that went to the CPU has left what it lacked behind."""
-        if Rung.CPU in tried:
-            return
+        """Stream where these rungs ask for it; a piece that went to the CPU has left what it lacked behind."""
         with self.lock:
-            if Rung.STREAM in tried and not self.streamed and self.attached.streams:
+            if Rung.STREAM in tried and Rung.CPU not in tried and not self.streamed and self.attached.streams:
                 self.stream()
-            if Rung.SLICE_MLP in tried and not self.mlp_sliced:
-                self.slice_mlp()
 
     def grow_back(self, longest: int) -> None:
-        """Undo `stream` and `slice_mlp` after a batch, where the weights fit again and a row of `longest` beside them.
+        """Undo `stream` after a batch, where the weights fit again and a row of `longest` beside them.
 
         What the law says is not all that may keep it from fitting: each time it stays as it is for twice as long, so
         that weights are not copied to and fro with every batch.
         """
         with self.lock:
-            if self.device.name in self.lease.lost or not (self.mlp_sliced or self.streamed):
+            if self.device.name in self.lease.lost or not self.streamed:
                 return
             self._batches += 1
             if self._batches < self._pause or not self._fits_whole(longest):
                 return
-            pressed, self._pause, self._cold, self.mlp_sliced = False, 2 * self._pause, True, False
-            self.device.reclaim()  # a workspace in the middle of a large segment would keep the weights out
-            try:
-                self.attached.restore()
-            except Exception as error:
-                if classify(error) is None:
-                    raise
-                pressed = True
-            if pressed:  # only here the error is gone, whose frames hold what was copied
+            self._pause, self._cold = 2 * self._pause, True
+            if self._attached_whole():
                 self.stream()
+
+    def _attached_whole(self) -> str:
+        """Attach the weights; why the device cannot have them, of which nothing is left then that was copied."""
+        self.device.reclaim()  # a workspace in the middle of a large segment would keep the weights out
+        try:
+            self.attached.restore()
+        except Exception as error:
+            if classify(error) is None:
+                raise
+            return summed_up(error)
+        return ""
 
     def _fits_whole(self, longest: int) -> bool:
         self.attached.clear()  # slots that nothing needs until the next forward are room
-        free = self.lessor.budget(self.device) - (self.law.weights if self.streamed else 0)
+        free = self.lessor.budget(self.device) - self.law.weights
         return self.predicted([longest]) <= min(self.lease.budgets[self.device.name] - self.law.weights, free)
 
     def room(self) -> int:
         """Measure what one forward may take now: of the lease's budget, and of what the device really has."""
-        weights = self.law.slots if self.streamed else self.law.weights
-        return min(self.lease.budgets[self.device.name] - weights, self.lessor.budget(self.device))
+        return min(self.lease.budgets[self.device.name] - self.resident_bytes, self.lessor.budget(self.device))
 
     def most_tokens(self, longest: int) -> int:
         """Return the most tokens, padding included, of a forward with a row of `longest`."""
@@ -190,8 +172,7 @@ class ModelInstance:
         with self.lock:
             self.adopt(tried)  # the device's own worker may have grown the model back since the rows came here
             predicted = self.predicted(lengths)
-            # The law counts whole feed-forwards: of sliced ones it does not say that they cannot fit.
-            if self.device.metered and Rung.SLICE_MLP not in tried and predicted > (room := max(0, self.room())):
+            if self.device.metered and predicted > (room := max(0, self.room())):
                 return Shortfall(Trouble.MEMORY, "", predicted, room, 0.0, foreseen=True)
             # Rows of one length that are padded carry no mask, which the law counts: they would teach too little.
             telling = not isinstance(self.encoder, Apart) and (not self.encoder.padded or len({*lengths}) > 1)
@@ -218,7 +199,7 @@ class ModelInstance:
             return trouble, summed_up(error)
         if measure.retries:
             self.calibration = self.calibration.strained()
-        elif telling and measure.activations is not None and not (self._cold or self.streamed or self.mlp_sliced):
+        elif telling and measure.activations is not None and not (self._cold or self.streamed):
             self.calibration = self.calibration.observed(lawful, measure.activations)
         if self._cold:  # what was loaded only now, kernels and their workspaces, no allocator counts
             self.device.wall(self.lessor.ceiling_on(self.device))

@@ -16,17 +16,18 @@ import numpy.typing as npt
 from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.compute.parts.outputs import Gathered, Outputs, PassFiles
 from interlock.engine.corpus.corpus import Rows as CorpusRows
-from interlock.engine.corpus.tokens import Tokenised
+from interlock.engine.corpus.tokens import Lengths, Tokenised
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.layout import cost_of
 from interlock.engine.models.memory import Calibration, Law
 from interlock.engine.models.networks.kernels import filling, padded_tokens
+from interlock.engine.models.networks.sizes import cost_of
 from interlock.engine.models.registry import Output, name_of_output
 from interlock.engine.record.events import PassPlanned
 
 Rows = npt.NDArray[np.int64]
-Lengths = npt.NDArray[np.int64]
+MOST = 0x7FFFFFFF
+"""Tokens of a row."""
 
 
 @dataclass(frozen=True)
@@ -72,19 +73,23 @@ def digest_of(batches: Iterable[Rows]) -> str:
     return digest.hexdigest()
 
 
-def plan(rows: Rows, lengths: Lengths, budget: int) -> BatchPlan:
+def plan(rows: npt.NDArray[np.int32 | np.int64], lengths: Lengths, budget: int) -> BatchPlan:
     """Make batches of `rows` (each of `lengths[i]` tokens) of at most `budget` tokens, padding included.
 
     A row longer than the budget is a batch of its own. Every row is in exactly one batch.
     """
-    order = np.lexsort((rows, -lengths))
-    rows, lengths, batches, start = rows[order], lengths[order], [], 0
-    while start < len(rows):
-        longest = int(lengths[start])
-        stop = start + max(1, budget // max(longest, 1))
-        chosen = lengths[start:stop]
-        batches.append(Batch(rows[start:stop], longest, int(chosen.sum())))
-        start = stop
+    keys = np.subtract(MOST, lengths, dtype=np.int64)  # and the row behind: sorted in place, with no array beside
+    keys <<= 32
+    keys |= rows
+    keys.sort()
+    batches, start = [], 0
+    while start < len(keys):
+        longest = MOST - int(keys[start] >> 32)
+        chosen = keys[start : start + max(1, budget // max(longest, 1))]
+        tokens = len(chosen) * MOST - int((chosen >> 32).sum())
+        chosen &= 0xFFFFFFFF
+        batches.append(Batch(chosen, longest, tokens))
+        start += len(chosen)
     return BatchPlan(batches)
 
 
@@ -175,8 +180,8 @@ def lay_out(
     lengths, over = tokens.lengths(card.max_tokens), tokens.truncated(card.max_tokens)
     layout, cost = Layout(card), cost_of(card.config, card.network_kind)
     for rows in corpus:
-        own = np.arange(rows.first_text, rows.first_text + rows.own_texts, dtype=np.int64)
-        todo = own[~reused[own]]
+        own = slice(rows.first_text, rows.first_text + rows.own_texts)
+        todo = np.arange(own.start, own.stop, dtype=np.int32)[~reused[own]]
         made = plan(todo, lengths[todo], card.batch_tokens)
         flops = sum(cost.of(len(batch.rows), layout.computed(batch)) for batch in made.batches) if cost else 0.0
         layout.planned.append(
@@ -187,7 +192,7 @@ def lay_out(
                 first_batch=len(layout.batches),
                 batches=len(made.batches),
                 rows=len(todo),
-                reused=len(own) - len(todo),
+                reused=rows.own_texts - len(todo),
                 tokens=made.tokens,
                 padding=sum(layout.padding(batch) for batch in made.batches),
                 truncated=int((over[own] > 0).sum()),
@@ -195,7 +200,7 @@ def lay_out(
                 plan=made.digest(),
                 flops=flops,
                 cost=cost,
-                seen_tokens=int((lengths[own] - tokens.specials.count).sum()),
+                seen_tokens=int(lengths[own].sum()) - rows.own_texts * tokens.specials.count,
                 token_bytes=token_bytes(card, lengths[todo]),
             )
         )
@@ -204,7 +209,7 @@ def lay_out(
     return layout
 
 
-def token_bytes(card: ModelCard, lengths: npt.NDArray[np.int64]) -> int:
+def token_bytes(card: ModelCard, lengths: Lengths) -> int:
     """Predict what the token vectors of texts with so many tokens [n] take; none where the model gives none."""
     form, (before, after) = card.by_token.vectors, card.by_token.around
     kept = -(-np.maximum(lengths - before - after, 0) // form.pooling) if form else 0

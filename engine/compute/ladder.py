@@ -3,13 +3,13 @@
 A piece is some rows that went through the model in one forward. Who computes it brings evidence, means and the effort
 made so far, gets a `Step`, does it, and comes back with the step's effort if a piece of it fails again:
 
-    out of memory    replan > split > stream > slice_mlp > relocate > cpu > park
+    out of memory    replan > split > stream > relocate > cpu > park
     not finite       replan (a single row, as it is) > split (every row alone) > float32 > cpu > park
     device lost      relocate > cpu > park
 
 A climb never goes back down, and a rung that cannot help is passed over. A lost device is not the piece's fault: where
 it goes next, the climb begins again, but a piece relocates once at most, and nothing comes back from the CPU. So every
-row is computed or parked within 14 + log2(rows) steps, rounded up, and none is parked because of its neighbours.
+row is computed or parked within 12 + log2(rows) steps, rounded up, and none is parked because of its neighbours.
 
 Pure: no torch, no device, no clock. Sizes are bytes; tokens count padding where there is any.
 """
@@ -35,7 +35,6 @@ class Rung(StrEnum):
     REPLAN = "replan"
     SPLIT = "split"
     STREAM = "stream"
-    SLICE_MLP = "slice_mlp"
     RELOCATE = "relocate"
     FLOAT32 = "float32"
     CPU = "cpu"
@@ -46,7 +45,7 @@ class Rung(StrEnum):
         return list(Rung).index(self)
 
 
-CLIMBED = frozenset({Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE, Rung.FLOAT32, Rung.CPU})
+CLIMBED = frozenset({Rung.STREAM, Rung.RELOCATE, Rung.FLOAT32, Rung.CPU})
 """Rungs that a single row climbs."""
 MOVES = frozenset({Rung.RELOCATE, Rung.CPU})
 """Rungs that take a piece to another device."""
@@ -86,8 +85,6 @@ class Means:
 
     streams: bool
     """The model's layers can be streamed from the host."""
-    slices_mlp: bool
-    """Its MLP can be computed in slices of the sequence."""
     others: bool
     """Another healthy device of this lease is there."""
     float32: bool
@@ -218,7 +215,7 @@ def _short_of_memory(effort: Effort, evidence: Evidence, means: Means) -> Step:
         return _again("retrying unchanged, because it should have fitted", effort, evidence)
     if evidence.rows > 1:
         return _step(Rung.SPLIT, "computing each half separately", effort, evidence)
-    return _onward((Rung.STREAM, Rung.SLICE_MLP, Rung.RELOCATE, Rung.CPU), effort, evidence, means)
+    return _onward((Rung.STREAM, Rung.RELOCATE, Rung.CPU), effort, evidence, means)
 
 
 def _not_finite(effort: Effort, evidence: Evidence, means: Means) -> Step:
@@ -232,7 +229,6 @@ def _not_finite(effort: Effort, evidence: Evidence, means: Means) -> Step:
 
 _ACTIONS = {
     Rung.STREAM: "streaming layers from the host",
-    Rung.SLICE_MLP: "computing the feed-forward in slices",
     Rung.RELOCATE: "moving to another device",
     Rung.FLOAT32: "computing in float32",
     Rung.CPU: "computing on the CPU in float32",
@@ -244,7 +240,6 @@ def _onward(rungs: Sequence[Rung], effort: Effort, evidence: Evidence, means: Me
     """The first of `rungs` that is possible and ahead; none is the end."""
     possible = {
         Rung.STREAM: means.streams,
-        Rung.SLICE_MLP: means.slices_mlp,
         Rung.RELOCATE: means.others,
         Rung.FLOAT32: means.float32,
         Rung.CPU: means.cpu,

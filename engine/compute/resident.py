@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import RLock
 
-from interlock.engine.compute.batch_runner import BatchRunner
+from interlock.engine.compute.batch_runner import BatchRunner, Fallbacks
 from interlock.engine.compute.checks.canary import Canaries
 from interlock.engine.compute.context import LeasedFor, MemoryPlanner, RunContext, tell_granted, tell_released
 from interlock.engine.compute.encoder import computed_tokens
@@ -31,7 +31,7 @@ TRIES = 2
 
 
 @dataclass(eq=False)
-class ResidentModel:
+class ResidentModel(Fallbacks):
     """Loads one model for an assignment, and finds another instance for a piece that does not fit where it is.
 
     `stack` ends its leases; `limits` are the bytes that it may take of each device beside other models; `lose_device`
@@ -126,17 +126,14 @@ class ResidentModel:
         self.lose_device(instance.device, reason)
 
     def other(self, instance: ModelInstance) -> ModelInstance | None:
-        """Find the same model on another healthy device of its lease."""
         lost = {*self.lease.lost, instance.device.name}
         usable = [each for each in self.instances if each.device.name not in lost]
         return usable[0] if usable else None
 
     def makes_room(self, instance: ModelInstance) -> bool:
-        """Have companions on the instance's device pause, and tell whether there are any."""
         return self.make_room(self.job.model_pass, instance.device)
 
     def streams_rightly(self, instance: ModelInstance) -> bool:
-        """Whether a canary lets the instance pass now that its layers are streamed."""
         device, card = instance.device, self._card_on(instance.device)
         return self.canaries.outcome(self.job, card, instance, f"not streaming on {device.name}") != "failed"
 
@@ -335,7 +332,6 @@ class ResidentModel:
         self.context.emit(
             Mitigated(
                 model_pass=self.job.model_pass,
-                batch_index=None,
                 cause=cause,
                 action=action,
                 rows=self._assigned(device).rows if rows is None else rows,

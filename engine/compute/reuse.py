@@ -19,14 +19,14 @@ import numpy.typing as npt
 from interlock.engine.compute.job import Batch, Rows, digest_of
 from interlock.engine.compute.parts.files import NOT_AN_ARRAY
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
-from interlock.engine.corpus.corpus import DIGEST, Digests, digest_of_texts
-from interlock.engine.corpus.places import starts_of
+from interlock.engine.corpus.corpus import Digests, digest_of_texts
+from interlock.engine.corpus.places import DIGEST, starts_of
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.record import atomic, journal
+from interlock.engine.record import atomic
 from interlock.engine.record.events import RowsReused
 from interlock.engine.record.facts import RosterEntry, TermForm
-from interlock.engine.record.fold import fold_all
 from interlock.engine.record.rundir import RUN, RunDirectory
+from interlock.engine.record.runs import state_of
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import alike, several
 
@@ -55,7 +55,7 @@ def check(run: Path) -> Earlier:
         if not directory.inputs() or not directory.digests.exists() or not directory.journal.exists():
             raise UsageError(f"--reuse {run}: not a run directory with vectors")
     with _damage_of(directory.journal):
-        state = fold_all(RunState(), journal.read(directory.journal))
+        state = state_of(run)
     return Earlier(directory, _digests_of(directory, state), state)
 
 
@@ -160,7 +160,8 @@ def _lacking(other: RosterEntry, wanted: Mapping[str, object]) -> str:
     """What the pass of an earlier run did not give of what is wanted of a model, or gave in another way."""
     if not _same(other, wanted):
         return str(wanted["model"])
-    asked, heads = _gives(wanted), msgspec.convert(wanted.get("heads", {}), dict[str, str])
+    asked = msgspec.convert(wanted.get("outputs") or (wanted["kind"],), tuple[str, ...])
+    heads = msgspec.convert(wanted.get("heads", {}), dict[str, str])
     kept = {"dense": True, "sparse": other.heads.get("sparse_linear") == heads.get("sparse_linear")}
     kept["sparse"] &= other.terms == msgspec.convert(wanted.get("terms"), TermForm | None)
     kept["tokens"] = other.heads.get("colbert_linear") == heads.get("colbert_linear") and (
@@ -172,10 +173,6 @@ def _lacking(other: RosterEntry, wanted: Mapping[str, object]) -> str:
 
 def _same(other: RosterEntry, wanted: Mapping[str, object]) -> bool:
     return all(alike(getattr(other, name), wanted.get(name, "")) for name in SAME)
-
-
-def _gives(wanted: Mapping[str, object]) -> tuple[str, ...]:
-    return msgspec.convert(wanted.get("outputs") or (wanted["kind"],), tuple[str, ...])
 
 
 def whole_pass(earlier: Earlier, model_pass: int) -> PassFiles:
@@ -266,7 +263,8 @@ def _damage_of(path: Path) -> Iterator[None]:
         what = f"cannot be read ({error.strerror or error})"
         raise UsageError(f"{path} {what}: fix the cause, or use another run") from error
     except (InterlockError, *NOT_AN_ARRAY) as error:
-        raise UsageError(f"{path} is damaged ({error}): restore it from a copy, or use another run") from error
+        anew = "resume that run, which writes it anew" if path.name == "texts.npy" else "use another run"
+        raise UsageError(f"{path} is damaged ({error}): restore it from a copy, or {anew}") from error
 
 
 def _positions(digests: Digests, others: Digests) -> Rows:

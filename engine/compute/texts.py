@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from tokenizers import Tokenizer
 
-from interlock.engine.compute.context import RunContext
+from interlock.engine.compute.context import Granted, RunContext
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.compute.held import HeldModel
@@ -100,21 +100,12 @@ class TextJobs(ABC):
 
 
 class GpuJobs(TextJobs):
-    """Computes jobs on GPUs, of which there is at least one; `lessor` lends them, and `host`, the CPU."""
+    """Computes jobs on GPUs, of which there is at least one."""
 
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        host: Device,
-        lessor: Lessor,
-        emit: Emit,
-        cpu_fallback: bool = True,
-        name: str = "questions",
-    ) -> None:
+    def __init__(self, on: Granted, name: str = "questions") -> None:
         """`name` is also who holds the GPUs meanwhile."""
         super().__init__()
-        self.devices, self.name = devices, name
-        self._host, self._lessor, self._emit, self._cpu_fallback = host, lessor, emit, cpu_fallback
+        self.devices, self.name, self._on = on.gpus, name, on
 
     def compute(self, jobs: Sequence[Job], progress: Progress = unheard) -> list[Encoded]:
         """Compute a pass for each job. Raises UnavailableError where one fails or another process holds a GPU; an
@@ -124,7 +115,7 @@ class GpuJobs(TextJobs):
         failed = dict[int, str]()
 
         def heard(event: AnyEvent) -> None:
-            self._emit(event)
+            self._on.emit(event)
             if isinstance(event, PassFailed):
                 failed[event.model_pass] = event.reason
             elif isinstance(event, BatchCommitted):
@@ -141,9 +132,9 @@ class GpuJobs(TextJobs):
 
     def _run(self, grid: Sequence[Job], heard: Emit) -> None:
         """Compute a grid; an interrupt comes to the thread that waits, and not to those that compute."""
-        controls, masters = Controls(), Masters(0, hydrated_for(self.devices[0]))
-        controls.begin(Schedule.EXCLUSIVE, 0, cpu_fallback=self._cpu_fallback)
-        context = RunContext(self.devices, self._host, self._lessor, masters, controls, heard, sync=lambda: None)
+        on, controls, masters = self._on, Controls(), Masters(0, hydrated_for(self.devices[0]))
+        controls.begin(Schedule.EXCLUSIVE, 0, cpu_fallback=on.cpu_fallback)
+        context = RunContext(on.gpus, on.host, on.lessor, masters, controls, heard, sync=lambda: None)
         executor = PassExecutor(BatchSource(grid, [[] for _ in grid], [1.0] * len(grid), heard), context)
         with ThreadPoolExecutor(1, "passes") as beside:
             passes = beside.submit(executor.run)
@@ -154,14 +145,15 @@ class GpuJobs(TextJobs):
                 raise
 
 
-class HostJobs(TextJobs):
-    """Computes jobs on a CPU, which `lessor` lends; a context manager, which lets every model go."""
+class HeldJobs(TextJobs):
+    """Computes jobs on a CPU, or on GPUs with a model where each fits; a context manager, which lets every model go."""
 
-    def __init__(self, lessor: Lessor, *, kept: bool = False) -> None:
-        """`kept` holds the models of one call for the next; else each goes before the next is loaded."""
+    def __init__(self, on: Granted | Lessor, *, kept: bool = False) -> None:
+        """`on` are GPUs and the CPU, or who lends the CPU alone; `kept` holds the models of one call for the next, else
+        each goes before the next is loaded."""
         super().__init__()
-        self.devices = lessor.devices
-        self._lessor, self._kept = lessor, kept
+        self._on = on if isinstance(on, Granted) else Granted([], on.devices[0], on, lambda event: None)
+        self.devices, self._kept = self._on.gpus or [self._on.host], kept
         self._models: dict[str, HeldModel] = {}
 
     def __enter__(self) -> Self:
@@ -178,7 +170,7 @@ class HostJobs(TextJobs):
     @property
     def resident(self) -> list[str]:
         """The keys of the models in memory."""
-        return [key for key, model in self._models.items() if model.resident]
+        return [key for key, model in self._models.items() if model.instance]
 
     def compute(self, jobs: Sequence[Job], progress: Progress = unheard) -> list[Encoded]:
         """Compute jobs one after the other."""
@@ -192,13 +184,13 @@ class HostJobs(TextJobs):
         return found
 
     def _computed(self, job: Job, progress: Progress) -> Encoded:
-        key, (host,) = job.card.key, self.devices
+        key = job.card.key
         model = self._models.get(key)
         if model is None or model.card != job.card:  # made anew where it has changed
             if model:
                 model.close()
-            model = self._models[key] = HeldModel(job.card, [], host, self._lessor, lambda _: None)
-        if not model.resident:
+            model = self._models[key] = HeldModel(job.card, self._on)
+        if not model.instance:
             progress(key, 0)
             before = model.loading
             model.load(job)
@@ -210,7 +202,7 @@ class HostJobs(TextJobs):
 
 def encode_texts(card: ModelCard, texts: Sequence[str], prompt: str, lessor: Lessor) -> Outputs:
     """Compute what one text or more give on the CPU, under a lease of their own."""
-    on = HostJobs(lessor)
+    on = HeldJobs(lessor)
     return on.compute([on.job(card, prompt, texts)])[0].rows
 
 

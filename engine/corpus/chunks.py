@@ -9,13 +9,15 @@ from functools import lru_cache, partial
 from typing import TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.forms import form_of
 from interlock.engine.corpus.identity import IdentityMaker, named
-from interlock.engine.corpus.naming import IDS, NOTHING, TEXTS, Naming, Said, looked_up, unnamed
+from interlock.engine.corpus.naming import BEIR, IDS, NOTHING, TEXTS, Naming, Said, found_in, looked_up, unnamed
 from interlock.engine.corpus.records import TOO_DEEP, cause, depth_of, records
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
@@ -97,7 +99,7 @@ class Counts:
     renamed: int = 0
     first: str = ""
     titled: int = 0
-    """Records with a title, where a field is named that holds it."""
+    """Records with a field for the title, where one is named."""
 
 
 class ChunkReader:
@@ -113,12 +115,17 @@ class ChunkReader:
         self._identities = IdentityMaker(collection.qdrant_collection)
         self._bad: tuple[bytes | None, str] = (None, "")
 
+    @property
+    def points(self) -> npt.NDArray[np.void]:
+        """The ids of the points of all chunks that were read, to the end."""
+        return self._identities.points
+
     def __iter__(self) -> Iterator[Chunk | Refusal]:
         yield from self.collection.refusals
         for name in self.collection.files:
             yield from self._of_file(name)
         title = self.collection.naming.title
-        if title and self.counts.records and not self.counts.titled:
+        if title and self.counts.records and not self.counts.titled and self.collection.naming != BEIR:
             place = f"{safe(self.collection.name, NAME)}: none of its {self.counts.records:,} records"
             raise UsageError(f"{place} has a field {title!r}: name the one with the title with --title-field")
 
@@ -185,7 +192,7 @@ class ChunkReader:
             place = f"{safe(file, NAME)} record {number:,}"
             self.counts.renamed += 1
             self.counts.first = self.counts.first or f"{place}: chunk_id {given} of {source} is now {now}"
-        self.counts.titled += bool(said.title)
+        self.counts.titled += said.titled
         text = f"{said.title} {record.text}" if said.title else record.text
         return Chunk(text, payload, known.chunk_id, known.source, known.point_id, others, features)
 
@@ -203,8 +210,9 @@ def _parted(data: bytes, naming: Naming) -> tuple[_Record, bytes, Said]:
             pass
     raw = _fields(data, naming)
     text = _decode(bytes(raw.pop(naming.text or "text")), str, f"$.{naming.text or 'text'}")
-    columns = naming.usual_ids and bytes(raw.get("metadata", b"{"))[:1] not in (b"{", b"n")  # of any kind in a table
-    record = _Record(text, UNSET if columns else raw.pop("metadata", UNSET))
+    # In a table a column may be called so and hold anything.
+    column = naming.usual_ids and bytes(raw.get("metadata", b"{"))[:1] not in (b"{", b"n")
+    record = _Record(text, UNSET if column else raw.pop("metadata", UNSET))
     return record, msgspec.json.encode(raw) if raw else b"", _said(raw, record.metadata, naming)
 
 
@@ -219,9 +227,11 @@ def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> 
     given = next(filter(None, (looked_up(fields, inner, name) for name in names)), None)
     own = named(_decode(bytes(given), object)) if given else ""
     if naming.id and not own:
-        raise _Refused(f'no field "{safe(naming.id, NAME)}" with an id: add it, or drop --id-field')
+        name, there = safe(naming.id, NAME), found_in(inner | fields)
+        raise _Refused(f'no field "{name}" with an id{there}: add it, name another, or drop --id-field')
     title = looked_up(fields, inner, naming.title) if naming.title else None
-    return Said(own, _decode(bytes(title), str, f"$.{naming.title}").strip() if title else "")
+    told = _decode(bytes(title), str, f"$.{naming.title}").strip() if title else ""
+    return Said(own, told, naming.title in fields or naming.title in inner)
 
 
 def _fields(data: bytes, naming: Naming) -> dict[str, Raw]:
@@ -264,6 +274,8 @@ def _decode(data: bytes, kind: type[T], place: str = "$") -> T:
     except (ValueError, RecursionError) as error:  # also what Python says of bytes and of endless numbers
         if _AT_A_STRING.search(str(error)) and _is_whole(data):
             raise _Refused("a \\u escape is half of a surrogate pair without its other half") from None
+        if data == b"null" and kind is str:
+            raise _Refused(f"null in place of a text - at `{place}`") from None
         why = cause(error, data).split(";")[0]
         if isinstance(error, msgspec.ValidationError) and "`$" not in why:
             why += " - at `$`"
@@ -283,7 +295,8 @@ REASONS = 20
 """Kinds of reason that are counted apart."""
 _PLACES = re.compile(
     r" \(byte \d+\)| in position [\d-]+"
-    r'|(?<=^no field "text") \(found .*\)(?=: say)|(?<=--text-field) \S+$|(?<=^file ends within record) \d+',
+    r'|(?:(?<=")|(?<= with an id)) \(found .*\)(?=: (?:say|add) )'
+    r"|(?<=--text-field) \S+$|(?<=^file ends within record) \d+",
     re.DOTALL,
 )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from interlock.engine.corpus.forms import READ, form_of, stem_of
 from interlock.engine.corpus.naming import BEIR, USUAL, Naming
-from interlock.engine.errors import UsageError, meant
+from interlock.engine.errors import UsageError, meant, near
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import command, few, several
 
@@ -73,7 +73,7 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
         entire = root.resolve()
         found = [_alone(entire)] if entire.is_file() else _found(entire)
     except FileNotFoundError:
-        raise UsageError(f"{root} does not exist: name the directory that holds your collections") from None
+        raise UsageError(f"{root} does not exist{near(root)}: name the directory that holds your collections") from None
     except NotADirectoryError:
         raise UsageError(f"cannot read texts from {root}: name a directory, or a file of those forms: {READ}") from None
     except OSError as error:
@@ -86,8 +86,8 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
         raise UsageError(f"{root} has no chunk files or tables: name the directory above them ({READ}){skipped}")
     names = {collection.name for collection in found}
     if missing := [name for name in wanted if name not in names]:
-        near = meant(missing[0], names)
-        raise UsageError(f"no collection {', '.join(map(repr, missing))}{near}: available {', '.join(sorted(names))}")
+        hint = meant(missing[0], names)
+        raise UsageError(f"no collection {', '.join(map(repr, missing))}{hint}: available {', '.join(sorted(names))}")
     # A directory without files gets no name in Qdrant, so that it is in nobody's way.
     chosen = [
         replace(
@@ -152,7 +152,8 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
         return
     entire = next((each for each in found if each.root == root.resolve()), None)
     unread = [name if entire else f"{each.name}/{name}" for each in found for name in each.unread]
-    rank = _rank(root)
+    read_of = (form.rank for each in found for name in each.files[:1] if (form := form_of(name)))
+    rank = min(read_of, default=NOTHING)
     if not entire:
         unread += [path.name for path in root.iterdir() if _is_alike(path.name, rank) and path.is_file()]
     if unread:

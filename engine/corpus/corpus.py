@@ -1,9 +1,10 @@
 """The corpus of a run as rows: every good chunk in reading order, pointing at its distinct text.
 
-Texts themselves stay in their files; what is kept is 20 bytes a row (its text's number and its point id) and 16 a text
-(its digest). A text that stands in several chunks is one row of work. With these the same files are read once more
-when they are delivered, and nothing is taken from them that is not the text that was embedded. While they are read the
-tokens of each distinct text are kept; what was read and what was refused is told.
+Texts themselves stay in their files; what is kept is 4 bytes a row (its text's number) and, in temporary files, 24 (its
+point id, and what tells copies) and 16 a text (its digest). A text that stands in several chunks is one row of work.
+With these the same files are read once more when they are delivered, and nothing is taken from them that is not the
+text that was embedded. While they are read the tokens of each distinct text are kept; what was read and what was
+refused is told.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from msgspec.structs import asdict
 from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Counts, Refusals, kind_of
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.corpus.places import Places
+from interlock.engine.corpus.places import DIGEST, Numbered, Places, release
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import InterlockError, Stopped, UsageError
 from interlock.engine.record import atomic
@@ -31,7 +32,6 @@ from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import safe, several
 
 Digests = npt.NDArray[np.void]
-DIGEST = np.dtype("V16")
 WINDOW = 512
 FEW = 3
 """Places, and records of a file, that are named where nothing can be embedded."""
@@ -105,30 +105,24 @@ def read_corpus(
     features: Features = no_features,
 ) -> Corpus:
     """Read every collection; `take` gets the distinct texts in order, a window at a time, and `each` every chunk."""
-    seen: dict[int, int] = {}  # of 16 bytes Python makes an integer of 48, and a string of bytes of 64
+    seen = Numbered()
     rows = [_read(Rows(collection, len(seen), features), seen, take, each) for collection in collections]
-    digests = bytearray()
-    for digest in seen:  # joined at once, they would all be there twice
-        digests += digest.to_bytes(DIGEST.itemsize, "big")
-    return Corpus(rows, np.frombuffer(digests, DIGEST))
+    return Corpus(rows, seen.records)
 
 
-def _read(
-    rows: Rows, seen: dict[int, int], take: Callable[[list[str]], object], each: Callable[[Chunk], object]
-) -> Rows:
+def _read(rows: Rows, seen: Numbered, take: Callable[[list[str]], object], each: Callable[[Chunk], object]) -> Rows:
     began = time.monotonic()
     reader = ChunkReader(rows.collection, rows.features)
-    texts, points = array("i"), bytearray()
+    texts = array("i")
     window: list[str] = []
     for chunk in reader:
         if isinstance(chunk, Refusal):
             rows.refusals.add(chunk)
             continue
         each(chunk)
-        text = seen.setdefault(int.from_bytes(digest_of(chunk.text), "big"), len(seen))
+        text = seen.number(digest_of(chunk.text))
         rows.places.add(len(texts), *reader.place)
         texts.append(text)
-        points += bytes.fromhex(chunk.point_id.replace("-", ""))
         if text == rows.first_text + rows.own_texts:  # it has the next number, so nobody had it before
             rows.own_texts += 1
             window.append(chunk.text)
@@ -136,7 +130,7 @@ def _read(
             take(window)
             window = []
     take(window)
-    rows.texts, rows.points = np.array(texts, np.int32), np.frombuffer(points, DIGEST)
+    rows.texts, rows.points = np.frombuffer(texts, np.int32), reader.points
     rows.hashes, rows.counts, rows.seconds = reader.hashes, reader.counts, time.monotonic() - began
     kept, same, refused = rows.chunks, reader.counts.same, len(rows.refusals) - rows.refusals.broken
     if reader.counts.records != kept + same + refused:
@@ -152,7 +146,11 @@ def digest_of(text: str) -> bytes:
 
 def digest_of_texts(digests: Digests) -> str:
     """Digest all the texts of a corpus in their order: a SHA-256 in hex."""
-    return hashlib.sha256(digests.tobytes()).hexdigest()
+    digest = hashlib.sha256()
+    for start in range(0, len(digests), 1 << 16):
+        digest.update(digests[start : start + (1 << 16)].tobytes())
+        release(digests)
+    return digest.hexdigest()
 
 
 def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
@@ -268,6 +266,8 @@ def read_and_tokenise(
             beside.texts(texts)
 
         corpus = read_corpus(collections, take, beside.each, beside.features)
+    if not corpus.chunks:  # one error tells them all
+        raise UsageError("nothing to embed: " + _refusals(corpus.rows))
     for rows in corpus.rows:
         refusals = rows.refusals
         for refusal in [*refusals.told, *(each for each in refusals.files if each not in refusals.told)]:
@@ -302,8 +302,6 @@ def read_and_tokenise(
                 digest=digest_of_texts(corpus.digests),
             )
         )
-    if not corpus.chunks:
-        raise UsageError("nothing to embed: " + _refusals(corpus.rows))
     return corpus, stores
 
 

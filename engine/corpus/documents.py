@@ -21,9 +21,10 @@ from tokenizers import Tokenizer
 
 from interlock.engine.corpus.collections import printable, refuse_path
 from interlock.engine.corpus.tokens import load_tokenizer
-from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.errors import UnavailableError, UsageError, near
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Refusal
+from interlock.engine.record.words import few
 
 MARKED = (".md", ".markdown", ".mdx")
 PLAIN = (
@@ -83,7 +84,8 @@ def chunk_documents(
     """Cut the documents under `root`, or that file, into chunks of at most `tokens` tokens by each of `counters`, and
     write them to the chunk file `out`, whole or not at all.
 
-    Raises UsageError for a root without documents and for sizes that cannot be, UnavailableError without the splitter.
+    Raises UsageError for a root without documents that can be read and for sizes that cannot be, UnavailableError
+    without the splitter.
     """
     short = min(counters, key=lambda each: each.most)
     if tokens > short.most:
@@ -98,9 +100,11 @@ def chunk_documents(
     split = _splitters(lambda text: max(each.count(text) for each in counters), tokens, overlap)
     with atomic.explaining(out):
         out.parent.mkdir(parents=True, exist_ok=True)
+    atomic.sweep(out.parent, out.name[:50])  # what a killed process left of it
     with atomic.replacing(out) as partial, partial.open("wb") as lines:
         for done, file in enumerate(files, 1):
             name = file.relative_to(root).as_posix() if file != root else file.name
+            told("documents", done, len(files))
             try:
                 text, marked = _text_of(file)
                 chunks = list(_chunks(name, text, split[marked], marked=marked))
@@ -110,7 +114,9 @@ def chunk_documents(
             report.documents += 1
             report.chunks += len(chunks)
             lines.writelines(msgspec.json.encode(chunk) + b"\n" for chunk in chunks)
-            told("documents", done, len(files))
+        if not report.chunks:
+            why = [f"{each.file}: {each.reason}" for each in report.refusals] or ["all of them are empty"]
+            raise UsageError(f"nothing to cut into chunks under {root}: fix its documents first ({few(why, 3)})")
     return report
 
 
@@ -120,7 +126,7 @@ def _documents(root: Path, report: ChunkedFiles) -> Iterator[Path]:
         yield root
         return
     if not root.is_dir():
-        raise UsageError(f"{root} does not exist: name a directory of documents")
+        raise UsageError(f"{root} does not exist{near(root)}: name a directory of documents")
     found = list[Path]()
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name[0] != "."]

@@ -18,8 +18,9 @@ from typing import Any, BinaryIO, Literal, cast
 
 from interlock.engine.record import atomic, words
 
-CHUNKS = {"_chunks.json": "list", ".jsonl": "lines"}
-TABLES = {
+Layout = Literal["list", "lines", "cells", "columns"]
+CHUNKS: dict[str, Layout] = {"_chunks.json": "list", ".jsonl": "lines"}
+TABLES: dict[str, Layout] = {
     ".csv": "cells",
     ".tsv": "cells",
     ".parquet": "columns",
@@ -45,7 +46,7 @@ class FileForm:
     those of the lowest `rank` are. `usual_ids` says whether records may name their ids as others do, or, as in chunk
     files, `metadata.chunk_id` alone."""
 
-    layout: Literal["list", "lines", "cells", "columns"]
+    layout: Layout
     rank: int
     packing: str = ""
     usual_ids: bool = True
@@ -59,20 +60,22 @@ def form_of(name: str) -> FileForm | None:
     """Tell how a file of this name is read; None for one that is not. The names of tables may be in upper case."""
     for ending, layout in CHUNKS.items():
         if name.endswith(ending):
-            return FileForm(cast(Any, layout), 0, usual_ids=False)
+            return FileForm(layout, 0, usual_ids=False)
     lower = name.lower()
     packing = next((each for each in PACKINGS if lower.endswith(each)), "")
     lower = lower.removesuffix(packing)
     for ending, layout in (CHUNKS | TABLES).items():
         if lower.endswith(ending):
-            return FileForm(cast(Any, layout), 1, packing, ending not in CHUNKS)
+            return FileForm(layout, 1, packing, ending not in CHUNKS)
     return FileForm("list", 2, packing) if lower.endswith(".json") and lower not in BESIDE else None
 
 
 def stem_of(name: str) -> str:
     """Return the name of a file without what says how it is read."""
-    base = name[: -len(packing)] if (packing := next((e for e in PACKINGS if name.lower().endswith(e)), "")) else name
-    return next((base[: -len(e)] for e in (*CHUNKS, *TABLES, ".json") if base.lower().endswith(e)), base) or name
+    base = name
+    for endings in (PACKINGS, (*CHUNKS, *TABLES, ".json")):
+        base = next((base[: -len(each)] for each in endings if base.lower().endswith(each)), base)
+    return base or name
 
 
 def bounded(record: bytes | memoryview) -> bytes | str:

@@ -13,6 +13,10 @@ from itertools import count
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from interlock.engine.corpus.places import DIGEST, Numbered
 
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
 DIGITS = 12
@@ -50,29 +54,34 @@ class IdentityMaker:
 
     def __init__(self, collection: str) -> None:
         self._collection = collection
-        self._taken: dict[bytes, int] = {}
+        self._taken = Numbered(np.dtype([("point", DIGEST), ("whole", "V8")]))
         self._numbers: dict[tuple[str, str], int] = {}
 
     def of(self, file: str, text: str, *fields: Fields, own: str = "") -> ChunkIdentity | None:
         """Identify the next record of `file` by its text, its metadata and its other fields, of which one may be its
         `own` id; None for one that was there before with all of these."""
         metadata = fields[0]
-        source = next(filter(None, map(named, map(metadata.get, SOURCES))), file)
+        source = next(filter(None, map(named, map(metadata.get, SOURCES))), file) if metadata else file
         if not (given := own or named(metadata.get("chunk_id"))):
             content = hashlib.sha256(text.encode()).hexdigest()[:32]
-            names, whole = self._numbered(source, content), 0
+            names, whole = self._numbered(source, content), bytes(8)
         else:
             held = msgspec.json.encode((text, fields), order="sorted")  # whatever the order of its fields
-            names, whole = self._further(source, given, held, fields), hash(held) or 1
+            names = self._further(source, given, held, fields)
+            whole = (hash(held) or 1).to_bytes(8, "little", signed=True)
         for chunk_id in names:
             point = point_of(self._collection, source, chunk_id)
-            key = point.bytes[1:]  # of 15 bytes Python makes an object of 48, of 16 one of 64
-            if (holder := self._taken.get(key)) is None:
-                self._taken[key] = whole
+            known = len(self._taken)
+            if (holder := self._taken.number(point.bytes + whole)) == known:
                 return ChunkIdentity(source, chunk_id, str(point), given if given != chunk_id else "")
-            if whole and holder == whole:
+            if any(whole) and self._taken[holder][16:] == whole:
                 return None
         raise AssertionError("there is always a next number")
+
+    @property
+    def points(self) -> npt.NDArray[np.void]:
+        """The ids of all points in order; none is given any more then."""
+        return self._taken.records["point"]
 
     def _further(self, source: str, given: str, held: bytes, fields: Sequence[Fields]) -> Iterator[str]:
         """The ids of a record that gives itself one, each for where the one before is another's."""
@@ -93,7 +102,9 @@ class IdentityMaker:
 
 def named(value: object) -> str:
     """Return a name as a record gives it: a text, or a number in its decimals; nothing for anything else."""
-    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
 def _said(fields: Fields, place: str = "") -> Iterator[str]:

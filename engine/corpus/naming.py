@@ -43,10 +43,11 @@ BEIR = Naming("text", "_id", "title")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the fields of these names say of a record: its id and its title."""
+    """What the fields of these names say of a record: its id and its title, and whether there is a field for one."""
 
     id: str = ""
     title: str = ""
+    titled: bool = False
 
 
 NOTHING = Said()
@@ -54,14 +55,17 @@ NOTHING = Said()
 
 def unnamed(fields: Mapping[str, Raw], wanted: str) -> str:
     """Say that a record has no field `wanted`: what it has instead, with a sample of each, and which may be meant."""
-    found = {name: bytes(value) for name, value in fields.items() if name != "metadata"}
-    if not found:
+    if not (there := found_in(fields)):
         return f'no field "{wanted}"'
-    shown = ", ".join(f"{name[:SIGNS]}: {_sample(value)}" for name, value in list(found.items())[:SHOWN])
-    texts = {name: len(value) for name, value in found.items() if value[:1] == b'"' and b" " in value}
+    texts = {name: len(raw) for name, value in fields.items() if (raw := bytes(value))[:1] == b'"' and b" " in raw}
     likely = max(texts, key=texts.__getitem__) if texts else "NAME"
-    more = ", ..." * (len(found) > SHOWN)
-    return f'no field "{wanted}" (found {shown}{more}): say which holds the text, such as --text-field {likely[:SIGNS]}'
+    return f'no field "{wanted}"{there}: say which holds the text, such as --text-field {likely[:SIGNS]}'
+
+
+def found_in(fields: Mapping[str, Raw]) -> str:
+    """Say which fields there are beside the metadata, the first with a sample; empty where there are none."""
+    told = [f"{name[:SIGNS]}: {_sample(bytes(value))}" for name, value in fields.items() if name != "metadata"]
+    return f" (found {', '.join(told[:SHOWN])}{', ...' * (len(told) > SHOWN)})" if told else ""
 
 
 def _sample(value: bytes) -> str:

@@ -1,16 +1,33 @@
-"""Where rows stand: those of a collection at which record of which file, and rows of any length in one array.
+"""Where rows stand: those of a collection at which record of which file, rows of any length in one array, and rows that
+are known by a digest.
 
 Of files a step is kept wherever file and record do not simply go on by one.
 """
 
+import mmap
+import os
+import tempfile
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.record import atomic
+
 Ints = npt.NDArray[np.int64]
+DIGEST = np.dtype("V16")
+PARTS, BITS, PLACE = 16, 28, (1 << 28) - 1
+"""Tables, one for each first 4 bits of a hash of 32, and its other bits, which say where in its table it belongs."""
+LEAST, GAP = 2000, 64
+"""Slots that a table has at least, and those behind the last that is taken."""
+MOST = (1 << 31) - 1
+"""Numbers."""
+HELD = 1 << 20
+"""Bytes of keys that are held before they go to the file."""
 
 
 def starts_of(counts: Ints | Sequence[int]) -> Ints:
@@ -49,3 +66,91 @@ class Places:
         """Return the file and the record of a row."""
         step = bisect_right(self._rows, row) - 1
         return self._files[step], self._records[step] + row - self._rows[step]
+
+
+def release(array: npt.NDArray[np.generic]) -> None:
+    """Let the kernel take back the pages of a memory-mapped array; they stay in its file."""
+    mapped = getattr(array, "_mmap", None)
+    if isinstance(mapped, mmap.mmap):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
+Table = tuple["memoryview[int]", int, int]
+
+
+class Numbered:
+    """Numbers keys of 16 bytes in the order in which they come, each once.
+
+    In memory a key is a slot with its number and 32 bits of its hash, in tables of which at most three quarters are
+    taken: 11 to 13 bytes. The key itself goes to a temporary file with what is kept beside it, and is read there where
+    those bits are the same, so that no two are taken for one.
+    """
+
+    def __init__(self, record: np.dtype[Any] = DIGEST) -> None:
+        """Keep a `record` of each, which begins with the key."""
+        self._record = record
+        self._tables: list[Table] = [(memoryview(bytes(8)).cast("I"), 1, 0)] * PARTS
+        self._count = self._most = self._filed = 0
+        self._tail = bytearray()
+        self._file: IO[bytes] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> bytes:
+        size, at = self._record.itemsize, number * self._record.itemsize
+        if self._file and at < self._filed:
+            return os.pread(self._file.fileno(), size, at)
+        return bytes(self._tail[at - self._filed : at - self._filed + size])
+
+    def number(self, record: bytes) -> int:
+        """Return the number of the record with this one's key: if there was none, this is kept and has the next."""
+        key = record[:16]
+        mark = hash(key) & 0xFFFFFFFF or 1  # 0 is an empty slot
+        table, room, span = self._tables[mark >> BITS]  # so many marks, then their numbers
+        at = (mark & PLACE) * span >> BITS
+        while found := table[at]:
+            if found == mark and self[number := table[room + at]][:16] == key:
+                return number
+            at += 1
+        if self._count == self._most or at == room - 1:  # the last stays empty: a search ends there
+            for part, each in enumerate(self._tables):
+                self._tables[part] = _grown(each)
+            self._most = sum(span * 3 // 4 for *_, span in self._tables)
+            return self.number(record)
+        table[at], table[room + at] = mark, (number := self._count)
+        self._count = number + 1
+        self._tail += record
+        if len(self._tail) >= HELD:
+            self._put()
+        return number
+
+    def _put(self) -> None:
+        with atomic.explaining(Path(tempfile.gettempdir())):
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  # as long as it is mapped
+            self._file.write(self._tail)
+            self._file.flush()
+        self._filed += len(self._tail)
+        self._tail = bytearray()
+
+    @property
+    def records(self) -> npt.NDArray[Any]:
+        """All that was kept, in order [n]; nothing more is numbered then."""
+        if not self._file:
+            return np.frombuffer(self._tail, self._record)
+        self._put()
+        return np.memmap(self._file, self._record, "r")
+
+
+def _grown(table: Table) -> Table:
+    """Lay out a table anew with two fifths of it empty: in the order of the marks, each where it belongs or behind the
+    one before."""
+    slots = np.frombuffer(table[0], np.uint32).reshape(2, -1)
+    taken = np.sort((slots[0].astype(np.int64) << 31 | slots[1])[slots[0] != 0])
+    marks, numbers = taken >> 31, taken & MOST
+    span, order = len(taken) * 5 // 3 + LEAST, np.arange(len(taken))
+    places = np.maximum.accumulate(((marks & PLACE) * span >> BITS) - order) + order
+    room = int(max(span, places.max(initial=0) + 1)) + GAP
+    new = memoryview(mmap.mmap(-1, 8 * room)).cast("I")  # given back whole, unlike what malloc has
+    np.frombuffer(new, np.uint32).reshape(2, -1)[:, places] = marks, numbers
+    return new, room, span

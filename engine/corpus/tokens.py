@@ -8,6 +8,7 @@ import json
 import math
 import threading
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -22,14 +23,13 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
-from interlock.engine.corpus.places import starts_of
 from interlock.engine.errors import UnavailableError, reason
 from interlock.engine.record import atomic
 from interlock.engine.record.words import several
 
 T = TypeVar("T")
 Ids = npt.NDArray[np.uint32]
-Lengths = npt.NDArray[np.int64]
+Lengths = npt.NDArray[np.int32 | np.int64]
 WINDOW = 256
 PATIENCE = 60.0
 """Seconds that a window of texts has to be tokenised, whatever it holds."""
@@ -218,41 +218,50 @@ class TokenStore(Tokenised):
         self.prompt = prompt
         self._cap = cap
         self._tokenizer = tokenizer
-        self._full: list[Lengths] = []
-        self._file: IO[bytes] | None = None
+        self._full = array("i")
+        self._files: tuple[IO[bytes], IO[bytes]] | None = None
         self._ids: Ids = np.empty(0, np.uint32)
-        self._offsets: Lengths = np.zeros(1, np.int64)
+        self._starts: Lengths = np.zeros(1, np.int64)
+        self._end = 0
 
     def __enter__(self) -> Self:
         with atomic.explaining(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("wb")
+            self._files = self.path.open("wb"), self._starts_file.open("wb")
+            self._files[1].write(self._starts.tobytes())
         return self
+
+    @property
+    def _starts_file(self) -> Path:
+        """Where in the file of ids each text begins, and the last ends."""
+        return self.path.with_name(f"{self.path.name}.starts")
 
     def add(self, texts: Sequence[str]) -> None:
         """Tokenise `texts` behind those added before."""
-        assert self._file is not None
+        assert self._files is not None
         for start in range(0, len(texts), WINDOW):
             window = [self.prompt + text for text in texts[start : start + WINDOW]]
             rows = [np.asarray(encoding.ids, np.uint32) for encoding in encoded(self._tokenizer, window)]
-            self._full.append(np.asarray([len(row) for row in rows], np.int64))
+            self._full.extend(map(len, rows))
+            kept = [row[: self._cap] for row in rows]
+            starts = self._end + np.cumsum([len(row) for row in kept], dtype=np.int64)
+            self._end = int(starts[-1])
             with atomic.explaining(self.path):
-                self._file.write(np.concatenate([row[: self._cap] for row in rows]).tobytes())
+                self._files[0].write(np.concatenate(kept).tobytes())
+                self._files[1].write(starts.tobytes())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        assert self._file is not None
+        assert self._files is not None
         with atomic.explaining(self.path):
-            self._file.close()
-        if self._full:
-            self.full_lengths = np.concatenate(self._full)
-        self._full.clear()
-        kept = np.minimum(self.full_lengths, self._cap)
-        self._offsets = starts_of(kept)
-        if self._offsets[-1]:
+            for file in self._files:
+                file.close()
+        self.full_lengths = np.frombuffer(self._full, np.int32)
+        self._starts = np.asarray(np.memmap(self._starts_file, np.int64, mode="r"))
+        if self._end:
             self._ids = np.memmap(self.path, np.uint32, mode="r")
 
     def __len__(self) -> int:
         return len(self.full_lengths)
 
     def stored(self, text: int) -> Ids:
-        return self._ids[self._offsets[text] : self._offsets[text + 1]]
+        return self._ids[self._starts[text] : self._starts[text + 1]]

@@ -1,6 +1,5 @@
 """The vectors that a run delivered of one collection, to be judged without embedding anything again."""
 
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ import numpy as np
 
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.errors import InterlockError, UsageError, meant
+from interlock.engine.errors import UsageError, meant
 from interlock.engine.evaluation.weighing import SideCost
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard, read_card
@@ -25,7 +24,7 @@ from interlock.engine.record.runs import resume_words
 from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.record.words import command
 from interlock.engine.search.store_models import check_tokens, the_same
-from interlock.engine.targets.files.exported import ExportedRun
+from interlock.engine.targets.files.exported import ExportedRun, readable
 from interlock.engine.targets.files.formats import TABLE
 from interlock.engine.targets.files.tables import matrix_of, terms_of
 from interlock.engine.vectors.fusion import Fusion, unit_rows
@@ -90,9 +89,9 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
     roster = remaining(run.roster, delivered.missing)
     dense = [entry for entry in roster if "dense" in entry.gives]
     vectors = {entry.model: files.vectors(entry, dense, run) for entry in dense}
+    ids, chunk_ids, texts = (files.texts(column) for column in ("id", "chunk_id", "text"))
     weighing = [entry for entry in roster if "sparse" in entry.gives]
     terms = {key: files.terms(key) for key in (name_of_output(each.model, "sparse", each.kind) for each in weighing)}
-    ids, chunk_ids, texts = (files.texts(column) for column in ("id", "chunk_id", "text"))
     there = np.ones(len(ids), np.bool_)
     for matrix in vectors.values():
         there &= np.isfinite(matrix).all(axis=1)
@@ -113,9 +112,7 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         costs={entry.model: _cost(delivered, entry.model) for entry in roster},
         parked=len(ids) - len(kept),
         bm25=language_of(summary.configuration),
-        store=store / delivered.qdrant_collection
-        if (store := store_of(summary.configuration, summary.run_id, directory))
-        else None,
+        store=store and store / delivered.qdrant_collection,
         smaller=" ".join(f"{flag} {value}" for flag, value in smaller.items() if value not in (None, 0, "none")),
         missing=sorted({each.model for each in delivered.missing}),
     )
@@ -170,12 +167,7 @@ class _Files:
 
     def terms(self, name: str) -> SparseRows:
         """A sparse model's weights of terms."""
-        if f"{name}.npz" not in self.written:
-            return terms_of(self._column(name, f"terms of {name}"))
-        with self._reading(f"{name}.npz") as path, np.load(path, allow_pickle=False) as found:
-            parked = np.zeros(len(found["indptr"]) - 1, np.bool_)
-            parked[found["parked"]] = True
-            return SparseRows(found["indptr"].astype(np.int64), found["indices"], found["data"], parked)
+        return terms_of(self._column(name, f"terms of {name}"))
 
     def texts(self, name: str) -> list[str]:
         """A column of texts."""
@@ -198,14 +190,10 @@ class _Files:
     @contextmanager
     def _reading(self, name: str) -> Iterator[Path]:
         """The path of a file that is as it was delivered, or an InterlockError; that too for what is not read."""
-        import pyarrow as pa
-
         path = self.directory / name
         check_written(path, self.written[name])
-        try:
+        with readable(path):
             yield path
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pa.ArrowException) as error:
-            raise InterlockError(f"cannot read {path} ({error}): resume the run to write it again") from error
 
     def _lacking(self, what: str) -> UsageError:
         return UsageError(f"{self.directory} has no {what}: use `{self.again}`, which writes them and computes nothing")

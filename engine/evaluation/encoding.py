@@ -22,7 +22,7 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.term_table import table_of
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
-from interlock.engine.compute.texts import Encoded, GpuJobs, HostJobs, TextJobs, weigh_queries
+from interlock.engine.compute.texts import Encoded, GpuJobs, HeldJobs, TextJobs, weigh_queries
 from interlock.engine.corpus.places import starts_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection
@@ -84,7 +84,7 @@ class TextEncoder:
         if not missing:
             return Amount(card.key, len(texts), 0, 0, 0.0)
         places = np.linspace(0, len(missing) - 1, min(SLICE if gpus else TRIED, len(missing))).astype(int).tolist()
-        with HostJobs(self.lessor, kept=True) as host:
+        with HeldJobs(self.lessor, kept=True) as host:
             on: TextJobs = gpus or host
             lengths = on.job(card, card.document_prompt, missing).tokens.lengths(card.max_tokens)
             tried = [missing[at] for at in places]
@@ -127,7 +127,7 @@ class TextEncoder:
         """Encode slices: on GPUs in passes of `TOGETHER` of them, on the CPU one by one under one lease. What a job
         took counts to each slice by its share of the texts."""
         left = iter(missing.items())
-        with HostJobs(self.lessor, kept=True) as host:
+        with HeldJobs(self.lessor, kept=True) as host:
             on: TextJobs = gpus or host
             while group := dict(islice(left, TOGETHER if gpus else 1)):
                 texts = [text for part in group.values() for text in part]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from interlock.engine.compute.cluster.head import ClusterExecutor
 from interlock.engine.compute.cluster.members import ClusterMembers, RemoteDevice
@@ -114,14 +115,14 @@ def context_of(
 
 
 @contextmanager
-def at_work(devices: Sequence[Device], emit: Emit) -> Iterator[None]:
-    """Sample the devices while a run computes, and import nothing beside it. A node of a cluster samples its own, and
-    the head the machine that it is on, as `head`."""
+def at_work(devices: Sequence[Device], emit: Emit, place: Path | None = None) -> Iterator[None]:
+    """Sample the devices, and the disk that `place` is on, while a run computes, and import nothing beside it. A node
+    of a cluster samples its own devices, and the head the machine that it is on, as `head`."""
     own = [device for device in devices if not isinstance(device, RemoteDevice)]
     if not own:
         own = [CpuDevice()]
         own[0].name = "head"
-    with Sampler(own, emit), imports_left_alone():
+    with Sampler(own, emit, place=place), imports_left_alone():
         yield
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.corpus.questions import Judged, read_grades, read_judged, read_queries, read_questions
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import UsageError, near
 from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, late_scores, sides_of
 from interlock.engine.evaluation.judging import Judge, Lists, Reranking, Rescored
@@ -107,7 +107,7 @@ def _skipped(what: str, which: Sequence[str]) -> list[str]:
 def _check_place(data: Path) -> None:
     """Raise UsageError, saying what it is instead, for a place that has no judged collection."""
     if not data.is_dir():
-        what = "is not a directory" if data.exists() else "does not exist"
+        what = "is not a directory" if data.exists() else f"does not exist{near(data)}"
     elif any(data.glob(f"*/{MANIFEST}")):
         raise UsageError(f"{data} is a store: name the run that wrote it")
     elif any(data.glob(f"*/{JOURNAL}")):
@@ -245,7 +245,7 @@ def _encoder(settings: Configuration, subject: Subject, listener: Listener) -> I
         if subject.delivered is None:
             on = stack.enter_context(free_devices(settings, listener.events))
             if on.gpus:
-                gpus = GpuJobs(on.gpus, on.host, on.lessor, on.emit, own.cpu_fallback, "judged texts")
+                gpus = GpuJobs(on, "judged texts")
         yield TextEncoder(Lessor([CpuDevice()], own.ceiling, own.host_ceiling), listener.progress, gpus)
 
 

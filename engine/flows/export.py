@@ -19,7 +19,7 @@ from msgspec import structs
 from interlock.engine.compute import reuse
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_corpus
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import UsageError, near
 from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import RunPlan
 from interlock.engine.record import atomic
@@ -135,7 +135,8 @@ def _held(directory: RunDirectory) -> Iterator[None]:
     try:
         handle = os.open(directory.journal, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise UsageError(f"{directory.path} is not a run ({error.strerror}): name the directory of one") from None
+        why = f"({error.strerror}){near(directory.path)}"
+        raise UsageError(f"{directory.path} is not a run {why}: name the directory of one") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield

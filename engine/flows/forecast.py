@@ -171,9 +171,9 @@ def _too_few(plan: RunPlan) -> Iterator[str]:
 def _long(planned: PlannedPass) -> LongTexts:
     """What is longer than the model's limit of the texts that are not reused."""
     layout = planned.layout
-    todo = np.concatenate([batch.rows for batch in layout.batches] or [np.empty(0, np.int64)])
-    over = planned.tokens.truncated(layout.card.max_tokens)[todo]
-    return LongTexts(int((over > 0).sum()), int(over.sum()))
+    over = planned.tokens.truncated(layout.card.max_tokens)
+    todo = [over[batch.rows] for batch in layout.batches]
+    return LongTexts(sum(map(np.count_nonzero, todo)), sum(int(each.sum()) for each in todo))
 
 
 def _forecasts(

@@ -14,12 +14,12 @@ from interlock.engine.compute.cluster.members import RemoteDevice
 from interlock.engine.compute.job import Job, token_bytes
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import DiskError, UnavailableError, UsageError, reason
-from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device import Device, facts_of
 from interlock.engine.gpu.devices import describe_host
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.parsers import SHARED
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import DeviceFacts, RosterEntry, Setting
+from interlock.engine.record.facts import RosterEntry, Setting
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import paces
@@ -179,16 +179,7 @@ def announce(
     else:
         committed = recorder.look(lambda state: sum(len(done) for done in state.committed.values()))
         recorder.emit(replace(convert(started, ev.RunResumed, from_attributes=True), committed=committed))
-    found = [
-        DeviceFacts(
-            name=device.name,
-            kind=device.kind,
-            label=device.label,
-            total_bytes=device.total,
-            ceiling_bytes=min(device.total, settings.ceiling_of(device.kind)),
-        )
-        for device in devices
-    ]
+    found = [facts_of(device, settings.ceiling_of(device.kind)) for device in devices]
     recorder.emit(ev.DevicesFound(devices=found))
     changes = () if before is None else _changes(had, versions, before.config, started.config)
     for message in (*notes, *changes):

@@ -24,10 +24,11 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
 from interlock.engine.models.assets import Policy, changed_files
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.networks.attention import older_transformers
 from interlock.engine.models.registry import ModelSpec, check_beside, extended, find
 from interlock.engine.models.roster import delivered_dim, entry_of, entry_without, token_key, tokenisings
 from interlock.engine.record import health
-from interlock.engine.record.events import Emit
+from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.state import RunState
@@ -160,6 +161,7 @@ class RunPlan:
             form_of(self.settings),
             missing=missing,
             began=began,
+            payload=self.settings.payload,
         )
 
 
@@ -179,6 +181,9 @@ def read(
     """
     builder = DeliveryBuilder(scratch, language, request.settings.chunk_sparse)
     cards = [*models.cards.values()]
+    for card in cards:
+        if (older := older_transformers()) and older in card.padded_because:
+            emit(Warned(message=f"{card.key} computes padding, for {card.padded_because}"))
     corpus, tokens = read_and_tokenise(request.collections, tokenisings(cards), scratch, emit, stopped, builder.beside)
     return RunPlan(request.settings, roster, corpus, builder, models.cards, tokens)
 

@@ -138,7 +138,7 @@ def backend(out: Path, speed: float, pause: Callable[[float], object] = time.sle
     from interlock.engine.gpu.device import Device
     from interlock.engine.gpu.faults import parse
     from interlock.engine.gpu.sim import simulated
-    from interlock.engine.models.layout import cost_of
+    from interlock.engine.models.networks.sizes import cost_of
     from interlock.engine.models.weights import Master
 
     def devices(wanted: str, faults: Sequence[str]) -> list[Device]:

@@ -4,22 +4,21 @@ and a file of pairs from its first line to its last score.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from interlock.engine.compute.context import Granted
 from interlock.engine.compute.pairs.rows import Pair
 from interlock.engine.compute.pairs.scorer import PairPlan
 from interlock.engine.corpus.questions import PairLine, read_pairs
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows import EventSink, Listener
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.locks import holder
 from interlock.engine.models import members, registry
 from interlock.engine.models.assets import Policy
-from interlock.engine.record.events import Emit, Warned
+from interlock.engine.record.events import Warned
 from interlock.engine.record.words import several
 from interlock.engine.search.ask import MAXSIM
 from interlock.engine.search.combine import LATE_SHARE
@@ -28,17 +27,6 @@ from interlock.engine.settings import Configuration
 
 WINDOW = 8192
 """Pairs that are tokenised, sorted and scored together, at least."""
-
-
-@dataclass(frozen=True)
-class Granted:
-    """What a question may compute on: the GPUs of the settings that no run holds, and the CPU; who leases them; and
-    what takes events."""
-
-    gpus: Sequence[Device]
-    host: Device
-    lessor: Lessor
-    emit: Emit
 
 
 @contextmanager
@@ -52,7 +40,8 @@ def free_devices(settings: Configuration, events: EventSink) -> Iterator[Granted
     with events(found[0].kind) as emit:
         for name, by in held.items():
             emit(Warned(message=f"{name} is left to {by}: computing elsewhere"))
-        yield Granted(gpus, host, Lessor([*gpus, host], own.ceiling, own.host_ceiling), emit)
+        lessor = Lessor([*gpus, host], own.ceiling, own.host_ceiling)
+        yield Granted(gpus, host, lessor, emit, own.cpu_fallback)
 
 
 def rerankers(settings: Configuration, names: Sequence[str], on: Granted, others: Sequence[str] = ()) -> Rerankers:
@@ -60,7 +49,7 @@ def rerankers(settings: Configuration, names: Sequence[str], on: Granted, others
     own = settings.settings
     specs = members.rerankers(registry.extended(settings.models), names, others)
     policy = Policy(offline=own.offline, pickles=own.allow_pickle)
-    return Rerankers(specs, policy, on.gpus, on.host, on.lessor, on.emit, cpu_fallback=own.cpu_fallback)
+    return Rerankers(specs, policy, on)
 
 
 def rerank_of(settings: Configuration, names: Sequence[str], share: float | None, depth: int | None) -> Rerank | None:

@@ -8,25 +8,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, Self
 
-from interlock.engine.compute.texts import GpuJobs, HostJobs, Progress, TextJobs
+from interlock.engine.compute.context import Granted
+from interlock.engine.compute.texts import GpuJobs, HeldJobs, Progress, TextJobs
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows import EventSink, Listener
-from interlock.engine.flows.rerank import Granted, free_devices, rerankers
+from interlock.engine.flows.rerank import free_devices, rerankers
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.locks import holding
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import extended
 from interlock.engine.search.ask import MAXSIM, Ask
 from interlock.engine.search.combine import SPARSE_SHARE, Hybrid
 from interlock.engine.search.conditions import conditions_in
-from interlock.engine.search.encoding import check_texts, encode, meaning_of
+from interlock.engine.search.encoding import Meaning, check_texts, encode, meaning_of, points_behind
 from interlock.engine.search.hits import Answer, EncodedTexts, Side
 from interlock.engine.search.rerank import Rerank, late_reordered, reordered
 from interlock.engine.search.searcher import StoreSearcher
-from interlock.engine.search.served import ServerPlace
+from interlock.engine.search.served import Place
 from interlock.engine.search.store_models import StoreModels
 from interlock.engine.settings import Configuration
 
@@ -59,7 +60,7 @@ class Answering:
     def __init__(
         self,
         settings: Configuration,
-        store: Path | ServerPlace,
+        place: Place,
         collection: str | None,
         rerank: Rerank | None,
         events: EventSink,
@@ -67,23 +68,27 @@ class Answering:
         *,
         kept: bool = False,
         questions: int = 1,
+        granted: Granted | None = None,
+        jobs: TextJobs | None = None,
     ) -> None:
         """`given` are rows of models that the caller passes by value, and `kept` holds the store's models from one
-        question to the next. So many `questions` at once as `MANY` are encoded on GPUs, where there are any. Raises as
-        `StoreSearcher` and `rerankers` do."""
+        question to the next. So many `questions` at once as `MANY` are encoded on GPUs, where there are any; or `jobs`
+        encodes them, on what is `granted`. Raises as `StoreSearcher` and `rerankers` do."""
         own = settings.settings
         lessor = Lessor([CpuDevice()], own.ceiling, own.host_ceiling)
         policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
-        self._rerank, self._models, passes = rerank, None, None
+        self._rerank, self._models = rerank, None
         scores, many = rerank is not None and not rerank.late, questions >= MANY
         with ExitStack() as stack:
-            on = stack.enter_context(free_devices(settings, events)) if scores or many else None
+            on = granted
+            if not on and (scores or many):
+                on = stack.enter_context(free_devices(settings, events))
             if on and rerank and scores:
                 self._models = stack.enter_context(rerankers(settings, rerank.names, on, [MAXSIM]))
             if on and many:
-                passes = _passes(on, settings)
+                jobs = _passes(on)
             self.searcher = stack.enter_context(
-                StoreSearcher(store, collection, registry, policy, lessor, given, kept=kept, passes=passes)
+                StoreSearcher(place, collection, registry, policy, lessor, given, kept=kept, on=jobs)
             )
             self._stack = stack.pop_all()
 
@@ -137,14 +142,14 @@ class Answering:
         return Answers(made, failure)
 
 
-def _passes(on: Granted, settings: Configuration) -> GpuJobs | None:
+def _passes(on: Granted) -> GpuJobs | None:
     """What computes many texts, where there are GPUs."""
-    return GpuJobs(on.gpus, on.host, on.lessor, on.emit, settings.settings.cpu_fallback) if on.gpus else None
+    return GpuJobs(on) if on.gpus else None
 
 
 def encode_for(
     settings: Configuration,
-    place: Path | ServerPlace,
+    place: Place,
     collection: str | None,
     texts: Sequence[str],
     side: Side,
@@ -155,15 +160,102 @@ def encode_for(
     """Make the vectors that the points of a collection in a store, or of a run, have of texts; so many as `MANY` on
     GPUs, where there are any. Raises as `meaning_of`, `check_texts` and `encode` do."""
     own, wanted, meaning = settings.settings, check_texts(texts), meaning_of(place, collection)
-    policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
     with ExitStack() as stack:
         many = len(wanted) >= MANY
-        passes = _passes(stack.enter_context(free_devices(settings, listener.events)), settings) if many else None
-        host = HostJobs(Lessor([CpuDevice()], own.ceiling, own.host_ceiling))
+        passes = _passes(stack.enter_context(free_devices(settings, listener.events))) if many else None
+        host = HeldJobs(Lessor([CpuDevice()], own.ceiling, own.host_ceiling))
         on: TextJobs = passes or stack.enter_context(host)
-        models = StoreModels(meaning.manifest, registry, policy, on.devices, given)
+        models = _models_of(settings, meaning, on, given)
         done: Progress = lambda model, rows: listener.progress(model, rows, len(wanted))  # noqa: E731
         return encode(meaning, models, on, wanted, side, only, done)
+
+
+def _models_of(
+    settings: Configuration, meaning: Meaning, on: TextJobs, given: Mapping[str, Mapping[str, object]] = {}
+) -> StoreModels:
+    """What finds the models of a collection that nobody has to open."""
+    policy = Policy(offline=settings.settings.offline, pickles=settings.settings.allow_pickle)
+    return StoreModels(meaning.manifest, extended(settings.models), policy, on.devices, given)
+
+
+class Service:
+    """One collection for many clients: texts as the vectors of its points, and answers where it has any. Its models
+    stay in memory, each under a lease, on the GPUs of the settings that nobody holds, else on the CPU; a context
+    manager.
+    """
+
+    def __init__(
+        self,
+        settings: Configuration,
+        place: Place,
+        collection: str | None,
+        rerank: Rerank | None,
+        events: EventSink,
+    ) -> None:
+        """Open a store or a copy of it, a run or a collection of a server, and load its models. Raises as `Answering`
+        and `encode_for` do."""
+        with ExitStack() as stack:
+            on = stack.enter_context(free_devices(settings, events))
+            stack.enter_context(holding(on.gpus, "serve"))
+            self._jobs = stack.enter_context(HeldJobs(on, kept=True))
+            if at := points_behind(place, collection):
+                self._answering: Answering | None = stack.enter_context(
+                    Answering(settings, *at, rerank, events, granted=on, jobs=self._jobs)
+                )
+                self.manifest = self._answering.searcher.manifest
+            else:
+                self._answering, self._meaning = None, meaning_of(place, collection)
+                self.manifest = self._meaning.manifest
+                self._models = _models_of(settings, self._meaning, self._jobs)
+            self.reranks, self.place = rerank is not None, place
+            self.encode(["load"], "query")
+            if self._answering and rerank:
+                self._answering.answer(["load"], Ask(1))
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    @property
+    def searches(self) -> bool:
+        """Whether there are points to search in."""
+        return self._answering is not None
+
+    @property
+    def devices(self) -> list[str]:
+        """What computes."""
+        return [device.name for device in self._jobs.devices]
+
+    @property
+    def batch(self) -> int:
+        """How many texts to compute at once: more are no faster on a CPU, and wait for one another."""
+        return 32 if all(device.kind == "cpu" for device in self._jobs.devices) else 256
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """The dimensions of the dense vectors that texts can have, by name; the points' own first."""
+        manifest = self.manifest
+        own = {member.model: member.dim for member in manifest.models}
+        return manifest.form.widths(manifest.fusion, own) | own
+
+    def encode(self, texts: Sequence[str], side: Side, only: str = "") -> EncodedTexts:
+        """Make the vectors that the points have, as `encode` does."""
+        if self._answering:
+            return self._answering.searcher.encode(texts, side, only)
+        return encode(self._meaning, self._models, self._jobs, check_texts(texts), side, only)
+
+    def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool) -> Answers:
+        """Answer questions. Raises UsageError where there are no points, and as `Answering` does."""
+        if not self._answering:
+            raise UsageError(
+                f"{self.place} wrote no store: start the service with a store, or with the URL of a server"
+            )
+        if reranked and not self.reranks:
+            raise UsageError("nothing reranks: start the service with --rerank MODEL")
+        return self._answering.answer(texts, ask, reranked=reranked)
 
 
 class SerialRetriever:

@@ -25,7 +25,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, health, rundir
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import MissingModel, RosterEntry, Status, timed
-from interlock.engine.record.health import time_left
+from interlock.engine.record.outlook import time_left
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import Snapshot
@@ -76,8 +76,8 @@ class Continuation:
         return reuse.mask_of(kept, len(corpus.digests))
 
     def begin(self, planned: PlannedPass) -> Job:
-        """Make the job of a pass that is laid out; tell what is planned, and what is truncated. Raises UsageError
-        where an earlier session planned it otherwise."""
+        """Make the job of a pass that is laid out; tell what is planned. Raises UsageError where an earlier session
+        planned it otherwise."""
         directory, emit, layout = self._directory, self._recorder.emit, planned.layout
         model_pass, card, files = planned.model_pass, layout.card, self._files[planned.model_pass]
         begun = self._recorder.look(lambda state: dict(state.plans))
@@ -89,11 +89,6 @@ class Continuation:
         reuse.keep_order(directory.pass_directory(model_pass, card.key), layout.batches)
         for share in layout.planned:
             emit(share)
-            name = share.collection
-            said = self._recorder.look(lambda state: state.collections[name].warnings)  # noqa: B023
-            message = _truncation(share, card)
-            if share.truncated and message not in said:  # by an earlier session
-                emit(ev.Warned(message=message, collection=name))
         return Job(model_pass, layout, planned.tokens, files)
 
     def committed(self, job: Job) -> list[ev.BatchCommitted]:
@@ -165,16 +160,6 @@ class Continuation:
             f"{kept.model} reused from {kept.source} are damaged: start a new run with "
             f"--reuse {typed(self._directory.path)} (intact vectors cost nothing)"
         )
-
-
-def _truncation(share: ev.PassPlanned, card: ModelCard) -> str:
-    """What a model does not see of a collection."""
-    exceed, are = ("exceeds", "is") if share.truncated == 1 else ("exceed", "are")
-    return (
-        f"{card.key}: {share.truncated:,} of {several(share.rows + share.reused, 'text')} of "
-        f"{share.collection} {exceed} its limit of {card.max_tokens:,} tokens and {are} truncated "
-        f"({several(share.truncated_tokens, 'token')} not embedded)"
-    )
 
 
 def _lost(job: Job, committed: Sequence[ev.BatchCommitted]) -> list[int]:

@@ -1,6 +1,6 @@
 """Uploads what a run exported, as points of a Qdrant server; or plans what that would send, and asks no server."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from interlock.engine.targets.files.exported import ExportedCollection, Exported
 from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.upload import CollectionUpload
 from interlock.engine.targets.upload_plan import UploadOptions, UploadPlan, UploadReport, plan_of
+from interlock.engine.vectors.points import PayloadForm
 
 PATIENCE = 300.0
 CHECKING = 10.0
@@ -20,7 +21,8 @@ CHECKING = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class UploadRequest(UploadOptions):
-    """What an upload is asked for: which run, where to, and how; without a port gRPC is looked for where it belongs."""
+    """What an upload is asked for: which run, where to, and how; without a port gRPC is looked for where it belongs;
+    and without a form of `payload` it is as in the run."""
 
     run: Path
     url: str
@@ -28,12 +30,12 @@ class UploadRequest(UploadOptions):
     key_file: Path | None = None
     patience: float = PATIENCE
     grpc_port: int | None = None
+    payload: PayloadForm | None = None
 
 
-def check_server(url: str) -> None:
+def check_server(url: str, say: Callable[[str], object]) -> None:
     """Raise now what an upload would raise after all the work: for a URL, a key or a server that cannot be used."""
-    address = Address.parse(url)
-    with QdrantServer(address, read_key(address, None), Patience(CHECKING)) as server:
+    with _server(url, None, CHECKING, say) as server:
         server.version()
         server.collections()
 
@@ -42,7 +44,8 @@ def plan_upload(request: UploadRequest, listener: Listener) -> Iterator[UploadPl
     """Say what would be sent of each collection. Asks the server only what would be pruned there, if that is asked."""
     Address.parse(request.url)
     collections = _collections(request)
-    with _server(request, listener) if request.prune else nullcontext() as server:
+    asked = _server(request.url, request.key_file, request.patience, listener.say) if request.prune else nullcontext()
+    with asked as server:
         for each in collections:
             yield plan_of(each, request, server)
 
@@ -50,7 +53,7 @@ def plan_upload(request: UploadRequest, listener: Listener) -> Iterator[UploadPl
 def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]:
     """Upload each collection; what it came to. Raises as `CollectionUpload.go` does, and UsageError for what cannot be
     asked for."""
-    server = _server(request, listener)
+    server = _server(request.url, request.key_file, request.patience, listener.say)
     collections = _collections(request)
     with server:
         for each in collections:
@@ -63,18 +66,15 @@ def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]
             yield CollectionUpload(each, server, request, each.uploads, progress=progress, say=listener.say).go()
 
 
-def _server(request: UploadRequest, listener: Listener) -> QdrantServer:
-    """The server that is asked for; nothing is asked of it yet."""
-    address = Address.parse(request.url)
-
-    def waits(reason: str, pause: float) -> None:
-        listener.say(f"{address.url}: {reason}; again in {pause:.1f} s")
-
-    return QdrantServer(address, read_key(address, request.key_file), Patience(request.patience, waits))
+def _server(url: str, key_file: Path | None, patience: float, say: Callable[[str], object]) -> QdrantServer:
+    """The server that is asked for, whose pauses are told; nothing is asked of it yet."""
+    address = Address.parse(url)
+    waiting = Patience(patience, lambda told: say(f"{address.url}: {told}"))
+    return QdrantServer(address, read_key(address, key_file), waiting)
 
 
 def _collections(request: UploadRequest) -> list[ExportedCollection]:
-    found = ExportedRun.open(request.run).collections(request.collection)
+    found = ExportedRun.open(request.run).collections(request.collection, request.payload)
     if request.alias and len(found) > 1:
         raise UsageError(
             f"--alias: the run has {len(found)} collections, and an alias means one: choose it with --collection"

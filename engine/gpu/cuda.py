@@ -178,7 +178,8 @@ class CudaDevice(Device):
     def readings(self) -> Readings | None:
         readings = self._nvml.readings(self._uuid) if self._nvml else None
         if readings and self._outside and self._own() is None:
-            return replace(readings, others=None)  # in a container the driver's process numbers are not ours
+            # In a container the driver's process numbers are not ours.
+            return replace(readings, others=None, holders=())
         return readings
 
     def _held(self, when: str) -> Memory:

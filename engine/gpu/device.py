@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from interlock.engine.record.facts import Memory, Readings
+from interlock.engine.record.facts import DeviceFacts, Memory, Readings
 
 RESERVE = 64 << 20
 """Bytes of a device that no lease is promised: allocator slack, and what a driver takes without telling."""
@@ -52,6 +52,8 @@ class Device(Protocol):
     """The multiprocessors of a GPU; 0 of what computes on the host."""
     lasting: bool = True
     """Whether what was found out about it holds for the next process."""
+    next_need: tuple[int, int] = (0, 0)
+    """Bytes that the next batch needs there, beside so many of weights; 0 before it is known."""
     metered: bool
     """Whether `peak` is exact for a single batch (an allocator's counters) or only a resident set."""
 
@@ -113,3 +115,14 @@ class Device(Protocol):
 
     def readings(self) -> Readings | None:
         """Ask the driver for its figures of the device now; None where there is no driver."""
+
+
+def facts_of(device: Device, ceiling: int) -> DeviceFacts:
+    """Tell what a device is, of which a run may occupy so many bytes."""
+    return DeviceFacts(
+        name=device.name,
+        kind=device.kind,
+        label=device.label,
+        total_bytes=device.total,
+        ceiling_bytes=min(device.total, ceiling),
+    )

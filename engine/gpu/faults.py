@@ -6,7 +6,8 @@
     oom-over:SIZE    every allocation of more than SIZE fails, out of memory
     fragment:SIZE    while anything is allocated, SIZE of the device is reserved and useless
     leak:SIZE        SIZE stays allocated for good from the first clean-up (`reclaim`) after something was computed
-    other:SIZE:K[:M] another process holds SIZE, or what is free of it, from the K-th to the M-th allocation
+    other:SIZE:K[:M][:PID][:USER]
+                     another process holds SIZE, or what is free of it, from the K-th to the M-th allocation
     lose:K           the device is lost at its K-th allocation: from then on every operation on it fails
     assert:K         the same by an assertion in a kernel: the work is to blame, or so it seems
     attach:N         the first N allocations fail, out of memory: so do the first N tries to attach weights, which come
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlock.engine.errors import UsageError
+from interlock.engine.record.facts import Tenant
 from interlock.engine.record.words import parse_bytes
 
 MENU = {
@@ -36,7 +38,7 @@ MENU = {
     "oom-over": "SIZE",
     "fragment": "SIZE",
     "leak": "SIZE",
-    "other": "SIZE:K[:M]",
+    "other": "SIZE:K[:M][:PID][:USER]",
     "lose": "K",
     "assert": "K",
     "attach": "N",
@@ -56,6 +58,8 @@ class Fault:
     first: int = 0
     last: float = math.inf
     seconds: float = 0.0
+    pid: int = 0
+    user: str = ""
 
 
 def parse(text: str) -> list[Fault]:
@@ -104,7 +108,15 @@ class DeviceFaults:
 
     def others(self, number: int) -> int:
         """Bytes that other processes want to hold at this allocation."""
-        return sum(fault.size for fault in self._by_kind["other"] if fault.first <= number <= fault.last)
+        return sum(fault.size for fault in self._others(number))
+
+    def holders(self, number: int, most: int) -> tuple[Tenant, ...]:
+        """Name the other processes that have a number, which hold `most` bytes each."""
+        named = [fault for fault in self._others(number) if fault.pid]
+        return tuple(Tenant(each.pid, bytes=min(most, each.size), user=each.user) for each in named)
+
+    def _others(self, number: int) -> list[Fault]:
+        return [fault for fault in self._by_kind["other"] if fault.first <= number <= fault.last]
 
 
 def _fault(item: str) -> Fault:
@@ -124,15 +136,18 @@ def _values(pattern: str, arguments: Sequence[str]) -> dict[str, Any]:
     if not len(names) - pattern.count("[") <= len(arguments) <= len(names):
         raise ValueError(f"expected {pattern}")
     values = dict(_value(name, text) for name, text in zip(names, arguments, strict=False))
-    if values.get("last", math.inf) < values.get("first", 0):
+    if float(values.get("last", math.inf)) < float(values.get("first", 0)):
         raise ValueError("expected M of K or more")
     return values
 
 
-def _value(name: str, text: str) -> tuple[str, int | float]:
-    field = {"SIZE": "size", "K": "first", "N": "first", "M": "last", "SECONDS": "seconds"}[name]
+def _value(name: str, text: str) -> tuple[str, int | float | str]:
+    fields = {"SIZE": "size", "K": "first", "N": "first", "M": "last", "SECONDS": "seconds"}
+    field = fields.get(name, name.lower())
     if name == "SIZE":
-        value: int | float = parse_bytes(text)
+        value: int | float | str = parse_bytes(text)
+    elif name == "USER":
+        value = text
     elif re.fullmatch(r"\d+" if name != "SECONDS" else r"\d+(\.\d+)?", text):
         value = float(text) if name == "SECONDS" else int(text)
     else:

@@ -171,6 +171,7 @@ class Lessor:
         """Return the bytes that `holder` would get now. Raises UnavailableError when `predicted` bytes do not fit."""
         budget = self.budget(device)
         if predicted > budget:
+            device.next_need = predicted, 0
             needs, free = words.distinct_sizes(predicted, max(0, budget))
             or_raise = f" or raise {flag}" if (flag := self.flag_on(device)) else ""
             raise UnavailableError(f"{holder} needs {needs}, {free} available on {device.name}: free memory{or_raise}")

@@ -7,28 +7,22 @@ is None, whatever the reason: not supported, not permitted, the GPU lost.
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import TypeVar
 
-from interlock.engine.record.facts import Readings
-from interlock.engine.record.words import human_bytes
+import psutil
+
+from interlock.engine.record.facts import Readings, Tenant
 
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process that computes on a GPU, and the bytes it has there, where the driver knows."""
-
-    pid: int
-    name: str
-    bytes: int | None
-
-    def __str__(self) -> str:
-        held = "memory" if self.bytes is None else human_bytes(self.bytes)
-        return f"{held} held by pid {self.pid}" + (f" ({self.name})" if self.name else "")
+THROTTLES = {0x04: "power cap", 0x08: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
+"""The bits of what slows a clock down (`nvmlClocksEventReason...`): without those that say that a GPU is idle, or that
+somebody set its clock."""
+MOST_HOLDERS = 4
+"""Other processes that a reading names."""
 
 
 @cache
@@ -73,25 +67,32 @@ class Nvml:
             return None
         load = self._asked(self._library.nvmlDeviceGetUtilizationRates, handle)
         milliwatts = self._asked(self._library.nvmlDeviceGetPowerUsage, handle)
+        limit = self._asked(self._library.nvmlDeviceGetEnforcedPowerLimit, handle)
+        slowed = self._asked(self._library.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0
+        others = self.others(uuid)
+        told = sorted(others or [], key=lambda one: -(one.bytes or 0))
         return Readings(
             used=int(memory.used),
             total=int(memory.total),
-            others=_sum(self.others(uuid)),
+            others=_sum(others),
             utilisation=None if load is None else int(load.gpu),
             temperature=self._asked(self._library.nvmlDeviceGetTemperature, handle, 0),  # 0: the GPU's own sensor
             power=None if milliwatts is None else milliwatts / 1000,
+            power_limit=None if limit is None else limit / 1000,
+            throttled=", ".join(dict.fromkeys(why for bit, why in THROTTLES.items() if slowed & bit)),
+            holders=tuple(told[:MOST_HOLDERS]),
         )
 
-    def processes(self, uuid: str) -> list[Process] | None:
+    def processes(self, uuid: str) -> list[Tenant] | None:
         """List every process that computes on a GPU, this one too; None where the driver does not say."""
         running = self._asked(self._library.nvmlDeviceGetComputeRunningProcesses, self._handle(uuid))
         name = self._library.nvmlSystemGetProcessName
         return running and [
-            Process(one.pid, str(self._asked(name, one.pid) or "").rpartition("/")[2], one.usedGpuMemory)
+            Tenant(one.pid, str(self._asked(name, one.pid) or "").rpartition("/")[2], one.usedGpuMemory, _user(one.pid))
             for one in running
         ]
 
-    def others(self, uuid: str) -> list[Process] | None:
+    def others(self, uuid: str) -> list[Tenant] | None:
         """List them as `processes` does, without this one."""
         processes = self.processes(uuid)
         return None if processes is None else [process for process in processes if process.pid != os.getpid()]
@@ -114,9 +115,16 @@ class Nvml:
         return None
 
 
-def _sum(processes: list[Process] | None) -> int | None:
+def _sum(processes: list[Tenant] | None) -> int | None:
     """Bytes of all of them; None unless every one is known."""
     if processes is None:
         return None
     sizes = [process.bytes for process in processes if process.bytes is not None]
     return sum(sizes) if len(sizes) == len(processes) else None
+
+
+def _user(pid: int) -> str:
+    """Whose process that is, where this machine tells."""
+    with suppress(psutil.Error, KeyError):
+        return str(psutil.Process(pid).username())
+    return ""

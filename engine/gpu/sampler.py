@@ -4,20 +4,32 @@ It never disturbs the run: a device that cannot be looked at is left alone from 
 whoever listened is gone, it stops.
 """
 
+import shutil
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
-from interlock.engine.gpu.device import Device
-from interlock.engine.record.events import DeviceSampled, Emit
+from msgspec.structs import replace
+
+from interlock.engine.gpu.device import RESERVE, Device
+from interlock.engine.record.events import DeviceSampled, Emit, MemoryTaken
+from interlock.engine.record.facts import NOTICED, Memory, Readings
+
+EASED = 1.1
+"""So many times what is needed must be free before a shortage is over, lest it come and go with every batch."""
 
 
 class Sampler:
-    """Emits a `DeviceSampled` of each device, at once and then once a `period` in seconds, while its block runs."""
+    """Emits a `DeviceSampled` of each device, at once and then once a `period` in seconds, while its block runs; the
+    first of them tells what is free of the disk that `place` is on."""
 
-    def __init__(self, devices: Sequence[Device], emit: Emit, period: float = 1.0) -> None:
+    def __init__(self, devices: Sequence[Device], emit: Emit, period: float = 1.0, place: Path | None = None) -> None:
         self._devices = list(devices)
         self._emit = emit
         self._period = period
+        self._place = place
+        self._taken: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
@@ -38,11 +50,45 @@ class Sampler:
     def _look_at(self, device: Device) -> None:
         try:
             sample = DeviceSampled(device=device.name, memory=device.memory(), readings=device.readings())
+            if self._place and sample.readings and device is self._devices[0]:
+                with suppress(OSError):
+                    free = shutil.disk_usage(self._place).free
+                    sample = replace(sample, readings=replace(sample.readings, disk_free=free))
         except Exception:  # whatever a driver does must not end the run
             self._devices.remove(device)
             return
         try:
             if not self._ended.is_set():
                 self._emit(sample)
+                if told := self._change(device, sample):
+                    self._emit(told)
         except Exception:  # whoever listened is gone
             self._ended.set()
+
+    def _change(self, device: Device, sample: DeviceSampled) -> MemoryTaken | None:
+        """What is to be told where others took what the next batch needs, or gave it back."""
+        if not device.metered or device.lost or not sample.readings:
+            return None
+        before = device.name in self._taken
+        found = squeeze(device, sample.memory, sample.readings, ends=before)
+        if found.over is not before:
+            return None
+        self._taken ^= {device.name}
+        return found
+
+
+def squeeze(device: Device, memory: Memory, readings: Readings, *, ends: bool = False) -> MemoryTaken:
+    """Compare what the next batch needs with what others leave it; `over` where that is enough, and where it `ends`
+    also enough to last."""
+    needed, weights = device.next_need
+    others = readings.others_beside(memory.occupied)
+    free = max(0, readings.total - readings.used + memory.reserved - weights)
+    short = needed and others >= NOTICED and free < (needed + RESERVE) * (EASED if ends else 1)
+    return MemoryTaken(
+        device=device.name,
+        others_bytes=others,
+        free_bytes=free,
+        needed_bytes=needed + RESERVE,
+        holders=readings.holders,
+        over=not short,
+    )

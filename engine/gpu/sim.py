@@ -22,7 +22,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.faults import DeviceFaults, Fault
 from interlock.engine.gpu.meter import ROUND, Meter
-from interlock.engine.record.facts import Memory, Readings
+from interlock.engine.record.facts import Memory, Readings, Tenant
 from interlock.engine.record.words import human_bytes, parse_bytes
 
 CONTEXT = 300 << 20
@@ -212,7 +212,10 @@ class SimDevice(Device):
     def readings(self) -> Readings | None:
         if self.lost:
             return None
-        return Readings(used=self.total - self._free(), total=self.total, others=self.others)
+        return Readings(used=self.total - self._free(), total=self.total, others=self.others, holders=self._holders())
+
+    def _holders(self) -> tuple[Tenant, ...]:
+        return self._faults.holders(self.allocations, self.others) if self.others else ()
 
     @property
     def _skewed(self) -> bool:

@@ -17,23 +17,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.bundles import bundle_directory, bundled
 from interlock.engine.models.commits import mark, proof_of
-from interlock.engine.models.layout import MERGED, ROUTER, PickleOnly, Unsupported, settings_of, weights_of
+from interlock.engine.models.layout import MERGED, ROUTER, PickleOnly, Unsupported, plain_onnx, settings_of, weights_of
 from interlock.engine.models.networks.lora import ADAPTER, base_of, is_adapter, merge
 from interlock.engine.models.pickles import PICKLES, heads_for, may_read_pickles
 from interlock.engine.models.registry import OWN_CODE, REGISTRY, Head, ModelSpec, name_of, vouched
 from interlock.engine.models.sources import (
     PATTERNS,
+    Copy,
     Missing,
     complete,
     local,
     model_cache,
     other_format,
+    other_only,
     remembered_sha256,
     stamp_of,
     why_denied,
@@ -124,7 +126,7 @@ def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
     Raises UnavailableError naming the model, where it was looked for, and what fetches it.
     """
     began, spec = time.monotonic(), vouched(spec, policy.pickles)
-    (path, source, commit, heads), outcome = _locate(spec, policy, emit)
+    (path, commit, heads, source), outcome = _locate(spec, policy, emit)
     try:
         path = _merged(spec, path, policy, emit)
         weights = tuple(weights_of(path))
@@ -175,7 +177,7 @@ def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
     is there, at the directory of its parts.
     """
     held = _held(spec, write=False, by_row=True)[0]
-    return held and held[:3]
+    return held and (held.path, held.source, held.commit)
 
 
 def how_to_fetch(spec: ModelSpec) -> list[str]:
@@ -192,16 +194,7 @@ def how_to_fetch(spec: ModelSpec) -> list[str]:
     return commands
 
 
-class _Held(NamedTuple):
-    """A complete copy: where it is, what it came from, and the heads that its pass needs."""
-
-    path: Path
-    source: str
-    commit: str | None
-    heads: Mapping[Head, Path]
-
-
-def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[_Held, Outcome]:
+def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Copy, Outcome]:
     repo = spec.hub_repo
     held, lacking = _held(spec)
     if not held and repo in OWN_CODE:
@@ -231,22 +224,22 @@ def _pickle_only(spec: ModelSpec, place: str) -> UnavailableError:
     )
 
 
-def _held(spec: ModelSpec, *, write: bool = True, by_row: bool = False) -> tuple[_Held | None, dict[str, Missing]]:
+def _held(spec: ModelSpec, *, write: bool = True, by_row: bool = False) -> tuple[Copy | None, dict[str, Missing]]:
     """The first complete local snapshot, and what each source before it lacked; a bundle comes before all of them."""
     lacking: dict[str, Missing] = {}
     if there := bundled(spec, whole=write):
-        (path, commit, heads), source = there
-        return _Held(path, source, commit, heads), lacking
+        return there, lacking
     if directory := bundle_directory():
         lacking[f"bundle {directory}"] = Missing("not in it")
     for source in spec.sources:
         try:
-            path, commit, heads = local(source, spec, write=write, by_row=by_row)
+            copy = local(source, spec, write=write, by_row=by_row)
         except Missing as missing:
             lacking[source] = missing
             continue
-        where = source if source.startswith(("hf:", "pkg:")) else str(path)  # a directory, from wherever it is asked
-        return _Held(path, where, commit, heads), lacking
+        # A directory is named as it is found from anywhere.
+        where = source if source.startswith(("hf:", "pkg:")) else str(copy.path)
+        return copy._replace(source=where), lacking
     return None, lacking
 
 
@@ -285,21 +278,21 @@ def _snapshot(repo: str, revision: str, heads: Sequence[str], *, pickles: bool) 
     from huggingface_hub import HfApi, snapshot_download
 
     about = HfApi().model_info(repo, revision=revision)
-    files, commit = [PurePosixPath(each.rfilename) for each in about.siblings or ()], about.sha
-    if other := other_format([*map(str, files)]):
-        of = getattr(about.card_data, "base_model", None) or "the model that they were made of"
-        raise Unsupported(f"hf:{repo} has its weights as {other} only: use {of}")
+    names, commit = [each.rfilename for each in about.siblings or ()], about.sha
+    files = [*map(PurePosixPath, names)]
+    if (other := other_format(names)) and not plain_onnx(names):
+        raise other_only(f"hf:{repo}", other, names, getattr(about.card_data, "base_model", None))
     whole = {file.parent for file in files if fnmatch(file.name, "model*.safetensors*")}
     pickled = [file for file in files if file.parent not in whole and any(file.match(each) for each in PICKLES)]
     if not pickles and any(file.parent == PurePosixPath() for file in pickled):  # as to a module's, that is told later
         raise PickleOnly(f"hf:{repo}")
     alone = [f"{head}.pt" for head in heads if PurePosixPath(f"{head}.safetensors") not in files]
     others = [f"{head}.safetensors" for head in get_args(Head) if head not in heads]
-    wanted = [*PATTERNS, *map(str, pickled), *alone]
+    wanted = [*PATTERNS, *map(str, pickled), *alone, *[f"{plain_onnx(names)}*"] * bool(other)]
     path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=others))
     if path.name != commit:
         raise OSError(f"the hub is at commit {commit}, but only {path.name} could be fetched")
-    mark(path, frozenset(map(str, files)))
+    mark(path, frozenset(names))
     return path
 
 
@@ -309,7 +302,7 @@ def _reason(error: BaseException) -> str:
     return _SECRET.sub("***", line)
 
 
-def _download(spec: ModelSpec, repo: str, before: _Held | None, emit: Emit) -> tuple[_Held, Outcome]:
+def _download(spec: ModelSpec, repo: str, before: Copy | None, emit: Emit) -> tuple[Copy, Outcome]:
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
     def lasts(error: BaseException) -> bool:
@@ -330,7 +323,7 @@ def _download(spec: ModelSpec, repo: str, before: _Held | None, emit: Emit) -> t
     )
     try:
         fetched = retrying(_snapshot, repo, spec.revision, heads_for(spec), pickles=may_read_pickles(spec))
-        path, commit, heads = complete(fetched, fetched.name, spec, proof_of(fetched))
+        copy = complete(fetched, fetched.name, spec, proof_of(fetched))
     except PickleOnly as error:
         raise _pickle_only(spec, error.place) from error
     except Unsupported:
@@ -345,5 +338,5 @@ def _download(spec: ModelSpec, repo: str, before: _Held | None, emit: Emit) -> t
             f"model {spec.key} {held} from hf:{repo} @ {spec.revision}: {why_denied(error, repo) or _reason(error)}\n"
             + "\n".join(_advice(spec))
         ) from error
-    outcome: Outcome = "download" if before is None else "hit" if commit == before.commit else "refresh"
-    return _Held(path, f"hf:{repo}", commit, heads), outcome
+    outcome: Outcome = "download" if before is None else "hit" if copy.commit == before.commit else "refresh"
+    return copy._replace(source=f"hf:{repo}"), outcome

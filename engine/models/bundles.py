@@ -4,12 +4,10 @@ A bundle is looked into before any cache, and nothing is ever written there: it 
 written. Every file of a model is compared with the manifest before it is used.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -18,7 +16,7 @@ from msgspec import Struct
 
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.commits import Proof, lacking, proof_of
-from interlock.engine.models.layout import Unsupported
+from interlock.engine.models.layout import Unsupported, onnx_of, weights_of
 from interlock.engine.models.registry import Head, ModelSpec
 from interlock.engine.models.sources import COMMIT, PATTERNS, Copy, complete, remembered_sha256
 from interlock.engine.record import atomic
@@ -96,9 +94,8 @@ def read_bundle(directory: Path) -> Bundle:
     return bundle
 
 
-def bundled(spec: ModelSpec, *, whole: bool = True) -> tuple[Copy, str] | None:
-    """Find a model in the bundle of this process, and the source that it came from; None where there is no bundle or
-    it has no such model.
+def bundled(spec: ModelSpec, *, whole: bool = True) -> Copy | None:
+    """Find a model in the bundle of this process; None where there is no bundle or it has no such model.
 
     Raises UnavailableError naming the first file that is missing, not the one of the manifest or not in it; without
     `whole` nothing is hashed.
@@ -117,10 +114,10 @@ def bundled(spec: ModelSpec, *, whole: bool = True) -> tuple[Copy, str] | None:
             f"model {spec.key}: {path / min(extra)} is not of the model that the bundle was made with: remove it"
         )
     if not whole:
-        return Copy(path, model.commit), model.source
+        return Copy(path, model.commit, source=model.source)
     proof = None if model.whole or not model.repository else Proof()
     try:
-        return complete(path.resolve(), model.commit, spec, proof, by_row=True), model.source
+        return complete(path.resolve(), model.commit, spec, proof, by_row=True)._replace(source=model.source)
     except Unsupported:
         raise
     except UnavailableError as error:
@@ -146,6 +143,7 @@ def _check(path: Path, file: BundledFile, spec: ModelSpec, *, whole: bool) -> No
 def files_of(path: Path, heads: Mapping[Head, Path]) -> dict[str, Path]:
     """List the files of a model's snapshot that loading may read, by their place in a bundle."""
     found = {file for pattern in PATTERNS for file in path.rglob(pattern) if file.is_file()}
+    found |= set(weights_of(path)) if onnx_of(path) else set()
     own = {file.relative_to(path).as_posix(): file for file in sorted(found)}
     return own | {f"{head}.safetensors": file for head, file in heads.items()}
 
@@ -157,21 +155,8 @@ def write_bundle(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]],
     What a model had there by the manifest and has no longer is removed, and so is what killed processes left. Raises
     InterlockError where the disk refuses, or has too little room.
     """
-    with _alone(directory):
+    with atomic.locked(directory):
         return _written(directory, models, told)
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Be the only one that writes into a bundle, which is made; nothing is left in it to say so."""
-    with atomic.explaining(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _written(directory: Path, models: Sequence[tuple[ModelSpec, Copy, str]], told: Told) -> Bundle:

@@ -6,6 +6,7 @@ last word.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,12 +24,15 @@ from interlock.engine.models.layout import (
     home_of,
     is_static,
     modules_of,
+    onnx_of,
     read_object,
 )  # fmt: skip
-from interlock.engine.models.networks.attention import why_padded
-from interlock.engine.models.networks.batching import Batching, batching_of
+from interlock.engine.models.networks.attention import ROTARY, older_transformers, why_padded
+from interlock.engine.models.networks.batching import Batching, padding
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
+from interlock.engine.models.networks.gte import GTE
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
+from interlock.engine.models.networks.onnx import how_computed
 from interlock.engine.models.networks.pooling import (
     POOLINGS,
     WHOLE,
@@ -118,6 +122,11 @@ class ModelCard:
         return self.config.get("model_type") == STATIC_TYPE
 
     @property
+    def onnx(self) -> bool:
+        """Whether onnxruntime computes it."""
+        return any(file.suffix == ".onnx" for file in self.snapshot.weights)
+
+    @property
     def network_kind(self) -> Kind:
         """What its network ends with: `sparse` for a masked-LM head."""
         return "dense" if self.by_token.unweighed is not None else self.kind
@@ -190,21 +199,22 @@ def read_card(
     and UsageError for a row of the registry that asks for what the model does not have.
     """
     root, path = snapshot.path, home_of(snapshot.path)
-    static, modules = is_static(root), document_modules(root)
+    static, modules, onnx = is_static(root), document_modules(root), onnx_of(root)
     config = table_settings(snapshot.weights) if static else usual(read_object(path / "config.json"))
     check_settings(root, path, config, modules)
     kinds = [module.kind for module in modules]
     lexical = is_lexical(spec, snapshot, kinds)
     sparse = spec.kind == "sparse" and not lexical
-    if not lexical:
+    if not lexical and not (onnx and sparse):
         check_kind(spec, snapshot.weights, root, config, modules)
     check_sentence(spec.key, path, config, SPARSE if sparse else PLAIN)
     poolings = () if sparse else poolings_of(spec, path, config, modules)
     pooling = poolings[0] if len(poolings) == 1 else None
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
-    ours = sparse or (plain and pooling in POOLINGS and packable(config))
-    attention = spec.attention if ours else attention_of(spec, path, config)
-    padded_because = "" if ours or static else _why_padded(config, attention, kinds, pooling)
+    ours = not onnx and (sparse or (plain and pooling in POOLINGS and packable(config)))
+    attention = "eager" if onnx else spec.attention if ours else attention_of(spec, path, config)
+    padded = "" if ours or static else _why_padded(config, attention, kinds, pooling)
+    together = how_computed(spec, onnx, root, device_kind, kinds, pooling) if onnx else padding(padded, config, kinds)
     decided = precision_for(config, capability) if device_kind == "cuda" and not static else "float32"
     dtype = spec.dtype.get(device_kind, decided)
     document, query, unused = _prompts(spec, root)
@@ -212,7 +222,7 @@ def read_card(
     dim = _dim(spec, path, config, modules, len(poolings), cut)
     width = whole(path / "config.json", config, *WIDTHS) or dim
     tokenizer = tokenizer_of(spec, path, config, plain=not modules)
-    tokens = token_outputs(spec, snapshot, path, tokenizer.file, width, padded_because, lexical=lexical, ours=ours)
+    tokens = token_outputs(spec, snapshot, path, tokenizer.file, width, padded, lexical=lexical, ours=ours)
     hard = positions_of(snapshot, path, config)
     limit = max_tokens_of(spec, path, config, tokenizer, hard)
     excluded = poolings and modules and not read_object(pooling_file(root, modules)).get("include_prompt", True)
@@ -225,7 +235,7 @@ def read_card(
         max_tokens=limit,
         positions=hard or UNBOUNDED,
         pooling=pooling,
-        packed=not padded_because,
+        packed=not padded,
         kind=spec.kind,
         asked=spec.outputs,
         by_token=tokens,
@@ -236,10 +246,8 @@ def read_card(
         query_prompt=query,
         batch_tokens=spec.tokens_for(device_kind, processors),
         attention=attention,
-        kernel=kernel_for(config, dtype, capability, packed=not padded_because)
-        if device_kind == "cuda"
-        else Kernel.RUNS,
-        **padding(padded_because, config, kinds),
+        kernel=kernel_for(config, dtype, capability, packed=not padded) if device_kind == "cuda" else Kernel.RUNS,
+        **together,
         capability=capability,
         tokenizer=tokenizer,
         prompt_tokens=skipped,
@@ -270,25 +278,28 @@ def _why_padded(config: Config, attention: str, kinds: Sequence[str], pooling: s
     return why_padded(config, attention) if usual else f"its modules are {', '.join(kinds)}"
 
 
-def padding(because: str, config: Config, kinds: Sequence[str] = ()) -> dict[str, Any]:
-    """Say which rows may be computed together of a model that is padded for a cause, and the whole cause."""
-    batching, why = batching_of(config, kinds) if because else (Batching.MIXED, "")
-    return {"batching": batching, "padded_because": f"{because}; {batching} at a time: {why}" if why else because}
-
-
 def attention_of(spec: ModelSpec, path: Path, config: Config) -> Literal["sdpa", "eager"]:
     """Choose the attention kernel of its row, or eager where the architecture has no other.
 
-    Refuses what transformers would run by code in the model's repository.
+    Refuses what transformers would run by code in the model's repository, and what the one that is here lacks.
     """
     from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
     kind = str(config.get("model_type"))
+    if kind in ROTARY and kind not in CONFIG_MAPPING:
+        found = version("transformers")
+        raise UnavailableError(f"model {spec.key}: transformers {found} has no {kind} networks: install a newer one")
+    if config.get("is_causal") is False and why_padded(config, spec.attention) and (older := older_transformers()):
+        raise UnavailableError(
+            f"model {spec.key}: {older} does not heed is_causal of {path / 'config.json'}: install a newer one"
+        )
     if config.get("auto_map") and kind not in CONFIG_MAPPING:
         raise UnavailableError(
             f"model {spec.key} needs its own code ({path / 'config.json'}: auto_map), which is never run: use "
             f"{without_code(spec.hub_repo)}"
         )
+    if kind == GTE and kind not in CONFIG_MAPPING:
+        raise UnavailableError(f"model {spec.key}: this version of transformers has no network {GTE}: install another")
     mapped = MODEL_MAPPING.get(CONFIG_MAPPING[kind], None) if kind in CONFIG_MAPPING else None
     network = mapped[0] if isinstance(mapped, tuple) else mapped
     return spec.attention if getattr(network, "_supports_sdpa", True) else "eager"

@@ -21,6 +21,7 @@ from interlock.engine.models.layout import (
     home_of,
     is_static,
     modules_of,
+    onnx_of,
     read_object,
     settings_of,
 )
@@ -67,6 +68,9 @@ def lacking(path: Path, spec: ModelSpec, proof: Proof | None, *, by_row: bool = 
     own = ("tokenizer.json", WEIGHTS) if is_static(path) else own
     wanted = [MODULES, *(here + name for name in own)]
     wanted += [here + INDEX] * proof.is_without(here + WEIGHTS)
+    if onnx := onnx_of(path):
+        name = onnx.relative_to(path).as_posix()
+        wanted += [each for each in proof.names or () if each.startswith(name)]
     wanted += [f"{here}chat_template.jinja"] * (spec.kind == "scores")
     if modules := modules_of(path):
         wanted += [PROMPTS]

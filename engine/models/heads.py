@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from interlock.engine.corpus.tokens import load_tokenizer, specials_of
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.layout import ROUTER, SPLADE, STATIC, Module, read_object, routes_of, shapes_in
+from interlock.engine.models.layout import (
+    ROUTER,
+    SPLADE,
+    STATIC,
+    Module,
+    architecture_of,
+    read_object,
+    routes_of,
+    shapes_in,
+)
 from interlock.engine.models.networks.checkpoint import NAMES, PACKED_TYPES, Weights, packable
 from interlock.engine.models.networks.pooling import TermPooling
 from interlock.engine.models.pickles import TensorFiles
@@ -101,6 +110,12 @@ def check_kind(
             raise UsageError(
                 f"model {spec.key} is a sparse model by its {path / 'modules.json'}: name it in --sparse, with "
                 f'kind = "sparse" in [models.{spec.key}] where there is such a table'
+            )
+        named = architecture_of(config)
+        if named.endswith("ForSequenceClassification") and "Pooling" not in kinds:
+            raise UsageError(
+                f"model {spec.key} is a cross-encoder by its {path / 'config.json'} ({named}), which gives no vectors: "
+                f'name it in --rerank, with kind = "scores" in [models.{spec.key}] where there is such a table'
             )
         if kinds and "Pooling" not in kinds and kinds[0] != STATIC:
             raise UnavailableError(f"model {spec.key}: {path / 'modules.json'} names no Pooling: use another model")

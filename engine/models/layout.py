@@ -6,7 +6,9 @@ weights are safetensors or refused, and code that a model brings along is only n
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import mmap
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,6 @@ from safetensors import SafetensorError, safe_open
 
 from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
 from interlock.engine.errors import UnavailableError
-from interlock.engine.models.registry import Kind
-from interlock.engine.record.facts import Cost
 
 POSITIONS = 512
 """The longest row of a model that does not say its own."""
@@ -32,6 +32,10 @@ POOLED = ("Pooling", SPLADE, "LogitScore", STATIC)
 """What makes one thing of a text out of those of its tokens."""
 ROUTER, MODULES, PROMPTS = "router_config.json", "modules.json", "config_sentence_transformers.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ONNX = ".onnx"
+PLAIN_ONNX = ("onnx/model.onnx", "model.onnx")
+_EXTERNAL = re.compile(rb"\n\x08location\x12([\x01-\x7f])")
+"""In an ONNX file, before the name of a file beside it that has numbers of it, and how long that is."""
 OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """What changes ids beside `tokenizer.json`."""
 SETTINGS = (*SENTENCE_CONFIGS, "tokenizer_config.json", PROMPTS)
@@ -119,7 +123,8 @@ def check_complete(path: Path) -> None:
         read_object(home / name)
     read_object(path / PROMPTS)
     for weights in weights_of(path):
-        values_in(weights)
+        if weights.suffix == ".safetensors":
+            values_in(weights)
     for module in document_modules(path):
         if module.path and module.kind not in ("Normalize", STATIC):
             _require(path, f"{module.path}/config.json")
@@ -134,6 +139,12 @@ def read_object(file: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise UnavailableError(f"{file} is not a JSON object")
     return content
+
+
+def architecture_of(config: Mapping[str, object]) -> str:
+    """Return what a configuration calls its network; empty where it names none."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def modules_of(path: Path) -> list[Module]:
@@ -193,11 +204,45 @@ def weights_of(path: Path) -> list[Path]:
     config = home / "config.json"
     if named := read_object(config).get("transformers_weights"):
         raise Unsupported(f"{config}: transformers_weights is {named!r:.100}, which is not supported")
-    files = list(_indexed(home) if is_indexed(home) else _single(home, needed=True))
+    if onnx := onnx_of(path):
+        files = [onnx, *_beside(onnx)]
+    else:
+        files = list(_indexed(home) if is_indexed(home) else _single(home, needed=True))
     for module in document_modules(path):
         if path / module.path not in (path, home):
             files += _single(path / module.path, needed=module.kind in WEIGHTED)
     return files
+
+
+def onnx_of(path: Path) -> Path | None:
+    """Find the ONNX file of a model that has no other weights; None where it has, or where none is the plain one."""
+    home = home_of(path)
+    if is_indexed(home) or any(any(home.glob(pattern)) for pattern in ("*.safetensors", "*.bin")):
+        return None
+    name = plain_onnx(file.relative_to(home).as_posix() for each in ("*", "onnx/*") for file in home.glob(each + ONNX))
+    return home / name if name else None
+
+
+def plain_onnx(names: Iterable[str]) -> str:
+    """Choose among the files of a model the ONNX that is no variant of another: the plain one, or the only one there;
+    empty where there is none."""
+    found = [name for name in names if name.endswith(ONNX) and name.rpartition("/")[0] in ("", "onnx")]
+    return next((name for name in PLAIN_ONNX if name in found), found[0] if len(found) == 1 else "")
+
+
+def _beside(onnx: Path) -> list[Path]:
+    """The files in which an ONNX file keeps numbers. Raises UnavailableError where one lacks or lies elsewhere."""
+    try:
+        with onnx.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            found = [content[each.end() : each.end() + each[1][0]] for each in _EXTERNAL.finditer(content)]
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"{onnx} is damaged ({error}): delete that copy and fetch it again") from error
+    names = sorted({name.decode("utf-8", "replace") for name in found})
+    for name in names:
+        if Path(name).name != name:
+            raise Unsupported(f"{onnx} keeps numbers in {name!r:.100}, outside its folder: use another model")
+        _require(onnx.parent, name)
+    return [onnx.parent / name for name in names]
 
 
 def is_indexed(home: Path) -> bool:
@@ -273,71 +318,3 @@ def _single(folder: Path, *, needed: bool) -> Iterator[Path]:
         raise PickleOnly(folder)
     elif needed:
         raise UnavailableError(f"{folder} lacks {WEIGHTS}")
-
-
-GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu", "gated")
-GATED_TYPES = ("modernbert", "new", "gemma")
-"""Architectures whose feed-forward has a third matrix though their activation does not say so."""
-MOST = 1 << 31
-"""No dimension of a model is as large."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The dimensions of a network, in values; `queries` and `keys` are those of all heads together."""
-
-    width: int
-    depth: int
-    heads: int
-    queries: int
-    keys: int
-    inner: int
-    gated: bool
-    words: int
-
-    @property
-    def attention(self) -> int:
-        """Values of the four matrices of a layer's attention."""
-        return 2 * self.width * (self.queries + self.keys)
-
-    @property
-    def feed_forward(self) -> int:
-        """Values of the two or three matrices of a layer's feed-forward."""
-        return (3 if self.gated else 2) * self.width * self.inner
-
-
-def sizes_of(config: Mapping[str, object]) -> Sizes | None:
-    """Read the sizes of a parsed `config.json`; None where it does not say how wide and how deep the model is."""
-    text = config.get("text_config")  # of a model for text and images: its text half says what a token costs
-    config = {**config, **text} if isinstance(text, Mapping) else config
-    width = _whole(config, "hidden_size", "n_embd", "d_model", "dim")
-    depth = _whole(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    if width is None or depth is None:
-        return None
-    heads = _whole(config, "num_attention_heads", "n_head", "n_heads", "num_heads") or 1
-    size = _whole(config, "head_dim", "d_kv") or max(1, width // heads)
-    inner = _whole(config, "intermediate_size", "n_inner", "d_ff", "hidden_dim") or 4 * width
-    activations = ("hidden_act", "hidden_activation", "activation_function", "feed_forward_proj")
-    activation = next((str(config[name]) for name in activations if config.get(name)), "")
-    gated = activation.startswith(GATED_ACTIVATIONS) or str(config.get("model_type", "")).startswith(GATED_TYPES)
-    shared = _whole(config, "num_key_value_heads") or heads
-    words = _whole(config, "vocab_size") or 0
-    return Sizes(width, depth, heads, heads * size, shared * size, inner, gated, words)
-
-
-def cost_of(config: Mapping[str, object], kind: Kind = "dense") -> Cost | None:
-    """Predict what a token and a pair of tokens cost by a parsed `config.json` and the kind of model.
-
-    None where it does not say how wide and how deep the model is.
-    """
-    if (sizes := sizes_of(config)) is None:
-        return None
-    head = sizes.width * (sizes.width + sizes.words) if kind == "sparse" else 0
-    layers = sizes.depth * (sizes.attention + sizes.feed_forward)
-    return Cost(per_token=2.0 * (layers + head), per_pair=4.0 * sizes.depth * sizes.queries)
-
-
-def _whole(config: Mapping[str, object], *names: str) -> int | None:
-    """The first of these settings that is a size."""
-    numbers = [value for name in names if isinstance(value := config.get(name), int) and not isinstance(value, bool)]
-    return next((value for value in numbers if 0 < value < MOST), None)

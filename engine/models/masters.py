@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
+from torch import nn
 
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
@@ -18,11 +19,11 @@ Hydrate = Callable[[ModelCard], Master]
 Name = tuple[str, str, str]
 
 
-def hydrated_for(device: Device) -> Hydrate:
+def hydrated_for(device: Device, read: Callable[[ModelCard], nn.Module] = load) -> Hydrate:
     """Return a reader of masters whose copies to devices like this one run at full speed."""
 
     def hydrate(card: ModelCard) -> Master:
-        master = Master(load(card))
+        master = Master(read(card))
         master.pin(device)
         return master
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from interlock.engine.models.heads import VECTORS
-from interlock.engine.models.layout import STATIC_TYPE, Sizes, sizes_of, values_in
+from interlock.engine.models.layout import STATIC_TYPE, values_in
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.checkpoint import packable, usual
 from interlock.engine.models.networks.kernels import ALIGNED, Kernel
 from interlock.engine.models.networks.network import HEAD_ROWS, HEAD_TOKENS
+from interlock.engine.models.networks.sizes import Sizes, sizes_of
 from interlock.engine.models.registry import Kind
 
 if TYPE_CHECKING:
@@ -155,10 +156,9 @@ def law_for(card: "ModelCard", device_kind: str) -> Law:
     size = 2 if device_kind == "sim" else dtype.itemsize
     kind, kernel = card.network_kind, card.kernel_on(device_kind)
     law = law_of(card.config, size, packed=card.packed, attends=card.attention, kernel=kernel, kind=kind, host=host)
-    files = () if card.ours or card.static else card.snapshot.weights
-    weights = (size * sum(map(values_in, files)) or law.weights) + size * sum(
-        map(values_in, card.snapshot.heads.values())
-    )
+    files = () if card.ours or card.static or card.onnx else card.snapshot.weights
+    own = card.snapshot.bytes if card.onnx else size * sum(map(values_in, files)) or law.weights
+    weights = own + size * sum(map(values_in, card.snapshot.heads.values()))
     law = replace(law, weights=weights)
     width = int(card.config.get("hidden_size") or card.dim)
     if law.head:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -21,9 +21,6 @@ from interlock.engine.models.layout import INDEX as WHOLE_INDEX
 from interlock.engine.models.layout import WEIGHTS, PickleOnly, modules_of, read_object, settings_of
 from interlock.engine.models.registry import Head, ModelSpec, Output
 from interlock.engine.record import atomic
-
-if TYPE_CHECKING:
-    import torch
 
 NAME = "pytorch_model.bin"
 INDEX = f"{NAME}.index.json"
@@ -152,7 +149,6 @@ def is_complete(target: Path) -> bool:
 
 def _convert(handle: BufferedReader, old: Path, spec: ModelSpec, new: Path) -> str:
     """Write the tensors of the pickle that is open, and lies at `old`, to `new`; returns the pickle's SHA-256."""
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -182,11 +178,9 @@ def _convert(handle: BufferedReader, old: Path, spec: ModelSpec, new: Path) -> s
     return digest
 
 
-def _plain(state: Mapping[Any, Any], most: int) -> "dict[str, torch.Tensor]":
+def _plain(state: Mapping[Any, Any], most: int) -> dict[str, torch.Tensor]:
     """Take tensors that share no memory out of a state, by their names. Raises ValueError for anything else in it, and
     where they would take more than `most` bytes."""
-    import torch
-
     kinds = (torch.Tensor, torch.nn.Parameter)
     if not state or not all(isinstance(name, str) and type(each) in kinds for name, each in state.items()):
         raise ValueError("it is not one state of tensors")

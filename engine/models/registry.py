@@ -116,6 +116,11 @@ class ModelSpec:
         """The Hugging Face id of the first source on the hub."""
         return next((source[3:] for source in self.sources if source.startswith("hf:")), None)
 
+    @property
+    def instead(self) -> str:
+        """What to take in its place, where it needs code of its own and is refused; else empty."""
+        return OWN_CODE.get(self.hub_repo or "", "")
+
 
 # fmt: off
 REGISTRY: dict[str, ModelSpec] = {
@@ -216,7 +221,7 @@ def extended(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelSpec]:
             values["sources"] = [values.pop("source")]
         if isinstance(table.get("sources"), str):
             raise UsageError(f"[models.{key}] sources: expected a list (a single one is called source)")
-        if not values.get("sources"):
+        if not values.get("sources") or not all(values["sources"]):
             raise UsageError(f'[models.{key}] needs source = "hf:org/name", "pkg:dist" or "/a/directory"')
         try:
             registry[key] = msgspec.convert(values, ModelSpec)
@@ -270,9 +275,10 @@ def meaning(registry: Mapping[str, ModelSpec], name: str, offered: Collection[st
         return registry[name]
     if not name.startswith(("hf:", "pkg:", "/", "./", "../")):
         known = offered or registry
+        usable = [key for key in known if key not in registry or not registry[key].instead]
         near = f" (did you mean ./{name}?)" if Path(name).is_dir() else meant(name.lower(), known)
         raise UsageError(
-            f"unknown model {name!r}{near}: available {', '.join(known)} (or org/name of the hub, pkg:dist, a "
+            f"unknown model {name!r}{near}: available {', '.join(usable)} (or org/name of the hub, pkg:dist, a "
             "directory with a /)"
         )
     key = _key_of(name)

@@ -16,7 +16,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.models.assets import ModelSnapshot, Policy, is_offline, resolve
 from interlock.engine.models.bundles import bundled
 from interlock.engine.models.card import ModelCard, read_card
-from interlock.engine.models.layout import home_of, modules_of, read_object
+from interlock.engine.models.layout import ONNX, architecture_of, home_of, modules_of, read_object
 from interlock.engine.models.networks.checkpoint import usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability
 from interlock.engine.models.registry import ModelSpec, label
@@ -25,8 +25,6 @@ from interlock.engine.record import atomic
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import RosterEntry, TermForm
 from interlock.engine.record.words import few
-
-"""As a limit: every token of a text is kept."""
 
 
 def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Device], emit: Emit) -> list[ModelCard]:
@@ -42,7 +40,10 @@ def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Devic
             emit(Warned(message=message))
         if taken := _taken_for(card):
             emit(Warned(message=taken))
-        if card.config.get("auto_map"):
+        if others := _variants(card):
+            file = card.snapshot.weights[0].name
+            emit(Warned(message=f"{card.key}: computed of {file}, the plain ONNX file, and not of {', '.join(others)}"))
+        if card.config.get("auto_map") and not card.onnx:
             kind = card.config.get("model_type")
             message = (
                 f"{card.key}: its config.json names code of its own (auto_map), which is never run, so it is computed "
@@ -52,9 +53,15 @@ def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Devic
     return cards
 
 
+def _variants(card: ModelCard) -> list[str]:
+    """The other ONNX files of a model that is computed of one."""
+    places = [card.snapshot.path / card.home / folder for folder in ("onnx", "")] if card.onnx else []
+    return sorted({file.name for place in places for file in place.glob(f"*{ONNX}")} - {card.snapshot.weights[0].name})
+
+
 def _taken_for(card: ModelCard) -> str:
     """What a model is taken for whose files do not say it; empty where they do."""
-    named = str((card.config.get("architectures") or [""])[0])
+    named = architecture_of(card.config)
     if card.kind != "dense" or not named.endswith("ForMaskedLM") or modules_of(card.snapshot.path):
         return ""
     return (
@@ -194,8 +201,7 @@ def _here(spec: ModelSpec) -> Found:
     """What this machine has, or why it has none: what is wrong with a file that is here says more than its absence."""
     why = NOWHERE
     if there := bundled(spec, whole=False):
-        (path, *_), source = there
-        return Found(usual(read_object(home_of(path) / "config.json")), label(source))
+        return Found(usual(read_object(home_of(there.path) / "config.json")), label(there.source))
     for source in spec.sources:
         try:
             return Found(usual(read_object(config_in(source, spec))), label(source))

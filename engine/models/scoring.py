@@ -11,8 +11,9 @@ from typing import Literal
 from interlock.engine.corpus.tokenizer import check_template
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.card import ModelCard, attention_of, padding
-from interlock.engine.models.layout import Module, modules_of, read_object
+from interlock.engine.models.card import ModelCard, attention_of
+from interlock.engine.models.layout import Module, architecture_of, modules_of, onnx_of, read_object
+from interlock.engine.models.networks.batching import padding
 from interlock.engine.models.networks.checkpoint import NAMES, check_settings, packable, usual
 from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
 from interlock.engine.models.pickles import TensorFiles
@@ -47,6 +48,8 @@ def read_scorer(
     as its authors did.
     """
     path = snapshot.path
+    if onnx := onnx_of(path):
+        raise _refused(spec, f"{onnx} is ONNX, which gives vectors of texts alone here")
     config, modules = usual(read_object(path / "config.json")), modules_of(path)
     if foreign := [module.type for module in modules if not module.type.startswith("sentence_transformers.")]:
         raise _refused(spec, f"{path / 'modules.json'} names {foreign[0]}, its own code, which is never run")
@@ -78,7 +81,7 @@ def read_scorer(
         batch_tokens=spec.tokens_for(device_kind, processors),
         attention=attention,
         kernel=kernel_for(config, dtype, capability, packed=packed) if device_kind == "cuda" else Kernel.RUNS,
-        **padding("" if packed else f"its network is a {_architecture(config) or 'foreign one'}", config),
+        **padding("" if packed else f"its network is a {architecture_of(config) or 'foreign one'}", config),
         capability=capability,
         tokenizer=tokenizer,
     )
@@ -106,7 +109,7 @@ def activation_of(spec: ModelSpec, path: Path, config: Config) -> Activation:
 def _packable(config: Config, modules: Sequence[Module]) -> bool:
     """Whether the packed network and its head compute exactly what is described."""
     plain = [module.kind for module in modules] in ([], ["Transformer"])
-    return plain and packable(config) and _architecture(config).endswith("ForSequenceClassification")
+    return plain and packable(config) and architecture_of(config).endswith("ForSequenceClassification")
 
 
 def _check_head(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module], tensors: Sequence[str]) -> None:
@@ -114,8 +117,8 @@ def _check_head(spec: ModelSpec, path: Path, config: Config, modules: Sequence[M
     file, kinds = path / "config.json", [module.kind for module in modules]
     if ANSWER in kinds or "Dense" in kinds:
         return
-    if not _architecture(config).endswith("ForSequenceClassification"):
-        found = _architecture(config) or "missing"
+    if not architecture_of(config).endswith("ForSequenceClassification"):
+        found = architecture_of(config) or "missing"
         expected = f"one ForSequenceClassification, or a modules.json with {ANSWER}"
         raise _refused(spec, f"{file}: architectures is {found}, expected {expected}")
     labels = config.get("id2label")
@@ -141,11 +144,6 @@ def _prompt(spec: ModelSpec, path: Path) -> str:
     if not isinstance(prompt, str):
         raise _refused(spec, f"{file}: prompts: expected an object of strings")
     return prompt if spec.query_prompt is None else spec.query_prompt
-
-
-def _architecture(config: Config) -> str:
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def _refused(spec: ModelSpec, reason: str) -> UnavailableError:

@@ -20,7 +20,7 @@ from interlock.engine.corpus.tokenizer import Built, build, build_bare
 from interlock.engine.corpus.tokens import sentence_config
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
-from interlock.engine.models.layout import STATIC_TYPE, read_object, shapes_in
+from interlock.engine.models.layout import STATIC_TYPE, onnx_of, read_object, shapes_in
 from interlock.engine.models.networks.checkpoint import packable
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sources import model_cache
@@ -204,8 +204,10 @@ def tokenizer_of(spec: ModelSpec, path: Path, config: Config, *, plain: bool = F
 def positions_of(snapshot: ModelSnapshot, path: Path, config: Config) -> int | None:
     """Find the longest row that the network itself takes; None where it has no table that ends."""
     kind = config.get("model_type")
-    tensors = (name for file in snapshot.weights for name in shapes_in(file))
-    if not packable(config) and kind not in PLACED_UNSAVED and not any(map(PLACED.search, tensors)):
+    onnx = onnx_of(snapshot.path)  # nobody looks into it: it is taken to have a table
+    tensors = (name for file in snapshot.weights for name in shapes_in(file)) if not onnx else ()
+    placed = onnx or packable(config) or kind in PLACED_UNSAVED
+    if not placed and not any(map(PLACED.search, tensors)):
         return None
     positions = whole(path / "config.json", config, "max_position_embeddings", "n_positions")
     if positions is not None and kind in PADDED_FIRST:  # the positions up to padding's id belong to padding

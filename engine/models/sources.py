@@ -18,9 +18,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from interlock.engine.errors import InterlockError, UnavailableError
+from interlock.engine.errors import InterlockError, UnavailableError, near
 from interlock.engine.models.commits import Proof, lacking, proof_of
-from interlock.engine.models.layout import PickleOnly, Unsupported, check_complete, check_supported, home_of, values_in
+from interlock.engine.models.layout import (
+    ONNX,
+    PLAIN_ONNX,
+    PickleOnly,
+    Unsupported,
+    check_complete,
+    check_supported,
+    home_of,
+    onnx_of,
+    values_in,
+)
 from interlock.engine.models.networks.lora import ADAPTER, is_adapter, read_adapter
 from interlock.engine.models.pickles import (
     heads_in_safetensors,
@@ -77,6 +87,15 @@ def other_format(names: Sequence[str]) -> str:
     return "" if weights else next(found, "")
 
 
+def other_only(place: str, other: str, names: Sequence[str], instead: str | None = None) -> Unsupported:
+    """Say of weights in another format what to take instead; of several ONNX files, that none is the plain one."""
+    found = sorted(name for name in names if name.endswith(ONNX)) if other == "ONNX" else []
+    variants = f", and none of {', '.join(found)} is called {' or '.join(PLAIN_ONNX)}" if found else ""
+    return Unsupported(
+        f"{place} has its weights as {other} only{variants}: use {instead or 'the model that they were made of'}"
+    )
+
+
 def hub_cache() -> Path:
     """Find where Hugging Face keeps snapshots: HF_HUB_CACHE, else HF_HOME/hub, else the user's cache; `~` and variables
     in them are resolved as huggingface_hub does (`constants.py`)."""
@@ -95,11 +114,12 @@ def model_cache() -> Path:
 
 
 class Copy(NamedTuple):
-    """A model's files in one place, and the heads beside its network that its pass needs."""
+    """A model's files in one place, the heads beside its network that its pass needs, and where it all came from."""
 
     path: Path
     commit: str | None
     heads: Mapping[Head, Path] = {}
+    source: str = ""
 
 
 def local(source: str, spec: ModelSpec, *, write: bool = True, by_row: bool = False) -> Copy:
@@ -125,11 +145,9 @@ def complete(
     """Return the model in `path` with everything that it needs in safetensors, which without `write` may still be to be
     made; `proof` is what is known of the commit that it is a copy of. Raises UnavailableError for what lacks, or may
     lack for all that is known, and Unsupported for what is not computed here."""
-    names = [str(file) for pattern in ("*", "onnx/*", "*/*.safetensors") for file in path.glob(pattern)]
-    if other := other_format(names):
-        raise Unsupported(
-            f"model {spec.key}: {path} has its weights as {other} only: use the model that they were made of"
-        )
+    names = [str(file.relative_to(path)) for each in ("*", "onnx/*", "*/*.safetensors") for file in path.glob(each)]
+    if (other := other_format(names)) and not onnx_of(path):
+        raise other_only(f"model {spec.key}: {path}", other, names)
     try:
         check_supported(path)
         if is_adapter(path):
@@ -186,7 +204,7 @@ def _place(source: str, spec: ModelSpec) -> tuple[list[Path], Path, str | None]:
         return [], min((config.parent for config in configs), key=lambda path: len(path.parts)).resolve(), None
     path = Path(source).expanduser()
     if not path.is_dir():
-        raise Missing("not a directory")
+        raise Missing(f"not a directory{near(path)}")
     return [], path.resolve(), None
 
 

@@ -21,18 +21,19 @@ from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.heads import load_heads
+from interlock.engine.models.layout import modules_of
+from interlock.engine.models.networks import gte
 from interlock.engine.models.networks.attention import register, spread_heads
 from interlock.engine.models.networks.batching import forgetting
 from interlock.engine.models.networks.checkpoint import Shape, Weights
 from interlock.engine.models.networks.fused import fuse, pack_for_cpu
 from interlock.engine.models.networks.network import PackedEncoder, PackedPairEncoder, PackedTermEncoder
+from interlock.engine.models.networks.onnx import OnnxNetwork
 from interlock.engine.models.networks.static import StaticTable
 from interlock.engine.models.networks.streaming import (
     Stage,
     Streaming,
     TensorSlice,
-    by_parts,
-    feed_forwards,
     layers_of,
     size_of,
     stages_of,
@@ -48,8 +49,6 @@ ALIGNMENT = 512
 _BUILDING = threading.Lock()
 """transformers sets torch's default precision, that of all threads, while it builds a model, and puts back what it
 found: where two are built at a time the second puts back that of the first."""
-MLP_SLICE = 512
-"""Tokens that a feed-forward takes at a time when it is computed by parts."""
 
 
 class Attached:
@@ -59,28 +58,15 @@ class Attached:
 
     def __init__(self, network: nn.Module, device: Device) -> None:
         self.network = network
-        self.bytes = size_of(network)
-        self._wide = feed_forwards(network)
+        self.bytes = size_of(network) + int(getattr(network, "beside", 0))
         device.hold(network, self.bytes)
-
-    @property
-    def slices_mlp(self) -> bool:
-        """Whether its feed-forwards can be computed by parts."""
-        return bool(self._wide)
-
-    def slice_mlp(self) -> None:
-        """Compute the feed-forwards `MLP_SLICE` tokens at a time from now on: the same vectors, a smaller peak."""
-        for module in self._wide:
-            module.forward = by_parts(type(module).forward.__get__(module), MLP_SLICE)
 
     def clear(self) -> None:
         """Take off the device what a forward that failed has left there beside the weights."""
         return
 
     def restore(self) -> None:
-        """Undo `slice_mlp`, and whatever else makes it slower than it could be."""
-        for module in self._wide:
-            vars(module).pop("forward", None)
+        """Undo whatever makes it slower than it could be."""
 
 
 class Replica(Attached):
@@ -91,8 +77,6 @@ class Replica(Attached):
         network, self._stages = master.twin()
         self._device, self._master = device, master
         self._streaming: Streaming | None = None
-        self.in_turn = False
-        """Whether layers are copied one after the other when they are streamed, and not beside the computation."""
         super().__init__(network, device)
         self.streams = bool(layers_of(network))
         if streamed:
@@ -109,21 +93,13 @@ class Replica(Attached):
         if self._streaming is None:
             for stage in self._stages:
                 stage.point_to(self._master.flats)
-            self._streaming = Streaming(self._stages, self._device, in_turn=self.in_turn)
-
-    def copy_in_turn(self) -> None:
-        """Copy each layer when it is due from now on: the plain way, which takes longer."""
-        self.in_turn = True
-        if self._streaming:
-            self._streaming.end()
-            self._streaming = Streaming(self._stages, self._device, in_turn=True)
+            self._streaming = Streaming(self._stages, self._device)
 
     def clear(self) -> None:
         if self._streaming:
             self._streaming.rest()
 
     def restore(self) -> None:
-        super().restore()
         if self._streaming:
             self._streaming.end()
             self._streaming = None
@@ -184,7 +160,8 @@ def load(card: ModelCard) -> nn.Module:
     """
     looked = card.snapshot.stamped()
     try:
-        network = _table(card) if card.static else _packed(card) if card.ours else _graph(card)
+        made = _onnx if card.onnx else _table if card.static else _packed if card.ours else _graph
+        network = made(card)
     except InterlockError:
         raise
     except Exception as error:  # what a foreign architecture raises for settings that do not fit is beyond counting
@@ -230,6 +207,17 @@ def _like(tensor: Tensor) -> Tensor:
     return nn.Parameter(alias, requires_grad=False) if isinstance(tensor, nn.Parameter) else alias
 
 
+def _onnx(card: ModelCard) -> OnnxNetwork:
+    """A graph of onnxruntime, with the maps that sentence-transformers has behind the pooling."""
+    root, after = card.snapshot.path, list[nn.Module]()
+    for module in modules_of(root):
+        if module.kind == "Dense":
+            from sentence_transformers.models import Dense
+
+            after.append(Dense.load(str(root / module.path)).eval())
+    return OnnxNetwork(card.key, card.snapshot.weights[0], after, card.snapshot.bytes)
+
+
 def _table(card: ModelCard) -> StaticTable:
     tensors = {name: tensor for file in card.snapshot.weights for name, tensor in load_file(file).items()}
     table = StaticTable.from_state(tensors, DTYPES[card.dtype])
@@ -248,48 +236,31 @@ def _packed(card: ModelCard) -> PackedEncoder:
 
 
 def _graph(card: ModelCard) -> nn.Module:
-    """Any other architecture, as sentence-transformers assembles it; its own code stays off."""
-    if card.kind == "scores":
-        return _pair_graph(card)
-    from sentence_transformers import SentenceTransformer
+    """Any other architecture, as sentence-transformers assembles it; its own code stays off. Rows of a
+    cross-encoder are padded, and what follows its score is applied by who computes with it."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
 
     spread_heads()
+    gte.register()
     attention = register() if card.packed else card.attention
+    how: dict[str, Any] = {
+        "device": "cpu",
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "config_kwargs": {"use_cache": False},  # keys and values of every layer would be kept; nobody asks for them
+        "model_kwargs": {"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": attention},
+    }
+    network: nn.Module
     with _BUILDING:
-        network = SentenceTransformer(
-            str(card.snapshot.path),
-            device="cpu",
-            local_files_only=True,
-            trust_remote_code=False,
-            config_kwargs={"use_cache": False},  # keys and values of every layer would be kept; nobody asks for them
-            model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": attention},
-        ).eval()
+        if card.kind == "scores":
+            how |= {"max_length": card.max_tokens, "activation_fn": nn.Identity()}
+            network = CrossEncoder(str(card.snapshot.path), **how).eval()
+        else:
+            network = SentenceTransformer(str(card.snapshot.path), **how).eval()
     _check_read(card, network)
     unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
     forgetting(network)
     return fuse(network) if card.packed else network
-
-
-def _pair_graph(card: ModelCard) -> nn.Module:
-    """Any other cross-encoder, whose rows are padded; what follows its score is applied by who computes with it."""
-    from sentence_transformers import CrossEncoder
-
-    spread_heads()
-    with _BUILDING:
-        network: nn.Module = CrossEncoder(
-            str(card.snapshot.path),
-            device="cpu",
-            local_files_only=True,
-            trust_remote_code=False,
-            max_length=card.max_tokens,
-            activation_fn=nn.Identity(),
-            config_kwargs={"use_cache": False},
-            model_kwargs={"dtype": DTYPES[card.dtype], "use_safetensors": True, "attn_implementation": card.attention},
-        ).eval()
-    _check_read(card, network)
-    unmap((*network.parameters(), *network.buffers()), card.snapshot.weights)
-    forgetting(network)
-    return network
 
 
 def _check_read(card: ModelCard, network: nn.Module) -> None:

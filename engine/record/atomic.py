@@ -101,6 +101,22 @@ def alone(directory: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Be the only one that writes into a directory of the user's, which is made; nothing is left there to say so.
+
+    Waits as `alone` does.
+    """
+    with explaining(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Put `data` at `path`, whole or not at all."""
     with replacing(path) as partial:
@@ -251,11 +267,11 @@ def occupant(directory: Path) -> Occupant | None:
     return None
 
 
-def lock(journal: IOBase) -> bool:
-    """Lock an open journal for this process alone; False where another has it in use."""
+def lock(file: IOBase | int, how: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file for this process alone, or with LOCK_SH for readers; False where another has it in use."""
     for _ in range(_TRIES):
         with suppress(BlockingIOError):
-            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, how | fcntl.LOCK_NB)
             return True
         time.sleep(_PAUSE)  # who only looks holds it no longer than that
     return False

@@ -32,6 +32,7 @@ from interlock.engine.record.facts import (
     Resolution,
     RosterEntry,
     Setting,
+    Squeeze,
     Status,
     Tally,
     Verification,
@@ -64,8 +65,7 @@ class RunStarted(Event, frozen=True, tag="run_started"):
 
 
 class RunResumed(Event, frozen=True, tag="run_resumed"):
-    """A new session; what it was called with counts from now on. `committed` batches were there (None: not told, as in
-    older journals)."""
+    """A new session; what it was called with counts from now on. `committed` batches were there (None: not told)."""
 
     versions: dict[str, str]
     chunks: str
@@ -101,12 +101,15 @@ class DeviceSampled(Heartbeat, frozen=True, tag="device_sampled"):
 
 
 class DeviceLost(DeviceLoss, Event, frozen=True, kw_only=True, tag="device_lost"):
-    """A device that failed in a way that it does not come back from in this process."""
+    """A device that failed for good, as far as this process goes."""
+
+
+class MemoryTaken(Squeeze, Event, frozen=True, kw_only=True, tag="memory_taken"):
+    """Told once when it begins and once when it is over."""
 
 
 class NodeJoined(Event, frozen=True, tag="node_joined"):
-    """A node of a cluster that computes from now on, or again, with its devices; `label` says what machine it is,
-    `sent_bytes` how much of the models it had to be sent, and `seconds` what it took to be ready."""
+    """A node that computes from now on, or again; `label` names its machine, `sent_bytes` were sent of the models."""
 
     node: str
     label: str
@@ -116,8 +119,7 @@ class NodeJoined(Event, frozen=True, tag="node_joined"):
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):
-    """A node that is gone or does not answer; the `batches` that it alone held, of so many `rows`, are computed
-    elsewhere. A process of it that comes back is not listened to."""
+    """A node that is gone or does not answer; the `batches` (of `rows`) that it alone held are computed elsewhere."""
 
     node: str
     reason: str
@@ -311,7 +313,7 @@ class ModelUnloaded(Event, frozen=True, tag="model_unloaded"):
 
 
 class PairsPlanned(Event, frozen=True, tag="pairs_planned"):
-    """Pairs of a query and a text that a reranker is about to score, in batches sorted by their tokens."""
+    """Pairs of a query and a text that a reranker is about to score, in batches by length."""
 
     model: str
     pairs: int
@@ -369,7 +371,8 @@ class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
     """A step of the ladder (`rung`) taken because memory, a device or a vector fell short; of a reranker, which has no
     pass, `model` says whose."""
 
-    cost_seconds: float
+    batch_index: int | None = None
+    cost_seconds: float = 0.0
     model: str = ""
 
     @property
@@ -471,7 +474,7 @@ Begins = RunStarted | RunResumed | DeadlineSet | DevicesFound
 Beats = DeviceSampled
 """Those derived from `Heartbeat`."""
 Joins = NodeJoined | NodeLost | NodeRefused | BatchesDoubled
-Steers = DeviceLost | ControlApplied | ControlRefused | ControlReached
+Steers = DeviceLost | MemoryTaken | ControlApplied | ControlRefused | ControlReached
 Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
 Plans = RowsReused | PassPlanned | BatchesLost | ParkedRetried | LeaseGranted | ModelAttached | CanaryChecked
 Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPassedOver

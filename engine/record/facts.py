@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from interlock.engine.record.words import distinct_sizes, human_bytes
+
 Outcome = Literal["hit", "download", "refresh"]
 Status = Literal["completed", "incomplete", "failed", "skipped", "stopped"]
 
@@ -112,7 +114,25 @@ class Memory(Struct, frozen=True, kw_only=True):
     reserved: Annotated[int, says("bytes the allocator reserved for them; 0 on a CPU")] = 0
 
 
-class Readings(Struct, frozen=True, kw_only=True):
+class Tenant(Struct, frozen=True):
+    """A process that holds memory of a device: its user where the machine tells, its bytes where the driver does."""
+
+    pid: int
+    name: str = ""
+    bytes: int | None = None
+    user: str = ""
+
+    def __str__(self) -> str:
+        held = "memory" if self.bytes is None else human_bytes(self.bytes)
+        who = ", ".join(filter(None, (self.name, self.user)))
+        return f"{held} held by pid {self.pid}" + (f" ({who})" if who else "")
+
+
+NOTICED = 50 << 20
+"""Bytes of others from which on they are worth a word, and what memory falls short by."""
+
+
+class Readings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the driver says of a device: bytes of all processes, percent, degrees Celsius, watts.
 
     One more figure of a device, or of the host that it is in, is an optional field here, set where the device makes its
@@ -125,6 +145,34 @@ class Readings(Struct, frozen=True, kw_only=True):
     utilisation: int | None = None
     temperature: int | None = None
     power: float | None = None
+    power_limit: float | None = None
+    throttled: str = ""
+    """What slows its clock down."""
+    holders: tuple[Tenant, ...] = ()
+    """Who else has memory of it, the most first, as far as this process may see them."""
+    disk_free: int | None = None
+    """Bytes of the disk that the run is written to, told by one device of the machine that it is on."""
+
+    def others_beside(self, occupied: int) -> int:
+        """Return the bytes that others have beside those that this process occupies."""
+        return max(0, self.used - occupied) if self.others is None else self.others
+
+
+class Squeeze(Struct, frozen=True, kw_only=True):
+    """Other processes have what the next batch needs of a device, or, if it is `over`, have no longer."""
+
+    device: str
+    others_bytes: int
+    free_bytes: Annotated[int, says("what the next batch can have: what the driver has free, and our own cache")]
+    needed_bytes: Annotated[int, says("what it is predicted to need, with the reserve")]
+    holders: tuple[Tenant, ...] = ()
+    over: bool = False
+
+    def __str__(self) -> str:
+        others, (needs, free) = human_bytes(self.others_bytes), distinct_sizes(self.needed_bytes, self.free_bytes)
+        told = [f"pid {each.pid} {each.user}".rstrip() for each in self.holders[:2]]
+        who = f" ({', '.join(told)})" if told else ""
+        return f"{self.device}: others hold {others}{who}, {free} free: next batch needs {needs}"
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
@@ -304,9 +352,7 @@ class Mitigation(Struct, frozen=True, kw_only=True):
     batch_index: Annotated[
         int | None, says("batch in the pass, from 0 (shown from 1); null if it concerns a whole lease")
     ]
-    rung: Annotated[str, says("replan, split, stream, slice_mlp (chunk in old journals), relocate, float32 or cpu")] = (
-        ""
-    )
+    rung: Annotated[str, says("replan, split, stream, relocate, float32, cpu; in old journals slice_mlp, chunk")] = ""
     device: Annotated[str, says("device that fell short")] = ""
     cause: str
     action: str

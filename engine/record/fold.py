@@ -94,7 +94,7 @@ def fold(state: RunState, entry: Entry) -> None:
     state.device_kind = entry.device_kind
     state.session = entry.session
     if entry.session not in state.seconds_of_session:
-        state.pace.second, state.slowest = 0, 0.0
+        state.pace.second, state.slowest, state.first_done = 0, 0.0, 0.0
         state.kinds.add(entry.device_kind)
     state.seconds_of_session[entry.session] = entry.elapsed
     state.pace.reach(int(entry.elapsed))
@@ -141,6 +141,8 @@ def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
             state.losses.append(event)
             if gauge := state.devices.get(name):
                 gauge.lost = event.reason
+        case ev.MemoryTaken(device=name) if gauge := state.devices.get(name):
+            gauge.taken = None if event.over else event
         case ev.ControlApplied():
             state.controls.append(Control(event.control, event.value, event.who, state.latest_at))
             match event.control:
@@ -149,7 +151,7 @@ def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
                 case "cpu_fallback":
                     state.cpu_fallback = event.value == "yes"
                 case "pause":
-                    state.paused = event.value == "yes"
+                    state.paused, state.covered = event.value == "yes", state.elapsed
         case ev.ControlRefused():
             state.controls.append(Control(event.control, event.value, event.who, state.latest_at, event.reason))
         case ev.ResidueFound():
@@ -279,6 +281,8 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             state.calibrations[event.model_pass, event.device] = event
         case ev.Mitigated():
             state.mitigated[event.model_pass] += 1
+            if event.rung == "cpu" and event.batch_index is None:
+                state.hosted[event.model_pass] = event
             for collection in state.collections.values():
                 if event.batch_index is None and event.model_pass in collection.shares:  # a whole lease fell short
                     collection.mitigations.append(event)
@@ -334,6 +338,11 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:
     state.current_pass, state.batch_index = event.model_pass, event.batch_index
     state.slowest = max(state.slowest, event.seconds)
+    if state.first_done:
+        state.idle += max(0.0, state.elapsed - event.seconds - state.covered)
+    else:
+        state.first_done, state.idle = state.elapsed, 0.0
+    state.covered = state.elapsed
     state.pace.rows[-1] += event.rows
     state.pace.tokens[-1] += event.tokens
     state.committed.setdefault(event.model_pass, {})[event.batch_index] = event

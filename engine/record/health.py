@@ -1,5 +1,4 @@
-"""How a run stands in one word that an operator can act on, what has gone wrong in it so far, when it will end and how
-sure that is, and what became of it and of its collections.
+"""How a run stands in one word that an operator can act on, and what became of it and of its collections.
 
 Pure functions of a snapshot, and of the state where a run is closed: header, lists of runs and `ctl status` say the
 same. A collection is completed only when every model saw every row, and no more of it was refused than --max-refused
@@ -8,20 +7,22 @@ they are missing and it was not, or where nothing is left of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 from interlock.engine.record.events import CollectionRead, RecordRefused, RowParked
 from interlock.engine.record.facts import MissingModel, Status, node_of, on_host
-from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_side
+from interlock.engine.record.outlook import time_left
+from interlock.engine.record.snapshot import GONE, PassView, Snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import Allowance, duration, human_bytes, parse_allowance, several
 
-STALLED, DEGRADED = "STALLED", "DEGRADED"
+STALLED, DEGRADED, CROWDED, LOW_DISK, LATE = "STALLED", "DEGRADED", "CROWDED", "LOW DISK", "LATE"
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
 in one that has not, which may be reading its weights; and in any case the time of so many of its longest batches."""
+LEAST_DISK = 1 << 30  # bytes free below which somebody has to look, before it is full
 ENDED: dict[str, tuple[str, Level]] = {
     "completed": ("DONE", "ok"),
     "incomplete": ("INCOMPLETE", "warn"),
@@ -50,13 +51,54 @@ def health(snapshot: Snapshot, now: float) -> Health:
     if snapshot.phase == GONE:
         return Health("PROCESS DIED", "error", snapshot.reason)
     if snapshot.paused:
-        return Health("PAUSED", "warn", nodes_reached(snapshot, "pause"))
+        return Health("PAUSED", "warn", _paused(snapshot, now))
     if (still := now - snapshot.progressed_at) > _patience(snapshot):
         return Health(STALLED, "error", f"no progress for {duration(still)}")
-    if without := degraded(snapshot):
-        doing = "" if snapshot.phase == "running" else f", {snapshot.phase}"
-        return Health(DEGRADED, "warn", without + doing)
-    return Health("RUN", "ok") if snapshot.phase == "running" else Health(snapshot.phase.upper(), "idle")
+    taken = [device for device in snapshot.devices if device.taken]
+    if stopped := next((device for device in taken if not device.leased and snapshot.phase == "running"), None):
+        return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there")
+    running, without = snapshot.phase == "running", degraded(snapshot)
+    found = {
+        LOW_DISK: _low_disk(snapshot),
+        DEGRADED: without and without + f", {snapshot.phase}" * (not running),
+        CROWDED: "; ".join(str(device.taken) for device in taken),
+        LATE: _late(snapshot, now),
+    }
+    if told := {word: why for word, why in found.items() if why}:  # the first gives the word, none hides another
+        return Health(next(iter(told)), "warn", "; ".join(told.values()))
+    word = "RUN" if running else snapshot.phase.upper()
+    return Health(word, "warn", _missing(snapshot)) if snapshot.parked else Health(word, "ok" if running else "idle")
+
+
+def _low_disk(snapshot: Snapshot) -> str:
+    """Say how little the run's disk has free; empty where that is enough, or nobody knows."""
+    told = (device.readings.disk_free for device in snapshot.devices if device.readings)
+    free = min((each for each in told if each is not None), default=LEAST_DISK)
+    place = snapshot.config["out"].value if "out" in snapshot.config else "the run"
+    return f"{human_bytes(free)} free on the disk of {place}: free some, or the run stops there" * (free < LEAST_DISK)
+
+
+def _paused(snapshot: Snapshot, now: float) -> str:
+    """Say who paused a run and when, and how many nodes have heard of it."""
+    asked = [each for each in snapshot.controls if each.control == "pause" and not each.refused][-1:]
+    told = [f"by {each.who} {duration(max(0.0, now - each.at))} ago" for each in asked]
+    return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause")]))
+
+
+def _late(snapshot: Snapshot, now: float) -> str:
+    """Say that the work may not be done, or will not, when the deadline comes; empty where it will be."""
+    left, still = time_left(snapshot) if snapshot.deadline else None, max(0.0, snapshot.deadline - now)
+    if not left or left.seconds + left.spread <= still:
+        return ""
+    sure = "may be" if left.seconds <= still else "is"
+    return f"{duration(left.seconds)} of work {sure} more than the {duration(still)} left: it stops then, to be resumed"
+
+
+def _missing(snapshot: Snapshot) -> str:
+    """Say which text has no vector, the first of several, and why."""
+    count, first = several(snapshot.parked, "text"), snapshot.first_parked
+    where = first and f" ({'first ' * (snapshot.parked > 1)}{first.place or f'text {first.row}'}: {first.reason})"
+    return f"{count} without a vector{where or ''}; --retry-parked tries again"
 
 
 def ended(status: str, reason: str) -> Health:
@@ -67,25 +109,29 @@ def ended(status: str, reason: str) -> Health:
 
 def degraded(snapshot: Snapshot) -> str:
     """Say what a run goes on without; empty where it has all that it began with."""
-    gone, lost = sum(bool(node.lost) for node in snapshot.nodes), _lost(snapshot)
-    failed = sum(bool(each.failure) for each in snapshot.passes)
-    fell_back = snapshot.on_gpus and any(lease.held and any(map(on_host, lease.devices)) for lease in snapshot.leases)
-    parts = [several(gone, "node") + " lost"] * bool(gone) + [several(lost, "GPU") + " lost"] * bool(lost)
-    parts += [several(failed, "model") + " failed"] * bool(failed)
-    parts += ["computing on the CPU"] * fell_back
-    return ", ".join(parts)
+    gone, lost = [node.node for node in snapshot.nodes if node.lost], lost_devices(snapshot)
+    failed = [f"{each.model}: {each.failure}" for each in snapshot.passes if each.failure]
+    held = [lease for lease in snapshot.leases if lease.held] if snapshot.on_gpus else []
+    on_gpu = {lease.model_pass for lease in held if not any(map(on_host, lease.devices))}  # whose texts may be tried
+    fell_back = [lease for lease in held if lease.model_pass not in on_gpu]
+    parts = [f"{several(len(gone), 'node')} lost ({_some(gone)})"] * bool(gone)
+    parts += [f"{several(len(lost), 'GPU')} lost ({_some(lost)})"] * bool(lost)
+    parts += [f"{several(len(failed), 'model')} failed ({_some(failed)})"] * bool(failed)
+    parts += [f"{_some([lease.model for lease in fell_back])} on the CPU"] * bool(fell_back)
+    moves = (snapshot.hosted.get(lease.model_pass) for lease in fell_back[:1])
+    told = [f"{move.cause}; {move.action}" for move in moves if move]
+    return ": ".join([", ".join(parts), *told])
 
 
-def _lost(snapshot: Snapshot) -> int:
-    """Count lost devices, but for those that went with their node."""
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + f" and {len(names) - 2} more" * (len(names) > 2)
+
+
+def lost_devices(snapshot: Snapshot) -> list[str]:
+    """Name lost devices, but for those that went with their node."""
     gone = {node.node for node in snapshot.nodes if node.lost}
-    return sum(bool(device.lost) and node_of(device.facts.name) not in gone for device in snapshot.devices)
-
-
-def _losses(snapshot: Snapshot) -> int:
-    """Count what was lost in all sessions, but for what went with its node."""
-    gone = {node.node for node in snapshot.nodes if node.lost}
-    return sum(node_of(each.device) not in gone for each in snapshot.losses)
+    lost = [device.facts.name for device in snapshot.devices if device.lost]
+    return [name for name in lost if node_of(name) not in gone]
 
 
 def _patience(snapshot: Snapshot) -> float:
@@ -93,112 +139,6 @@ def _patience(snapshot: Snapshot) -> float:
     if snapshot.phase != "running" or not snapshot.progressed_at:
         return float("inf")
     return max(PATIENCE if snapshot.slowest else FIRST_PATIENCE, BATCHES * snapshot.slowest)
-
-
-@dataclass(frozen=True)
-class Attention:
-    """What an operator should look at, counted since the run began, or since it was looked at last."""
-
-    lost: int = 0
-    parked: int = 0
-    warnings: int = 0
-    mitigations: int = 0
-    refused: int = 0
-    nodes: int = 0
-    """How often a node was lost."""
-
-    def __sub__(self, seen: "Attention") -> "Attention":
-        """Count what came since `seen`; a count that fell, as in a replay, has nothing new."""
-        return Attention(*(max(0, getattr(self, each.name) - getattr(seen, each.name)) for each in fields(self)))
-
-    @property
-    def total(self) -> int:
-        return sum(getattr(self, each.name) for each in fields(self))
-
-    @property
-    def words(self) -> list[str]:
-        """Name each count that is not zero, what matters most first."""
-        named = [
-            (self.nodes, several(self.nodes, "node loss", "node losses")),
-            (self.lost, several(self.lost, "GPU") + " lost"),
-            (self.parked, f"{self.parked} parked"),
-            (self.warnings, several(self.warnings, "warning")),
-            (self.mitigations, several(self.mitigations, "mitigation")),
-            (self.refused, f"{self.refused} refused"),
-        ]
-        return [text for number, text in named if number]
-
-
-def attention(snapshot: Snapshot) -> Attention:
-    """Count what an operator should look at in a run."""
-    return Attention(
-        lost=max(_lost(snapshot), _losses(snapshot)),
-        parked=snapshot.parked,
-        warnings=snapshot.warnings,
-        mitigations=snapshot.mitigations,
-        refused=sum(each.refused for each in snapshot.collections),
-        nodes=sum(len(node.losses) for node in snapshot.nodes),
-    )
-
-
-LEAST, KNOWN, UNKNOWN = 0.05, 0.20, 0.35
-"""How far a prediction is said to be off, as a share of it: at a model's own pace as much as its latest batches differ,
-at least so much; at the pace of an earlier run; at that of other models. Chosen; `bench/eta.py` measures how often the
-end lies within."""
-SETTLED = 3
-"""Batches from which on a model's own pace is better than that of an earlier run."""
-
-
-class Outlook(NamedTuple):
-    """Seconds to the end of what is left, and by how many of them that may be off."""
-
-    seconds: float
-    spread: float
-
-
-def time_left_of(each: PassView) -> Outlook | None:
-    """Predict when a pass that has committed a batch ends; None for any other."""
-    if not each.cost_done or each.failure:
-        return None
-    return _outlook(each, each.lately.pace, max(LEAST, each.lately.varies), side_by_side(each.at_work or each.devices))
-
-
-def time_left(snapshot: Snapshot) -> Outlook | None:
-    """Predict when the last batch of a run is committed; None where nothing is left, or nothing is known."""
-    passes = [each for each in snapshot.passes if not each.failure and each.batches_done < each.batches]
-    if snapshot.over or snapshot.phase == GONE or not passes:
-        return None
-    seconds = sum(each.done.seconds for each in snapshot.passes)
-    done = sum(each.cost_done for each in snapshot.passes)
-    usual = seconds / done if done else 0.0
-    held = {name for each in snapshot.passes for name in each.at_work}
-    working = side_by_side(held) if held else _usable(snapshot)
-    found = [_outlook(each, *_own_pace(each, usual), working) for each in passes]
-    if any(each is None for each in found):
-        return None
-    known = [each for each in found if each]
-    return Outlook(sum(each.seconds for each in known), sum(each.spread for each in known))
-
-
-def _usable(snapshot: Snapshot) -> int:
-    """How many devices the next leases may hold."""
-    return side_by_side([device.facts.name for device in snapshot.devices if not device.lost])
-
-
-def _own_pace(each: PassView, usual: float) -> tuple[float, float]:
-    """Seconds for each unit of a pass's cost on one device, 0 where nobody knows; and how far they may be off."""
-    before = each.tokens / each.known_pace / each.cost if each.known_pace and each.cost else 0.0
-    if each.cost_done and (each.batches_done >= SETTLED or not before):
-        return each.lately.pace, max(LEAST, each.lately.varies)
-    return (before, KNOWN) if before else (usual, UNKNOWN)
-
-
-def _outlook(each: PassView, pace: float, off: float, devices: int) -> Outlook | None:
-    if not pace:
-        return None
-    seconds = max(0.0, each.cost - each.cost_done) * pace / max(1, devices)
-    # The batch that is under way may have just begun, or be nearly done.
-    return Outlook(seconds, seconds * off + each.cost / max(1, each.batches) * pace)
 
 
 GOOD: tuple[Status, ...] = ("completed", "skipped")
@@ -309,13 +249,14 @@ def _parked_texts(state: RunState, name: str) -> str:
     by_model: dict[str, list[RowParked]] = {}
     for parked in rows:
         by_model.setdefault(parked.model, []).append(parked)
-    texts = []
+    texts: dict[tuple[str, str], list[str]] = {}  # what is true of several models is said once
     for model, mine in sorted(by_model.items()):
         first = f" ({'first ' * (len(mine) > 1)}{mine[0].place})" if mine[0].place else ""
         again = all((each.model_pass, each.row) in state.tried_again for each in mine)
-        text = f"{several(len(mine), 'text')} {'has' if len(mine) == 1 else 'have'} no {model} vector{first}"
-        texts.append(f"{text}: {mine[0].reason}" + ", also when tried again" * again)
-    return "; ".join(texts)
+        count = f"{several(len(mine), 'text')} {'has' if len(mine) == 1 else 'have'} no"
+        why = f"vector{first}: {mine[0].reason}" + ", also when tried again" * again
+        texts.setdefault((count, why), []).append(model)
+    return "; ".join(f"{count} {', '.join(models)} {why}" for (count, why), models in texts.items())
 
 
 def batches_of(each: PassView) -> str:

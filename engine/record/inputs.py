@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import fields
@@ -43,6 +43,7 @@ class _Member(msgspec.Struct):
     dtype: str
     max_tokens: int
     document_prompt: str
+    weight: float = 1.0
 
 
 class _Inputs(msgspec.Struct):
@@ -50,7 +51,7 @@ class _Inputs(msgspec.Struct):
 
     chunks: str
     fusion: str
-    threads: int
+    threads: Annotated[int, msgspec.Meta(ge=0, le=4096)]  # beyond that torch ends the process
     roster: list[_Member]
     files: dict[str, object]
 

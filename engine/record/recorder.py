@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.errors import InterlockError, UsageError, near
 from interlock.engine.record import journal
 from interlock.engine.record.events import AnyEvent, Entry
 from interlock.engine.record.fold import fold, fold_each
@@ -53,18 +53,26 @@ class Recorder:
     def emit(self, event: AnyEvent) -> Entry:
         """Record one event. Raises InterlockError when the journal cannot be written."""
         with self._lock:
-            entry = Entry(
-                seq=self._next,
-                at=round(self._wall(), 3),
-                session=self.session,
-                elapsed=round(self._clock() - self._began, 3),
-                device_kind=self.device_kind,
-                body=event,
-            )
-            self.journal.append(entry)
-            fold(self._state, entry)
-            self._ring.add(entry)
-            self._next += 1
+            return self._add(event)
+
+    def end(self, event: AnyEvent) -> Snapshot:
+        """Record the last event of a process that leaves at once: whoever would add another waits for its end."""
+        self._lock.acquire()
+        return snapshot(self._state, self._add(event).seq)
+
+    def _add(self, event: AnyEvent) -> Entry:
+        entry = Entry(
+            seq=self._next,
+            at=round(self._wall(), 3),
+            session=self.session,
+            elapsed=round(self._clock() - self._began, 3),
+            device_kind=self.device_kind,
+            body=event,
+        )
+        self.journal.append(entry)
+        fold(self._state, entry)
+        self._ring.add(entry)
+        self._next += 1
         return entry
 
     def look(self, read: Callable[[RunState], T]) -> T:
@@ -122,7 +130,7 @@ def journal_at(path: Path) -> Path:
     if runs := runs_in(path) or runs_in(path / "runs"):
         names = few([str(run) for run in runs], LISTED)
         raise UsageError(f"{path} has {several(len(runs), 'run')}: name one (latest first): {names}")
-    wrong = "has no journal" if path.is_dir() else "does not exist"
+    wrong = "has no journal" if path.is_dir() else f"does not exist{near(path)}"
     raise UsageError(f"{path} {wrong}: name a run directory ({beside(path)})")
 
 
@@ -132,6 +140,8 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._suspect = -1
+        self.end = 0
+        """The byte at which the last entry ends that was read."""
         self._begin_anew()
 
     def more(self) -> tuple[bool, list[Entry]]:
@@ -148,7 +158,7 @@ class Tail:
             raise InterlockError(f"cannot read {self._path}: {error.strerror}") from error
 
     def _added(self, handle: BinaryIO) -> tuple[bool, list[Entry]]:
-        handle.seek(self._end - len(self._mark))
+        handle.seek(self.end - len(self._mark))
         anew = handle.read(len(self._mark)) != self._mark
         if anew:
             self._begin_anew()
@@ -157,7 +167,7 @@ class Tail:
         return anew, self._entries(lines, at_end=not handle.read(1))
 
     def _begin_anew(self) -> None:
-        self._end, self._next, self._mark = 0, 0, b""
+        self.end, self._next, self._mark = 0, 0, b""
 
     def _entries(self, lines: list[bytes], *, at_end: bool) -> list[Entry]:
         found = []
@@ -166,7 +176,7 @@ class Tail:
             if entry is None or entry.seq != self._next:
                 self._doubt(entry, torn=place == len(lines) and at_end)
                 break
-            self._end, self._next, self._mark = self._end + len(line), self._next + 1, line[-MARK:]
+            self.end, self._next, self._mark = self.end + len(line), self._next + 1, line[-MARK:]
             found.append(entry)
         return found
 
@@ -174,8 +184,8 @@ class Tail:
         """A line that is not as it should be is looked at twice: a writer may be cutting off a torn one just now."""
         if torn and entry is None:
             return
-        if self._suspect != self._end:
-            self._suspect = self._end
+        if self._suspect != self.end:
+            self._suspect = self.end
             return
         wrong = "is damaged" if entry is None else "is out of order"
         raise InterlockError(f"{self._path}: line {self._next + 1} {wrong}, so nothing after it can be trusted")

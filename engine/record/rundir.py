@@ -8,7 +8,7 @@ Nothing is written through a link that lies in a run's directory: where it leads
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -270,6 +270,17 @@ def runs_in(out: Path) -> list[Path]:
             with suppress(OSError):
                 runs.append((file.stat().st_mtime_ns, file.parent))
     return [path for _, path in sorted(runs, reverse=True)]
+
+
+def is_run(path: Path) -> bool:
+    """Tell whether this is the directory of a run, not one of runs."""
+    return (path / JOURNAL).is_file()
+
+
+def runs_at(places: Sequence[Path]) -> list[Path]:
+    """List the runs that are meant by directories of runs, and by those of single ones."""
+    found = ([place] if is_run(place) else runs_in(place) for place in places)
+    return list(dict.fromkeys(path for paths in found for path in paths))
 
 
 def beside(path: Path) -> str:

@@ -7,7 +7,7 @@ Nothing is locked and nothing is written, but by `delete`.
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -23,34 +23,30 @@ from interlock.engine.record.atomic import SESSION, Occupant, held, lock, occupa
 from interlock.engine.record.events import RunClosed
 from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.health import Attention, Health, attention, ended, health
+from interlock.engine.record.health import Health, ended
 from interlock.engine.record.inputs import moved
-from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_in
-from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
+from interlock.engine.record.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need
+from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_at
+from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import argument
 
-DIED = "its process is gone"
 TAIL_BYTES = 64 << 10
 """So much of a journal's end is looked at for the entry that closes a run."""
 _OWN = (JOURNAL, SESSION, SOCKET, f"{SCRATCH}*", atomic.PARTIAL)
 """What lies in the directory of a run that has not begun."""
 
 
-@dataclass(frozen=True)
-class Overview:
+@dataclass(frozen=True, kw_only=True)
+class Overview(Judgement):
     """A run as a list shows it; times are seconds since the epoch."""
 
     path: Path
-    health: Health
-    attention: Attention = field(default_factory=Attention)
     began_at: float = 0.0
     latest_at: float = 0.0
     models: tuple[str, ...] = ()
     chunks_read: int = 0
     """Of all its collections."""
-    share_done: float | None = None
-    """Of its predicted cost, 0 to 1; None where nobody wrote it down."""
     device_kind: str = ""
     chunks: str = ""
     rehearsed: bool = False
@@ -66,15 +62,19 @@ class Overview:
     def id(self) -> str:
         return self.path.name
 
+    def need(self, now: float) -> int:
+        """Rank it by how much it needs somebody at `now`, low first."""
+        return need(self, held=self.held, latest_at=self.latest_at, now=now)
+
     @property
     def resumable(self) -> bool:
         """Whether `--resume` would go on with it."""
         return not self.held and self.exit_code != 0 and bool(self.chunks)
 
 
-def overviews(out: Path, now: float) -> list[Overview]:
-    """Look at every run in `out`, the one that began last first."""
-    found = [overview(path, now) for path in runs_in(out)]
+def overviews(places: Sequence[Path], now: float) -> list[Overview]:
+    """Look at every run in directories, or at single ones, the one that began last first."""
+    found = [overview(path, now) for path in runs_at(places)]
     return sorted(found, key=lambda each: each.began_at, reverse=True)
 
 
@@ -88,9 +88,10 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
         seen = None if in_use else _closed(directory)
         seen = seen or _open(directory, (folded or state_of)(directory), now, in_use=in_use)
     except Exception as error:  # whatever one holds, it hurts no other
-        seen = Overview(directory, Health("UNREADABLE", "error", reason(error)))
+        seen = Overview(path=directory, health=Health("UNREADABLE", "error", reason(error)))
     return replace(
         seen,
+        latest_at=seen.latest_at or _written(directory / JOURNAL),
         bytes=size_of(directory),
         held=in_use,
         occupant=occupant(directory),
@@ -147,27 +148,19 @@ def _begins(path: Path) -> bool:
 
 def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Overview:
     """A run that is not closed, or whose summary cannot be read."""
-    seen = snapshot(state, 0)
-    if not in_use and not seen.over:
-        seen = msgspec.structs.replace(seen, phase=GONE, reason=DIED)
-    return _shown(directory, seen, now)
-
-
-def _shown(directory: Path, seen: Snapshot, now: float) -> Overview:
+    seen = left_behind(snapshot(state, 0)) if not in_use else snapshot(state, 0)
     return Overview(
-        directory,
-        health(seen, now),
-        attention(seen),
-        seen.began_at,
-        seen.latest_at,
-        tuple(each.model for each in seen.passes) or tuple(each.model for each in seen.models),
-        sum(each.chunks for each in seen.collections),
-        seen.share_done,
-        seen.device_kind,
-        seen.chunks,
-        seen.rehearsed,
-        seen.config,
-        seen.exit_code,
+        **vars(judge(seen, now)),
+        path=directory,
+        began_at=seen.began_at,
+        latest_at=seen.latest_at,
+        models=tuple(each.model for each in seen.passes) or tuple(each.model for each in seen.models),
+        chunks_read=sum(each.chunks for each in seen.collections),
+        device_kind=seen.device_kind,
+        chunks=seen.chunks,
+        rehearsed=seen.rehearsed,
+        config=seen.config,
+        exit_code=seen.exit_code,
     )
 
 
@@ -194,7 +187,13 @@ class _Collection(msgspec.Struct):
 
 
 class _Device(msgspec.Struct):
+    name: str = ""
     lost: str = ""
+
+
+class _Node(msgspec.Struct):
+    lost: list[str] = []
+    refused: str = ""
 
 
 class _Summary(msgspec.Struct):
@@ -213,6 +212,7 @@ class _Summary(msgspec.Struct):
     residues: list[msgspec.Raw] = []
     devices: list[_Device] = []
     losses: list[msgspec.Raw] = []
+    nodes: list[_Node] = []
     share_done: float | None = None
 
 
@@ -235,24 +235,29 @@ def _closed(directory: Path) -> Overview | None:
     told = Attention(
         lost=max(len(said.losses), sum(bool(each.lost) for each in said.devices)),
         parked=len({each.row for place in said.collections for each in place.parked}),
-        warnings=len(said.warnings) + len(said.residues) + sum(len(place.warnings) for place in said.collections),
+        warnings=sum(map(len, (said.warnings, said.residues, *(each.warnings for each in said.collections))))
+        + sum(bool(each.refused) for each in said.nodes),
         mitigations=steps.total(),
         refused=sum(place.refused for place in said.collections),
+        nodes=sum(len(each.lost) for each in said.nodes),
     )
     return Overview(
-        directory,
-        ended(said.status, said.reason),
-        told,
-        began,
-        latest,
-        tuple(models[number] for number in sorted(models)),
-        sum(place.chunks for place in said.collections),
-        1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
-        said.device_kind,
-        said.chunks,
-        rehearsed(said.configuration),
-        said.configuration,
-        said.exit_code,
+        path=directory,
+        health=ended(said.status, said.reason),
+        attention=told,
+        share_done=1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
+        cards=tuple(
+            DeviceUse(each.name, None, "error" if each.lost else "ok", bool(each.lost)) for each in said.devices
+        ),
+        began_at=began,
+        latest_at=latest,
+        models=tuple(models[number] for number in sorted(models)),
+        chunks_read=sum(place.chunks for place in said.collections),
+        device_kind=said.device_kind,
+        chunks=said.chunks,
+        rehearsed=rehearsed(said.configuration),
+        config=said.configuration,
+        exit_code=said.exit_code,
     )
 
 

@@ -55,15 +55,54 @@ class DeviceView(Struct, frozen=True, kw_only=True):
     peak: int
     weights: int
     lost: str
+    second: int = 0
+    """That of its latest sample, of those of the run's pace."""
     latest: tuple[ev.DeviceSampled, ...] = ()
     samples: int = 0
     course: tuple[int, ...] = ()
     course_step: int = 1
+    taken: ev.MemoryTaken | None = None
+    leased: bool = False
+
+    @property
+    def occupied(self) -> int:
+        """Bytes of this process."""
+        return self.memory.occupied if self.memory else 0
+
+    @property
+    def others(self) -> int:
+        """Bytes of other processes; of a host, what is not free and not ours."""
+        return self.readings.others_beside(self.occupied) if self.readings else 0
+
+    @property
+    def most(self) -> int:
+        """Bytes that this run may have: the ceiling, or less where others leave less."""
+        return self._most(self.occupied, self.readings)
+
+    def _most(self, occupied: int, readings: Readings | None) -> int:
+        nobodys = readings.total - readings.used if readings else self.facts.total_bytes - occupied
+        return min(self.facts.ceiling_bytes, occupied + max(0, nobodys))
+
+    @property
+    def free(self) -> int:
+        """Bytes of these that nobody has."""
+        return max(0, self.most - self.occupied)
+
+    @property
+    def share(self) -> float:
+        """How much of these is used; above 1 where the ceiling was passed."""
+        return self.occupied / self.most if self.most > 0 else 0.0
 
     @property
     def history(self) -> tuple[int, ...]:
         """Bytes occupied in each of the last seconds."""
         return tuple(each.memory.occupied for each in self.latest)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """How much of what the run might have was used in each of the last seconds."""
+        pairs = [(each.memory.occupied, self._most(each.memory.occupied, each.readings)) for each in self.latest]
+        return tuple(occupied / most if most > 0 else 0.0 for occupied, most in pairs)
 
     @property
     def heat(self) -> tuple[int, ...]:
@@ -93,7 +132,8 @@ class PassView(Planned, frozen=True, kw_only=True):
     """Of all its batches, in predicted operations; in tokens where not every pass has a prediction."""
     cost_done: float = 0.0
     lately: Lately = field(default_factory=Lately)
-    """What its latest batches took, on one device."""
+    """What its latest batches took, on one GPU."""
+    lately_on_host: Lately = field(default_factory=Lately)
     known_pace: float = 0.0
     """Tokens a second on one device in earlier runs; 0 where there was none."""
     at_work: tuple[str, ...] = ()
@@ -168,6 +208,8 @@ class Snapshot(RunStatus, kw_only=True):
     phase: str = "starting"
     """starting, resolving, reading, planning, running, delivering, or how the run ended."""
     elapsed: float = 0.0
+    sessions: int = 1
+    """How often it was begun, or gone on with."""
     collection: str = ""
     """The one that is being read, computed (that of the latest batch) or written."""
     devices: tuple[DeviceView, ...] = ()
@@ -180,12 +222,15 @@ class Snapshot(RunStatus, kw_only=True):
     warnings: int = 0
     parked: int = 0
     """Texts that have no vector of a model, or of several."""
+    first_parked: ev.RowParked | None = None
     untried: int = 0
     """Of them, those that were not computed again since."""
     losses: tuple[ev.DeviceLost, ...] = ()
     """Devices that were lost, in all sessions."""
     pace: Pace = field(default_factory=Pace)
     controls: tuple[Control, ...] = ()
+    hosted: Mapping[int, ev.Mitigated] = {}
+    """Why a pass was given to the CPU, the last time."""
     nodes: tuple[NodeState, ...] = ()
     """Of a cluster, those of earlier sessions too; none on one machine."""
     beats: Mapping[str, ev.Heartbeat] = field(default_factory=dict)
@@ -256,6 +301,14 @@ class Snapshot(RunStatus, kw_only=True):
     def mitigations(self) -> int:
         return sum(each.mitigations for each in self.passes)
 
+    @property
+    def running(self) -> tuple[PassView, ...]:
+        """The passes that are at work: those that hold devices and have something left, or else that of the latest
+        batch."""
+        held = tuple(each for each in self.passes if each.word == "running")
+        latest = self.current_pass
+        return held or (() if latest is None else self.passes[latest : latest + 1])
+
     def reached(self, control: str) -> tuple[int, int]:
         """Count the nodes that are there on which a control is in force as operators changed it last, and all of
         them."""
@@ -280,20 +333,25 @@ def snapshot(state: RunState, seq: int) -> Snapshot:
         config=config,
         phase=_phase(state),
         elapsed=state.elapsed,
+        sessions=state.session + 1,
         collection=_current(state),
-        devices=tuple(_device(gauge, held) for gauge in state.devices.values()),
+        devices=_devices(state, held),
         passes=tuple(_pass(state, number, held, priced) for number in range(len(state.roster))) if state.plans else (),
         leases=tuple(islice(reversed(state.leases.values()), LEASES))[::-1],
         leases_in_all=len(state.leases),
         collections=tuple(map(_collection, state.collections.values())),
         models=tuple(state.models),
         retries=len(state.retries),
+        first_parked=next(
+            (each for by in state.parked.values() for rows in by.values() for each in rows.values()), None
+        ),
         parked=len({row for _, row in _parked(state)}),
         untried=len({row for number, row in _parked(state) if (number, row) not in state.tried_again}),
         losses=tuple(state.losses),
         warnings=sum(map(len, warnings)) + sum(bool(node.refused) for node in state.nodes.values()),
         pace=state.pace.copy(),
         controls=tuple(state.controls),
+        hosted=dict(state.hosted),
         nodes=tuple(state.nodes.values()),
         beats=dict(state.beats),
     )
@@ -327,18 +385,32 @@ def _current(state: RunState) -> str:
     return next((name for name, each in state.collections.items() if not each.status and each.shares), "")
 
 
-def _device(gauge: Gauge, held: Sequence[LeaseState]) -> DeviceView:
+def _devices(state: RunState, held: Sequence[LeaseState]) -> tuple[DeviceView, ...]:
+    """Thousands of devices under hundreds of leases: each lease is looked through once."""
+    weights, leased = Counter[str](), {name for lease in held for name in lease.devices}
+    for lease in held:
+        weights.update(lease.weights_on)
+    return tuple(
+        _device(gauge, weights[name], over=bool(state.status), leased=name in leased)
+        for name, gauge in state.devices.items()
+    )
+
+
+def _device(gauge: Gauge, weights: int, *, over: bool, leased: bool) -> DeviceView:
     return DeviceView(
         facts=gauge.facts,
         memory=gauge.memory,
         readings=gauge.readings,
         peak=gauge.peak,
-        weights=sum(lease.weights_on.get(gauge.facts.name, 0) for lease in held),
+        weights=weights,
         lost=gauge.lost,
+        second=gauge.second or 0,
         latest=tuple(gauge.latest),
         samples=gauge.course.count,
         course=tuple(gauge.course.values),
         course_step=gauge.course.step,
+        taken=None if gauge.lost or over else gauge.taken,
+        leased=leased,
     )
 
 
@@ -346,6 +418,7 @@ def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool
     entry, shares, failed = state.roster[number], state.shares_of(number), state.failures.get(number)
     plans, done = [share.plan for share in shares], sum((share.done for share in shares), NO_WORK)
     leased = [name for lease in held if lease.model_pass == number for name in lease.devices]
+    lately = [share.by_flops if priced else share.by_tokens for share in shares]
     view = PassView(
         **{name: sum(getattr(plan, name) for plan in plans) for name in Planned.__struct_fields__},
         model_pass=number,
@@ -361,7 +434,8 @@ def _pass(state: RunState, number: int, held: Sequence[LeaseState], priced: bool
         failure=failed.reason if failed else "",
         cost=sum(plan.flops if priced else plan.tokens for plan in plans),
         cost_done=sum(share.flops_done if priced else share.done.tokens for share in shares),
-        lately=sum((share.by_flops if priced else share.by_tokens for share in shares), Lately()),
+        lately=sum((each[False] for each in lately if False in each), Lately()),
+        lately_on_host=sum((each[True] for each in lately if True in each), Lately()),
         known_pace=state.paces.get(entry.model, 0.0),
         at_work=tuple(name for name in leased if not (name in state.devices and state.devices[name].lost)),
         kind=entry.kind,
@@ -384,6 +458,8 @@ def _word(state: RunState, view: PassView, held: Sequence[LeaseState]) -> str:
         return "missing" if state.roster[view.model_pass].missing else "failed"
     if view.model_pass in state.passes_completed:
         return "reused" if view.reused and not view.batches else "done"
+    if view.batches_done >= view.batches > 0:  # its lease may be held until the others beside it are done
+        return "done"
     at_work = any(lease.model_pass == view.model_pass for lease in held)
     return "running" if at_work and not state.status else "waiting" if view.batches_done else "queued"
 

@@ -25,6 +25,7 @@ from interlock.engine.record.facts import (
     RosterEntry,
     Status,
     Tally,
+    on_host,
     timed,
 )
 
@@ -72,8 +73,9 @@ class Share(Struct):
     done: Tally = NO_WORK
     batches_done: int = 0
     flops_done: float = 0.0
-    by_tokens: Lately = field(default_factory=Lately)
-    by_flops: Lately = field(default_factory=Lately)
+    by_tokens: dict[bool, Lately] = field(default_factory=dict)
+    by_flops: dict[bool, Lately] = field(default_factory=dict)
+    """What its latest batches took, by whether the host alone computed them."""
     computed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Rows by the device and the precision that computed them."""
     lost: Tally = NO_WORK
@@ -102,8 +104,9 @@ class Share(Struct):
         self.batches_done += 1
         self.done += batch
         self.flops_done += flops
-        self.by_tokens.add(batch.tokens, batch.seconds)
-        self.by_flops.add(flops, batch.seconds)
+        hosted = all(map(on_host, batch.device.split(",")))
+        self.by_tokens.setdefault(hosted, Lately()).add(batch.tokens, batch.seconds)
+        self.by_flops.setdefault(hosted, Lately()).add(flops, batch.seconds)
         self.took[bisect_left(SECONDS, batch.seconds)] += 1
         self.computed.update(_places(batch, dtype))
 
@@ -154,6 +157,8 @@ class Gauge(Struct):
     second: int | None = None
     """That of the latest sample."""
     lost: str = ""
+    taken: ev.MemoryTaken | None = None
+    """While others have what the next batch needs."""
 
     def take(self, sample: ev.DeviceSampled, second: int) -> None:
         """Take in a sample; seconds without one were as it says, and a second has one value."""
@@ -303,6 +308,11 @@ class RunStatus(Struct, kw_only=True):
     """When the latest session has to be over; 0 where it has no end."""
     slowest: float = 0.0
     """Seconds of the longest batch of the current pass in this session."""
+    first_done: float = 0.0
+    covered: float = 0.0
+    idle: float = 0.0
+    """When this session's first batch was done, and its latest, by the seconds of work in all sessions; and how many
+    seconds between them no batch was under way. A pause is none of them."""
     current_pass: int | None = None
     batch_index: int | None = None
     """That of the latest batch."""
@@ -340,6 +350,8 @@ class RunState(RunStatus, kw_only=True):
     mitigations: list[ev.Entry] = field(default_factory=list)
     """What the journal says of them, of all sessions."""
     mitigated: Counter[int] = field(default_factory=Counter)
+    hosted: dict[int, ev.Mitigated] = field(default_factory=dict)
+    """Why a pass was given to the CPU, the last time."""
     canaries: list[ev.CanaryChecked] = field(default_factory=list)
     calibrations: dict[tuple[int, str], ev.MemoryCalibrated] = field(default_factory=dict)
     residues: list[ev.ResidueFound] = field(default_factory=list)

@@ -200,7 +200,7 @@ class CollectionSummary(Struct, frozen=True, kw_only=True):
     pressure_passed: Annotated[list[Recovery], says("ends of memory pressure")] = []
     parked: list[ParkedRow]
     cache: list[CacheEvent]
-    warnings: Annotated[list[str], says("of all sessions, each once; including those about truncated texts")]
+    warnings: Annotated[list[str], says("of all sessions, each once")]
     vectors: Annotated[list[KeptVectors], says("its dense vectors in files and in the store")] = []
     missing: Annotated[
         list[MissingModel], says("models that it was delivered without (--allow-missing); the others took their share")

@@ -14,15 +14,20 @@ from interlock.engine.search.served import Searched
 if TYPE_CHECKING:
     import qdrant_edge as edge
 
+    _Match = edge.FieldCondition | edge.HasIdCondition | edge.IsEmptyCondition
+
 LOOKED = 64
 """Points whose payloads say which keys and values there are, where a condition names others."""
 SHOWN = 60
 """Signs of a value that is named so."""
-FORMS = 'as in metadata.lang=en, metadata.page>=3 or title="a = b", a text in quotes being that text alone'
+FORMS = (
+    'as in metadata.lang=en, metadata.page>=3 or title="a = b", a text in quotes being that text alone, "" an empty '
+    "one, null none"
+)
 EXACT = 2**53 - 1
 """The largest number that the engine's ranges tell from its neighbours."""
 _CONDITION = re.compile(
-    r"\s*(?P<key>(?:\"[^\"]*\"|[^=<>!\"])+?)\s*(?P<sign>!=|>=|<=|=|>|<)\s*(?P<value>[^=<>].*?)\s*", re.DOTALL
+    r"(?P<key>(?:\"[^\"]*\"|[^=<>!\"])++)(?P<sign>!=|>=|<=|=|>|<)(?P<value>\s*+[^=<>].*)", re.DOTALL
 )
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
@@ -34,6 +39,8 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "<": ("lt", operator.lt),
 }
 TRUTHS = ("true", "false")
+EMPTY = "null"
+"""What asks for points without a value at a key: none, null or an empty list."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,10 @@ def read_condition(text: str) -> Condition:
     """Read `KEY=VALUE`, or another sign in place of it. Raises UsageError for what is none, for a key that no payload
     can have, and for a bound that is no number."""
     found = _CONDITION.fullmatch(text)
-    if not found or not found["value"]:
+    key, value = (found["key"].strip(), found["value"].strip()) if found else ("", "")
+    if not found or not key or not value:
         raise UsageError(f"--filter {text!r:.100}: give KEY=VALUE, with one of = != >= <= > <, {FORMS}")
-    condition = Condition(found["key"], found["sign"], found["value"])
+    condition = Condition(key, found["sign"], value)
     _check_key(condition.key)
     if condition.sign in _RANGES and _number(condition.value) is None:
         raise UsageError(f"--filter {text!r:.100}: {condition.sign} compares numbers: give one, or use = or !=")
@@ -68,12 +76,17 @@ def conditions_in(given: object) -> tuple[Condition, ...]:
     if isinstance(given, str):
         given = [given]
     if isinstance(given, Mapping):
-        values = [(key, each) for key, own in given.items() for each in (own if isinstance(own, list) else [own])]
-        if not all(isinstance(key, str) and isinstance(value, str | int | float) for key, value in values):
+        # A key without any value stays, to be refused: left out, it would let every chunk through.
+        values = [
+            (key, each) for key, own in given.items() for each in (own if isinstance(own, list) else [own]) or [()]
+        ]
+        if not all(isinstance(key, str) and isinstance(value, str | int | float | None) for key, value in values):
             raise UsageError(
-                f"--filter: expected a text, a number or a truth for each key, got {given!r:.100}: give one"
+                f"--filter: expected a text, a number, a truth or None for each key, got {given!r:.100}: give one"
             )
-        given = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values]
+        for key, _ in values:
+            _check_key(key)
+        return tuple(Condition(key, "=", json.dumps(value, ensure_ascii=False)) for key, value in values)
     if not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
         raise UsageError(f"--filter: expected texts, got {given!r:.100}: give KEY=VALUE, as in metadata.lang=en")
     return tuple(map(read_condition, given))
@@ -112,6 +125,10 @@ def why_none(store: Searched, conditions: Sequence[Condition]) -> str:
             asks = [one for one in alike if one.sign == "="]
             others = [each for each in values if each is not None and not any(_holds(one, each) for one in asks)]
             there = sorted({f"{json.dumps(each, ensure_ascii=False):.{SHOWN}}" for each in others})
+            texts = alike[0].sign in _RANGES and others and all(isinstance(each, str) for each in others)
+            if texts:
+                instead = f"{alike[0].sign} compares numbers, and cells of a CSV file are texts"
+                return f"no chunk has {asked}: {instead} ({few(there)}): write the table as Parquet to have numbers"
             return f"no chunk has {asked}: values there are {few(there)}" if there else f"no chunk has {asked}"
     return f"no chunk has all of {', '.join(map(str, conditions))}"
 
@@ -133,19 +150,22 @@ def check_keys(store: Searched, conditions: Sequence[Condition]) -> None:
         there = edge.Filter(must_not=[edge.IsEmptyCondition(each.key)])
         if not store.has(there) and store.count():
             keys = sorted({key for payload in store.some_payloads(LOOKED) for key in _keys(payload)})
-            within = next((f" (did you mean {key}?)" for key in keys if key.endswith(f".{each.key}")), "")
+            last = f".{each.key}".rpartition(".")[2]
+            ends = [key for key in keys if key == last or key.endswith(f".{last}")]
+            within = next((f" (did you mean {key}?)" for key in ends), "")
             hint = within or meant(each.key, keys)
             raise UsageError(f"--filter: no chunk has {each.key!r}{hint}: use a key that there is ({few(keys)})")
 
 
-def _matches(condition: Condition, store: Searched) -> "list[edge.FieldCondition | edge.HasIdCondition]":
+def _matches(condition: Condition, store: Searched) -> "list[_Match]":
     """The value as the text that it is, and as the number or truth that it may stand for."""
     import qdrant_edge as edge
 
     key, value = condition.key, condition.value
     if (text := _quoted(value)) is not None:
         return [edge.FieldCondition(key, match=edge.MatchValue(text))]
-    found: list[edge.FieldCondition | edge.HasIdCondition] = [edge.FieldCondition(key, match=edge.MatchValue(value))]
+    found: list[_Match] = [edge.FieldCondition(key, match=edge.MatchValue(value))]
+    found += [edge.IsEmptyCondition(key)] * (value == EMPTY)
     number = _number(value)
     if re.fullmatch(r"[+-]?[0-9]{1,19}", value) and -(2**63) <= int(value) < 2**63:
         found.append(edge.FieldCondition(key, match=edge.MatchValue(int(value))))

@@ -19,8 +19,9 @@ from interlock.engine.errors import UsageError, meant
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.rundir import JOURNAL, RUN
+from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.search.hits import EncodedTexts, Side
-from interlock.engine.search.served import ServerPlace
+from interlock.engine.search.served import Place, ServerPlace, StoreCopy
 from interlock.engine.search.store_models import StoreModel, StoreModels
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
@@ -55,7 +56,7 @@ class Meaning:
         return cls(manifest, projection, lambda: words)
 
 
-def meaning_of(place: Path | ServerPlace, collection: str | None) -> Meaning:
+def meaning_of(place: Place, collection: str | None) -> Meaning:
     """Find what the vectors of a collection are: in a store, on a server, or for a run in the store that it wrote, else
     in its own record. Raises UsageError where there is none, or several and none is named."""
     if isinstance(place, ServerPlace):
@@ -63,23 +64,47 @@ def meaning_of(place: Path | ServerPlace, collection: str | None) -> Meaning:
             return Meaning.of(
                 read_manifest(served.manifest, served.dims, served.sparse, served.tokens), served.projection
             )
-    if any((place / made).exists() for made in (RUN, JOURNAL)):
-        return _of_run(place, collection)
-    path = stores.alone(place, collection)
+    if isinstance(place, StoreCopy):
+        return meaning_of(place.directory, collection)
+    if not (store := _store_behind(place, collection)):
+        return _of_run(*_chosen(place, collection))
+    path = stores.alone(*store)
     plain = shard.read_manifest(path)
     manifest = read_manifest(plain, *shard.read_kinds(path))
     return Meaning.of(manifest, stores.kept_projection(path, plain))
 
 
-def _of_run(place: Path, collection: str | None) -> Meaning:
+def points_behind(place: Place, collection: str | None) -> tuple[Place, str | None] | None:
+    """Find where the points of a collection are, and what it is called there: at `place` itself, or where that is a run
+    in the store that it wrote; None where there is none."""
+    if isinstance(place, ServerPlace):
+        return place, collection
+    if isinstance(place, Path):
+        return _store_behind(place, collection)
+    found = _store_behind(place.directory, collection)
+    return found and (StoreCopy(found[0]), found[1])
+
+
+def _store_behind(place: Path, collection: str | None) -> tuple[Path, str | None] | None:
+    if not any((place / made).exists() for made in (RUN, JOURNAL)):
+        return place, collection
+    run, chosen = _chosen(place, collection)
+    store = store_of(run.summary.configuration, run.summary.run_id, place)
+    there = store and stores.is_store(store / chosen.qdrant_collection)
+    return (store, chosen.qdrant_collection) if store and there else None
+
+
+def _chosen(place: Path, collection: str | None) -> tuple[ExportedRun, CollectionSummary]:
+    """A run, and its only collection or the one that is named."""
     run = ExportedRun.open(place)
     chosen, *others = run.named(collection)
     if others:
         there = ", ".join(each.name for each in (chosen, *others))
         raise UsageError(f"{place} has {1 + len(others)} collections: choose one with --collection ({there})")
-    store = store_of(run.summary.configuration, run.summary.run_id, place)
-    if store and stores.is_store(store / chosen.qdrant_collection):
-        return meaning_of(store, chosen.qdrant_collection)
+    return run, chosen
+
+
+def _of_run(run: ExportedRun, chosen: CollectionSummary) -> Meaning:
     if not chosen.exports:
         raise UsageError(
             f"run {run.summary.run_id} has delivered nothing of {chosen.name} ({chosen.status}) that is still there: "
@@ -112,15 +137,18 @@ def check_texts(texts: object) -> list[str]:
 
 def computed(
     models: Sequence[StoreModel], texts: Sequence[str], on: TextJobs, progress: Progress = unheard
-) -> tuple[dict[str, Outputs], list[dict[str, int]]]:
-    """Compute what each model gives of texts, by its key, and how many tokens of each text it leaves out."""
+) -> tuple[dict[str, Outputs], list[dict[str, int]], list[int]]:
+    """Compute what each model gives of texts, by its key; how many tokens of each text it leaves out; and how many all
+    models together have read of each."""
     jobs = [on.job(each.card, each.prompt, texts) for each in models if not each.table]
     beyond = {job.card.key: job.tokens.truncated(job.card.max_tokens).tolist() for job in jobs}
     outputs = {each.card.key: Outputs(terms=by_table(each.card, each.table, texts)) for each in models if each.table}
     if jobs:
         done = on.compute(jobs, progress)
         outputs |= {job.card.key: each.rows for job, each in zip(jobs, done, strict=True)}
-    return outputs, [{key: own[row] for key, own in beyond.items() if own[row]} for row in range(len(texts))]
+    read = np.sum([np.zeros(len(texts), np.int64), *(job.tokens.lengths(job.card.max_tokens) for job in jobs)], axis=0)
+    cut = [{key: own[row] for key, own in beyond.items() if own[row]} for row in range(len(texts))]
+    return outputs, cut, read.tolist()
 
 
 def encode(
@@ -152,7 +180,7 @@ def encode(
     weights = {name: each.weight for name, each in members.items()} if own else manifest.weights
     fused = FUSED in wanted and FUSED in dims
     needed = (wanted - {FUSED}) | ({name for name, weight in weights.items() if weight} if fused else set())
-    outputs, cut = computed(models.serving(needed, side), texts, on, progress)
+    outputs, cut, read = computed(models.serving(needed, side), texts, on, progress)
     dense = {name: _dense(members[name], outputs[name], texts, side) for name in members if name in needed}
     vectors = {name: each for name, each in dense.items() if name in wanted}
     if fused:
@@ -165,7 +193,7 @@ def encode(
         lacks = "" if words else NO_AVERAGE
     named = {name_of_output(key, "tokens"): each.tokens for key, each in outputs.items()}
     tokens = {name: _split(rows, side) for name, rows in named.items() if name in wanted and rows is not None}
-    return EncodedTexts(manifest.collection, side, texts, vectors, sparse, tokens, cut, lacks)
+    return EncodedTexts(manifest.collection, side, texts, vectors, sparse, tokens, cut, read, lacks)
 
 
 def _dense(member: Member, outputs: Outputs, texts: Sequence[str], side: Side) -> Vectors:

@@ -46,7 +46,8 @@ class Hit:
     def source(self) -> str:
         """What its chunk comes from: what its metadata says, by the names that producers use, else its source."""
         metadata = self.payload.get("metadata")
-        said = [metadata.get(name) for name in SOURCES] if isinstance(metadata, Mapping) else []
+        beside = {**self.payload, "source": None, **(metadata if isinstance(metadata, Mapping) else {})}
+        said = [beside.get(name) for name in SOURCES]
         return next((str(each) for each in (*said, self.payload.get("source")) if each and isinstance(each, str)), "")
 
     @property
@@ -96,7 +97,8 @@ class EncodedTexts:
 
     `dense` float32 [n, dim] at unit length, NaN where a chunk is parked; `sparse` rows of terms, `bm25` among them, by
     dot product with the points' (those of a question without the store's IDF); `tokens` an array [tokens, dim] for each
-    text. `cut` says how many tokens of a text each model left out, `lacks` which vectors could not be made, and why.
+    text. `cut` says how many tokens of a text each model left out, `read` how many all of them read, `lacks` which
+    vectors could not be made, and why.
     """
 
     collection: str
@@ -106,6 +108,7 @@ class EncodedTexts:
     sparse: "Mapping[str, SparseRows]"
     tokens: "Mapping[str, Sequence[Vectors]]"
     cut: Sequence[Mapping[str, int]]
+    read: Sequence[int]
     lacks: str = ""
 
     def __len__(self) -> int:

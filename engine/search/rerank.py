@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
+from interlock.engine.compute.context import Granted
 from interlock.engine.compute.pairs.rows import Pair
 from interlock.engine.compute.pairs.scorer import PairPlan, Progress, Scorer, Scores
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.networks.kernels import OLDEST
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import fewest_processors, lowest_capability
 from interlock.engine.models.scoring import activation_of, read_scorer
-from interlock.engine.record.events import Emit, RerankerPassedOver
+from interlock.engine.record.events import RerankerPassedOver
 from interlock.engine.search.combine import CANDIDATES, SHARE, reranked
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit
 
@@ -46,22 +45,8 @@ class Rerank:
 class Rerankers:
     """Models in the order in which they are tried; the first that can be had stays loaded until this is closed."""
 
-    def __init__(
-        self,
-        specs: Sequence[ModelSpec],
-        policy: Policy,
-        devices: Sequence[Device],
-        host: Device,
-        lessor: Lessor,
-        emit: Emit,
-        *,
-        cpu_fallback: bool = True,
-    ) -> None:
-        """`lessor` lends `devices`, of which GPUs are preferred, and `host`, the CPU."""
-        self._left = list(specs)
-        self._policy, self._emit = policy, emit
-        self._devices, self._host, self._lessor = devices, host, lessor
-        self._cpu_fallback = cpu_fallback
+    def __init__(self, specs: Sequence[ModelSpec], policy: Policy, on: Granted) -> None:
+        self._left, self._policy, self._on, self._emit = list(specs), policy, on, on.emit
         self._scorer: Scorer | None = None
 
     def __enter__(self) -> Self:
@@ -105,14 +90,11 @@ class Rerankers:
 
     def _opened(self) -> Scorer:
         if self._scorer is None:
-            spec, devices = self._left[0], [*self._devices, self._host]
+            spec, devices = self._left[0], [*self._on.gpus, self._on.host]
             lowest, fewest = lowest_capability(devices) or OLDEST, fewest_processors(devices)
             snapshot = resolve(spec, self._policy, self._emit)
             card = read_scorer(spec, snapshot, devices[0].kind, lowest, fewest)
-            activation, fallback = activation_of(spec, snapshot.path, card.config), self._cpu_fallback
-            self._scorer = Scorer(
-                card, activation, self._devices, self._host, self._lessor, self._emit, cpu_fallback=fallback
-            )
+            self._scorer = Scorer(card, activation_of(spec, snapshot.path, card.config), self._on)
         return self._scorer
 
     def _close(self, cause: str) -> None:

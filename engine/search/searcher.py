@@ -21,7 +21,7 @@ from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
-from interlock.engine.compute.texts import GpuJobs, HostJobs, Progress, TextJobs, unheard
+from interlock.engine.compute.texts import HeldJobs, Progress, TextJobs, unheard
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
@@ -39,7 +39,7 @@ from interlock.engine.search.encoding import (
     words_of,
 )
 from interlock.engine.search.hits import Answer, EncodedTexts, Hit, LateHit, Side, StageScore
-from interlock.engine.search.served import Searched, ServerPlace
+from interlock.engine.search.served import Place, Searched
 from interlock.engine.search.store_models import StoreModel, StoreModels
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import BM25
@@ -80,7 +80,7 @@ class StoreSearcher:
 
     def __init__(
         self,
-        directory: Path | ServerPlace,
+        place: Place,
         collection: str | None,
         registry: Mapping[str, ModelSpec],
         policy: Policy,
@@ -88,25 +88,23 @@ class StoreSearcher:
         given: Mapping[str, Mapping[str, object]] = {},
         *,
         kept: bool = False,
-        passes: GpuJobs | None = None,
+        on: TextJobs | None = None,
     ) -> None:
         """`collection` is its own name or Qdrant's; None where there is one alone. `registry` and `given` are those of
         `StoreModels`; `kept` holds the models in memory, under one lease of the CPU that `lessor` lends, until
-        this is closed; with `passes` all questions of one call are computed on GPUs.
+        this is closed; with `on` that computes all questions of one call.
 
         Raises UsageError for a store or collection that is not there, damaged or in use, and as `StoreModels` does.
         """
         with ExitStack() as stack:
-            store: Searched
-            if isinstance(directory, ServerPlace):
-                store = stack.enter_context(directory.open(collection))
-            else:
-                store = stack.enter_context(Store.open_for_read(directory, collection))
+            store: Searched = (
+                Store.open_for_read(place, collection) if isinstance(place, Path) else place.open(collection)
+            )
+            stack.enter_context(store)
             self.store = store
             self.manifest = read_manifest(store.manifest, store.dims, store.sparse, store.tokens)
-            devices = passes.devices if passes else lessor.devices
-            self._models = StoreModels(self.manifest, registry, policy, devices, given)
-            self._on: TextJobs = passes or stack.enter_context(HostJobs(lessor, kept=kept))
+            self._on = on or stack.enter_context(HeldJobs(lessor, kept=kept))
+            self._models = StoreModels(self.manifest, registry, policy, self._on.devices, given)
             if store.projection is not None:
                 self._check_projection(len(store.projection))
             self._stack, self.closed = stack.pop_all(), False
@@ -162,7 +160,7 @@ class StoreSearcher:
         with _timed(seconds, "models"):
             models = self._serving(comparison)
         with _timed(seconds, "encoding"):
-            outputs, cut = computed(models, texts, self._on, progress)
+            outputs, cut, _ = computed(models, texts, self._on, progress)
         if not all(each.table for each in models) and (loading := self._on.loading):
             seconds |= {"loading": loading, "encoding": seconds.pop("encoding") - loading}
         asked = self._asked(comparison, texts, outputs)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +28,7 @@ from interlock.engine.vectors.points import Terms, Vector
 
 if TYPE_CHECKING:
     import qdrant_edge as edge
-    from qdrant_client.models import CollectionInfo, Condition, Filter
+    from qdrant_client.models import CollectionInfo, Condition, Filter, Record
 
 ASKING = 10.0
 """Seconds to go on asking a server that does not answer, where nobody says it: somebody waits for it."""
@@ -57,6 +58,21 @@ class ServerPlace:
             found.obey(there, 0)
             stack.pop_all()  # the collection ends what it is asked through
         return found
+
+
+@dataclass(frozen=True)
+class StoreCopy:
+    """A store of which a copy is searched, so that others may read it and write to it."""
+
+    directory: Path
+
+    def open(self, collection: str | None) -> Store:
+        """Copy the collection of this name, or the only one."""
+        return Store.open_copy(self.directory, collection)
+
+
+Place = Path | ServerPlace | StoreCopy
+"""Where a collection is: in a store, on a server, in a copy that is to be made."""
 
 
 def _found(server: QdrantServer, collection: str | None) -> "tuple[str, CollectionInfo]":
@@ -104,8 +120,11 @@ class ServedCollection(ServerCollection):
                 f"the fused vectors of {self.where} were projected: name the {PROJECTION} of the run's exports with "
                 "--projection FILE"
             )
-        with atomic.explaining(file):
-            content = file.read_bytes()
+        try:
+            with atomic.reading(file):
+                content = file.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise UsageError(f"--projection {file} does not exist: name the {PROJECTION} of the exports") from None
         if hashlib.sha256(content).hexdigest() != told.get("sha256"):
             raise UsageError(
                 f"--projection {file} is not that of {self.where}: name the one of the run that was uploaded"
@@ -147,27 +166,23 @@ class ServedCollection(ServerCollection):
 
     def has(self, where: "edge.Filter | None") -> bool:
         """Tell whether there is a point for which `where` holds."""
-        return bool(self._scrolled(1, False, where)[0])
+        return bool(self._first(1, where, with_payload=False))
 
     def some_payloads(self, most: int) -> list[Mapping[str, object]]:
         """Return the payloads of some points, at most so many."""
-        return [payload for _, payload in self._scrolled(min(most, self._page), True)[0]]
+        return [each.payload or {} for each in self._first(min(most, self._page), None, with_payload=True)]
 
     def parts(self, key: str) -> Iterator[tuple[str, object]]:
         """Yield the id of every point whose payload has this key at its top, with what is there."""
-        offset, more = None, True
-        while more:
-            page, offset = self._scrolled(self._page, [key], offset=offset)
-            more = offset is not None
-            yield from ((point, payload[key]) for point, payload in page if key in payload)
+        for each in chain.from_iterable(self.pages([key])):
+            if key in (payload := each.payload or {}):
+                yield str(each.id), payload[key]
 
-    def _scrolled(
-        self, limit: int, payload: bool | list[str], where: "edge.Filter | None" = None, offset: Any = None
-    ) -> tuple[list[tuple[str, Mapping[str, object]]], Any]:
+    def _first(self, limit: int, where: "edge.Filter | None", *, with_payload: bool) -> "list[Record]":
         how: dict[str, Any] = {"scroll_filter": _filter(where) if where else None, "with_vectors": False}
-        scroll = partial(self._server.client.scroll, self.name, limit=limit, offset=offset, with_payload=payload, **how)
-        found, following = self._server.ask("a page of points", scroll)
-        return [(str(each.id), each.payload or {}) for each in found], following
+        scroll = partial(self._server.client.scroll, self.name, limit=limit, with_payload=with_payload, **how)
+        found: list[Record] = self._server.ask("a page of points", scroll)[0]
+        return found
 
 
 Searched = Store | ServedCollection

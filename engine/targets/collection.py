@@ -17,7 +17,7 @@ from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids
 from interlock.engine.vectors.points import Point, for_client, of_client
 
 if TYPE_CHECKING:
-    from qdrant_client.models import CollectionInfo, Filter, Record
+    from qdrant_client.models import CollectionInfo, Record
 
 PAGE, IDS = 1000, 10_000
 """Points whose ids are read at a time, and that are counted by their ids."""
@@ -137,9 +137,12 @@ class ServerCollection:
     def count(self, among: Ids | None = None) -> int:
         """Count its points, or those `among` these ids: exactly, unless strict mode lets nobody; then those among ids
         are looked up, and all points are about so many."""
+        from qdrant_client.models import Filter, HasIdCondition
+
         client = self._server.client
         if self.exact or among is None:
-            where, exact = self._among(among) if among is not None else None, self.exact
+            exact = self.exact
+            where = None if among is None else Filter(must=[HasIdCondition(has_id=list(map(id_of, among)))])
             try:
                 return int(self._server.ask("a count", lambda: client.count(self.name, where, exact=exact)).count)
             except InterlockError as error:
@@ -149,17 +152,18 @@ class ServerCollection:
             return self.count(among)
         return len(self._found(among, lambda each: each.id, with_payload=False, with_vectors=False))
 
-    def _among(self, ids: Ids) -> "Filter":
-        from qdrant_client import models
-
-        return models.Filter(must=[models.HasIdCondition(has_id=[id_of(each) for each in ids])])
-
     def ids(self) -> Iterator[list[str | int]]:
-        """Yield the ids of all points, a page at a time; pages may be removed as they come. Raises InterlockError where
-        there are far more of them than points: it would have no end."""
+        """Yield the ids of all points, a page at a time; pages may be removed as they come. Raises as `pages` does."""
+        for page in self.pages():
+            yield [each.id if isinstance(each.id, int) else str(UUID(str(each.id))) for each in page]
+
+    def pages(self, payload: Sequence[str] = ()) -> "Iterator[list[Record]]":
+        """Yield all points, a page at a time, with these keys of their payloads. Raises InterlockError where there are
+        far more of them than points: it would have no end."""
         offset, seen, most = None, set[object](), 2 * self.count() + SLACK
         while True:
-            page, offset = self._server.ask("a page of points", partial(self._listed, offset, frozenset(seen)))
+            following = partial(self._page_behind, offset, frozenset(seen), payload)
+            page, offset = self._server.ask("a page of points", following)
             most -= len(page)
             if most < 0:
                 raise InterlockError(f"{self.where} lists more points than it counts: fix that on the server")
@@ -168,12 +172,12 @@ class ServerCollection:
             if offset is None:
                 return
 
-    def _listed(self, offset: Any, seen: Collection[object]) -> tuple[list[str | int], Any]:
-        how: dict[str, Any] = {"limit": self._page, "with_payload": False, "with_vectors": False}
+    def _page_behind(self, offset: Any, seen: Collection[object], payload: Sequence[str]) -> "tuple[list[Record], Any]":
+        how: dict[str, Any] = {"limit": self._page, "with_payload": list(payload) or False, "with_vectors": False}
         found, following = self._server.client.scroll(self.name, offset=offset, **how)
         if following is not None and (following in seen or not found):
             raise TransientError("an answer of another form")  # it would have no end
-        return [each.id if isinstance(each.id, int) else str(UUID(str(each.id))) for each in found], following
+        return found, following
 
     def read(self, ids: Ids) -> dict[str, Point]:
         """Return those of these points that exist, by id."""

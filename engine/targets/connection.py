@@ -183,13 +183,13 @@ def pause_of(told: object) -> float:
 
 @dataclass
 class Patience:
-    """What one request is allowed: `seconds` from its first attempt; `waits` hears why and how long it pauses.
+    """What one request is allowed: `seconds` from its first attempt; `waits` hears why it pauses, and for how long.
 
     `retries` counts the attempts that were repeated. Clock, sleep and dice are those of whoever makes it.
     """
 
     seconds: float
-    waits: Callable[[str, float], object] = lambda reason, pause: None
+    waits: Callable[[str], object] = lambda told: None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     chance: Callable[[], float] = random.random
@@ -210,7 +210,9 @@ class Patience:
 
         def repeat(state: "RetryCallState") -> None:
             self.retries += 1
-            self.waits(str(_error_of(state)), state.upcoming_sleep)
+            attempt, left = state.attempt_number + 1, max(0.0, self.seconds - (self.clock() - began))
+            pause = f"attempt {attempt} in {state.upcoming_sleep:.1f} s, the last within {left:.0f} s"
+            self.waits(f"{_error_of(state)}; {pause}: ctrl+c ends it")
 
         retrying = Retrying(
             retry=retry_if_exception_type(TransientError),

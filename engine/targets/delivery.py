@@ -140,7 +140,7 @@ def deliver(delivery: Delivery, to: Destination, emit: Emit) -> list[Loss]:
         sinks: dict[Path, Sink] = {}
         if to.store:
             store = stack.enter_context(_opened(delivery, to.store))
-            sinks[store.path] = partial(_into, store, delivery.spec.bm25)
+            sinks[store.path] = partial(_into, store, delivery.spec)
         for path in files.write(delivery, to.formats, to.place(name), sinks):
             artefact = ArtefactWritten(
                 collection=name,
@@ -153,6 +153,8 @@ def deliver(delivery: Delivery, to: Destination, emit: Emit) -> list[Loss]:
             emit(artefact)
         if store:  # what it holds is compared with the plan, and what is stale there seen to
             seen, warning = mirrored(store, delivery.rows, verified(delivery, store), to.run.id, remove=to.prune)
+            if seen.ok:
+                store.settle()
             emit(StoreVerified(collection=name, qdrant_collection=delivery.spec.collection, **asdict(seen)))
             if warning:
                 emit(Warned(message=warning, collection=name))
@@ -162,9 +164,9 @@ def deliver(delivery: Delivery, to: Destination, emit: Emit) -> list[Loss]:
         return list(losses(delivery))
 
 
-def _into(store: Store, bm25: WordWeights | None, window: Window) -> None:
+def _into(store: Store, spec: CollectionSpec, window: Window) -> None:
     """Write every row of a window as one point."""
-    put(points_of(window, store.dims, bm25), store)
+    put(points_of(window, store.dims, spec.bm25, spec.payload), store)
 
 
 def _opened(delivery: Delivery, directory: Path) -> Store:
@@ -173,7 +175,8 @@ def _opened(delivery: Delivery, directory: Path) -> Store:
     digest = hashlib.sha256(to_bytes(reduces)).hexdigest() if reduces is not None else ""
     spec = stores.kept_in(manifest_at(directory / delivery.spec.collection), delivery.spec)
     spec = replace(spec, projection=digest)
-    return Store.open_for_write(directory, spec.collection, spec.dims, spec.manifest, spec.sparse, spec.tokens, reduces)
+    manifest = {**spec.manifest, "unfinished": True}  # until it is found whole
+    return Store.open_for_write(directory, spec.collection, spec.dims, manifest, spec.sparse, spec.tokens, reduces)
 
 
 def _projected(delivery: Delivery, to: Destination, emit: Emit) -> Delivery:

@@ -10,6 +10,7 @@ ever optimised, so every search is exact.
 
 import fcntl
 import json
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -103,6 +104,22 @@ class Store:
         """Open an existing collection, the only one where none is named; UsageError if there is none, or it is damaged
         or in use."""
         return cls._opened(directory, collection, fcntl.LOCK_SH)
+
+    @classmethod
+    def open_copy(cls, directory: Path, collection: str | None) -> Self:
+        """Open a copy of an existing collection, which goes when this is closed: others may read it meanwhile, and a
+        run may write to it, which is not seen here. Raises as `open_for_read` and `shard.copied` do."""
+        path = stores.alone(directory, collection)
+        with ExitStack() as held:
+            shard.remove_left_copies()
+            made = Path(held.enter_context(tempfile.TemporaryDirectory(prefix=shard.COPY)))
+            held.enter_context(shard.holding(made, fcntl.LOCK_EX))
+            place = made / path.name
+            shard.copied(path, place)
+            engine, manifest = shard.load(place, None), shard.read_manifest(place)
+            copy = cls(place, engine, manifest, shard.read_kinds(place), held)
+        copy.where = str(path)
+        return copy
 
     @classmethod
     def open_for_removal(cls, directory: Path, collection: str) -> Self:
@@ -202,6 +219,11 @@ class Store:
         """Flush and let go of the shard; a second call does nothing."""
         with self._held, working(self.path, "closing"):
             self._shard.close()  # the engine's close is a flush and an unlock
+
+    def settle(self) -> None:
+        """Say in the manifest that what was delivered is all there."""
+        self.manifest = {key: value for key, value in self.manifest.items() if key != "unfinished"}
+        shard.write_manifest(self.path, self.manifest)
 
     def count(self, among: Ids | None = None) -> int:
         """Count the points in the store, exactly; only those `among` these ids."""

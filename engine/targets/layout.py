@@ -14,6 +14,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.record.words import differences, few
 from interlock.engine.vectors.bm25 import BM25
+from interlock.engine.vectors.points import NESTED, PayloadForm
 from interlock.engine.vectors.precision import Quantise
 
 if TYPE_CHECKING:
@@ -160,13 +161,18 @@ def _word(value: Any) -> Any:
 
 def _meaning(manifest: Mapping[str, Any]) -> dict[str, object]:
     """A manifest but for which run wrote last."""
-    return {key: value for key, value in manifest.items() if key != "run"}
+    return {"payload": NESTED} | {key: value for key, value in manifest.items() if key != "run"}
 
 
 def vector_type_of(text: str) -> VectorType:
     """Read the type of numbers. Raises UsageError for another: a server's uint8 takes whole numbers from 0 to 255, and
     would make zeros of vectors of unit length."""
     return _one_of(text, get_args(VectorType), "--vector-type", " or ")
+
+
+def payload_of(text: str | None) -> PayloadForm | None:
+    """Read the form of payloads; None: that of the run. Raises UsageError for another."""
+    return None if text is None else _one_of(text, get_args(PayloadForm), "--payload", " or ")
 
 
 def quantisation_of(text: str) -> Quantise:

@@ -128,7 +128,9 @@ def mirrored(store: Store, rows: Rows, seen: Verification, run: str, *, remove: 
 
 def _left(store: Store, planned: Digests) -> Iterator[OtherPoints]:
     """The points of the store that are not `planned`, a page at a time."""
-    return others(store, planned.view("u8").reshape(-1, 2)[:, 0])
+    return others(
+        store, planned.copy().view("u8").reshape(-1, 2)[:, 0]
+    )  # whole, for a view: they are a field of records
 
 
 def marked(store: Store) -> list[str]:

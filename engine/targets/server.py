@@ -54,6 +54,7 @@ class QdrantServer:
         self.address, self.key, self.patience = address, key, patience
         self.sent_bytes = 0
         """The bytes of the body that was sent last by REST."""
+        self._written = False
         self._pause = ""
         """What the last answer by REST said of when to come back."""
         hooks = {"request": [self._measure], "response": [self._bound]}
@@ -182,6 +183,7 @@ class QdrantServer:
             status = self._once(doing, request, right=WRITE, seconds=seconds)
             if status != "completed":
                 raise TransientError(f"{doing} is only {getattr(status, 'value', status)}")
+            self._written = True
 
         self.insist(attempt)
 
@@ -197,7 +199,9 @@ class QdrantServer:
         except TransientError as error:
             raise UnavailableError(
                 f"{self.address.url} did not do its work within {self.patience.seconds:g} s of asking ({error}): "
-                "start it, or raise --patience; the same command continues where this one ended"
+                "start it and repeat the command"
+                f"{', which continues where this one ended' if self._written else ''}; `upload` and `search` ask "
+                "for longer with --patience"
             ) from None
 
     def _once(

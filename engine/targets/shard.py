@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
-from interlock.engine.record.atomic import opened, sync_directory, write_bytes
+from interlock.engine.record.atomic import content, lock, sync_directory, write_bytes
 from interlock.engine.record.words import human_bytes
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.fusion import PROJECTION, Vectors, from_bytes, to_bytes
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from qdrant_edge import EdgeShard
 
 MANIFEST = "manifest.json"
-FREE = ("run", "calibrated")
-"""What in a manifest says nothing of what the vectors mean: which run wrote last, and weights that questions have."""
+FREE = ("run", "calibrated", "unfinished")
+"""What in a manifest says nothing of what the vectors mean: who wrote last, whether to its end, and weights."""
 CONFIG = "edge_config.json"  # the engine's own
 LEFT = ".atomicwrite*"  # directories in which the engine was about to write when it was killed
 LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
-TRIES, PAUSE = 5, 0.02
+COPY, FRESH = "interlock-store-", 60.0  # directories of copies; seconds in which one may not be locked yet
 SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
 DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
 LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -46,7 +46,7 @@ _PANIC = (
     rb"\n?thread '[^'\n]*'(?: \(\d+\))? panicked at [^\n]*\n%s\n"
     rb"(?:stack backtrace:\n(?: +(?:\d+: |at )[^\n]*\n)*)?(?:note: [^\n]*RUST_BACKTRACE[^\n]*\n)?"
 )
-READING = ("reading", "counting", "searching", "opening")
+READING = ("reading", "counting", "searching", "opening", "copying")
 """What is done to a store that nothing is delivered into."""
 
 
@@ -140,6 +140,48 @@ def _without_panics() -> Iterator[None]:
                 os.write(STDERR, re.sub(panic, b"", said.read()))
 
 
+def copied(path: Path, place: Path) -> None:
+    """Copy a collection's directory, holes of its files left out. Raises UsageError while somebody writes to it,
+    InterlockError where there is no room."""
+    with holding(path, fcntl.LOCK_SH), working(path, "copying"):
+        size = sum(each.lstat().st_blocks * 512 for each in path.rglob("*"))
+        if (free := shutil.disk_usage(place.parent).free) < size + SPARE_BYTES:
+            told = f"{human_bytes(size)}, and {human_bytes(free)} are free in {place.parent}"
+            raise InterlockError(f"a copy of {path} takes {told}: free space, or set TMPDIR to another directory")
+        shutil.copytree(path, place, ignore=shutil.ignore_patterns(LEFT), copy_function=_copy_data)
+
+
+def remove_left_copies() -> None:
+    """Remove copies of this user's processes that were killed, in TMPDIR: each may be as large as a store."""
+    for left in Path(tempfile.gettempdir()).glob(f"{COPY}*"):
+        with suppress(OSError):  # it is in use, or goes already
+            about = left.lstat()
+            if about.st_uid == os.geteuid() and about.st_mtime < time.time() - FRESH:
+                handle = locked(left, fcntl.LOCK_EX)
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(handle)
+
+
+def _copy_data(source: str, target: str) -> None:
+    """Copy a file: the engine makes its own in tens of MiB, which are holes for the most part."""
+    with Path(source).open("rb", buffering=0) as read, Path(target).open("wb", buffering=0) as written:
+        size, at = os.fstat(read.fileno()).st_size, 0
+        os.truncate(written.fileno(), size)
+        while at < size:
+            try:
+                at = os.lseek(read.fileno(), at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # a hole to its end
+                    break
+                raise
+            end = os.lseek(read.fileno(), at, os.SEEK_HOLE)
+            os.lseek(written.fileno(), at, os.SEEK_SET)
+            while at < end:
+                if not (sent := os.sendfile(written.fileno(), read.fileno(), at, end - at)):
+                    raise EOFError(f"{source} became shorter")
+                at += sent
+
+
 class VectorKinds(NamedTuple):
     """The vectors of a shard: the dimensions of dense ones by name, the names of sparse ones, and the dimensions of
     token vectors by name."""
@@ -151,8 +193,10 @@ class VectorKinds(NamedTuple):
 
 def read_kinds(path: Path) -> VectorKinds:
     """Read what vectors a shard has; UsageError if its configuration is damaged."""
+    if not (path / CONFIG).exists() and read_manifest(path).get("unfinished"):
+        raise _unfinished(path)
     with opening(path):
-        config = json.loads(opened(path / CONFIG).read())
+        config = json.loads(content(path / CONFIG))
         dims, tokens = dict[str, int](), dict[str, int]()
         for name, each in config["vectors"].items():
             (tokens if each.get("multivector_config") else dims)[name] = int(each["size"])
@@ -162,7 +206,7 @@ def read_kinds(path: Path) -> VectorKinds:
 def read_manifest(path: Path) -> dict[str, object]:
     """Read the manifest of a collection's directory; UsageError if it is damaged."""
     with opening(path):
-        manifest = json.loads(opened(path / MANIFEST).read())
+        manifest = json.loads(content(path / MANIFEST))
         if not isinstance(manifest, dict):
             raise ValueError(f"{MANIFEST} is not an object")
         return manifest
@@ -181,12 +225,12 @@ def read_projection(path: Path, sha256: str) -> Vectors | None:
     """
     with opening(path):
         try:
-            content = opened(path / PROJECTION).read()
+            saved = content(path / PROJECTION)
         except FileNotFoundError:
             return None
-        if hashlib.sha256(content).hexdigest() != sha256:
+        if hashlib.sha256(saved).hexdigest() != sha256:
             raise ValueError(f"{PROJECTION} is not the one that {MANIFEST} names")
-        return from_bytes(content)
+        return from_bytes(saved)
 
 
 def write_projection(path: Path, projection: Vectors) -> None:
@@ -242,11 +286,8 @@ def locked(directory: Path, how: int) -> int:
     """The open directory, locked; BlockingIOError if somebody else has it for longer than a check takes."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for _ in range(TRIES):
-            with suppress(BlockingIOError):
-                fcntl.flock(handle, how | fcntl.LOCK_NB)
-                return handle
-            time.sleep(PAUSE)  # a check holds it no longer than that
+        if lock(handle, how):
+            return handle
         raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
     except BaseException:
         os.close(handle)
@@ -267,8 +308,9 @@ def _translated(explain: Callable[[BaseException], InterlockError]) -> Iterator[
 
 
 def _unopenable(path: Path, elsewhere: str, cause: BaseException) -> InterlockError:
-    otherwise = f", or {elsewhere}" if elsewhere else ""
-    if isinstance(cause, BlockingIOError) or "WouldBlock" in str(cause):
+    of_engine = "WouldBlock" in str(cause)  # of who reads too: a writer has our own lock
+    otherwise = f", or {elsewhere}" if elsewhere else ", or ask a copy of it with --copy" if of_engine else ""
+    if isinstance(cause, BlockingIOError) or of_engine:
         return UsageError(f"{path} is in use by another run or search: wait for its end{otherwise}")
     if _code(cause) in DISK_ERRORS | LIMITS:  # which say nothing of what is there
         return _failed(path, "opening for delivery" if elsewhere else "opening", cause)
@@ -288,9 +330,10 @@ def _unfinished(path: Path) -> UsageError:
 
 def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
     code = _code(cause)
-    advice = "free space or fix the permissions" if code in DISK_ERRORS else "fix the cause"
-    if code in LIMITS:
-        advice = remedy(OSError(code, "")).removesuffix(" and retry")
+    full = remedy(OSError(code or 0, "")).removesuffix(" and retry")
+    advice = full if code in LIMITS else "free space or fix the permissions" if code in DISK_ERRORS else "fix the cause"
+    denied = doing == "opening" and code in (errno.EACCES, errno.EROFS)  # the engine writes to what it opens
+    advice = "search a copy (--copy), or make it writable" if denied else advice
     if doing in READING:
         return InterlockError(f"the store {path} failed while {doing}: {cause}; {advice}, then try again")
     return InterlockError(

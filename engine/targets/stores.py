@@ -22,18 +22,19 @@ import numpy as np
 
 from interlock.engine.corpus.collections import qdrant_name
 from interlock.engine.corpus.corpus import Rows
-from interlock.engine.errors import UsageError, meant, remedy
+from interlock.engine.errors import UsageError, meant, near, remedy
 from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.record.atomic import PARTIAL
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.inputs import SPLIT
 from interlock.engine.record.rundir import JOURNAL, RUN
-from interlock.engine.record.words import differences, few, several
+from interlock.engine.record.words import argument, command, differences, few, several
 from interlock.engine.targets import shard
 from interlock.engine.targets.shard import ELSEWHERE
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.fusion import PROJECTION, Vectors
 from interlock.engine.vectors.manifest import CollectionSpec, Reduced
+from interlock.engine.vectors.points import NESTED
 from interlock.engine.vectors.precision import ALL, Keep, Quantise, VectorForm
 
 
@@ -42,7 +43,7 @@ def collections(directory: Path) -> list[str]:
     try:
         return sorted(path.name for path in directory.iterdir() if (path / shard.MANIFEST).exists())
     except FileNotFoundError:
-        raise UsageError(f"no store at {directory}: name the --qdrant directory of a run") from None
+        raise UsageError(f"no store at {directory}{near(directory)}: name the --qdrant directory of a run") from None
     except NotADirectoryError:
         raise UsageError(f"{directory} is not a store: name the --qdrant directory of a run") from None
     except OSError as error:
@@ -63,7 +64,8 @@ def named(directory: Path, collection: str | None = None) -> list[str]:
             f"{directory} is one collection of a store: name {directory.parent}, with --collection {directory.name}"
         )
     if not held and any((directory / made).exists() for made in (RUN, JOURNAL)):
-        raise UsageError(f"{directory} is a run and not a store: name the directory that its --qdrant was")
+        make = command(["export", argument(str(directory)), "--to-store", "store"])
+        raise UsageError(f"{directory} is a run and not a store: name its --qdrant directory, or make one: `{make}`")
     if not held:
         raise UsageError(f"{directory} has no collection: name the --qdrant directory of a run")
     if collection is None:
@@ -217,6 +219,11 @@ def check_store(spec: CollectionSpec, directory: Path, emit: Emit = lambda _: No
     path = directory / spec.collection
     afresh = outgrown(path, spec)
     there = {} if afresh else manifest_at(path)
+    if there and (kept := str(there.get("payload", NESTED))) != spec.payload:
+        raise UsageError(
+            f"{path} was made with --payload {kept}, not {spec.payload}, and filters of both would find half of it: "
+            f"pass --payload {kept}, {ELSEWHERE}, or delete that directory"
+        )
     spec = replace(spec, form=spec.form.of(spec.fusion))
     made = kept_in(there, spec)
     if spec.bm25 and not made.bm25:

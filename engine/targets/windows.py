@@ -17,13 +17,12 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.parts.files import release
 from interlock.engine.compute.parts.terms import SparseFile, SparseRows
 from interlock.engine.compute.parts.tokens import TokenFile, TokenRows
 from interlock.engine.corpus.chunks import RECORD, Chunk
 from interlock.engine.corpus.corpus import Digests, Rows, reread
 from interlock.engine.corpus.features import TERM
-from interlock.engine.corpus.places import places_of, starts_of
+from interlock.engine.corpus.places import places_of, release, starts_of
 from interlock.engine.errors import InterlockError
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import RosterEntry
@@ -31,7 +30,7 @@ from interlock.engine.record.words import several
 from interlock.engine.vectors.bm25 import WordWeights
 from interlock.engine.vectors.fusion import Vectors, fuse, project, truncate
 from interlock.engine.vectors.manifest import CollectionSpec
-from interlock.engine.vectors.points import MOST_INDEX, Point, Terms, Tokens
+from interlock.engine.vectors.points import MOST_INDEX, NESTED, PayloadForm, Point, Terms, Tokens, arranged
 from interlock.engine.vectors.precision import ALL, FUSED, Encoding
 
 WINDOW = 2048
@@ -297,15 +296,18 @@ def uuid_of(point: bytes) -> str:
     return str(UUID(bytes=point))
 
 
-def points_of(window: Window, kept: Collection[str], bm25: WordWeights | None = None) -> Iterator[Point]:
-    """Yield every row of a window as one point: its payload, its vectors of the names that are `kept`, its sparse and
-    token vectors, and what `bm25` makes of its text; none for which it was parked, and no sparse one without terms."""
+def points_of(
+    window: Window, kept: Collection[str], bm25: WordWeights | None = None, form: PayloadForm = NESTED
+) -> Iterator[Point]:
+    """Yield every row of a window as one point: its payload in this form, its vectors of the names that are `kept`,
+    its sparse and token vectors, and what `bm25` makes of its text; none for which it was parked, and no sparse one
+    without terms."""
     for row, chunk in zip(_rows_of(window, kept), window.chunks, strict=True):
         payload = {
             "text": chunk.text,
             "chunk_id": chunk.chunk_id,
             "source": chunk.source,
-            "metadata": json.loads(chunk.payload),
+            **arranged(json.loads(chunk.payload), form),
             **({RECORD: json.loads(chunk.record)} if chunk.record else {}),
         }
         yield replace(row, payload=payload, sparse={**row.sparse, **(bm25.of(chunk.text) if bm25 else {})})

@@ -21,6 +21,7 @@ from interlock.engine.record.facts import MissingModel, RosterEntry, TermForm, T
 from interlock.engine.record.words import differences, few
 from interlock.engine.vectors.bm25 import BM25, Words, WordWeights
 from interlock.engine.vectors.fusion import Fusion, Vectors, fuse, shares
+from interlock.engine.vectors.points import NESTED, PayloadForm
 from interlock.engine.vectors.precision import ALL, Keep, Quantise, VectorForm
 
 M = TypeVar("M", bound=Struct)
@@ -103,10 +104,11 @@ class CalibratedWeights(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a store holds; one without sparse or token vectors says nothing of them, and reads as it always did.
 
-    `keep` says which dense vectors it holds, `projection` what reduced the fused ones, and `quantised` in what
-    numbers they are. `calibrated` are weights that an evaluation chose, if one did. `chunk_sparse` is the name of the
-    terms that chunks brought; a term's index is the first 32 bits of its SHA-1. `missing` are the models of the run
-    that it lacks, with all that they give: the others' weights are those of a roster without them.
+    `keep` says which dense vectors it holds, `projection` what reduced the fused ones, and `quantised` in what numbers
+    they are, `payload` where its points have metadata. `calibrated` are weights that an evaluation chose, if one did.
+    `chunk_sparse` is the name of the terms that chunks brought; a term's index is the first 32 bits of its SHA-1.
+    `missing` are the models of the run that it lacks, with all that they give: the others' weights are those of a
+    roster without them. It is `unfinished` while a delivery into it has not been found whole.
     """
 
     schema_version: str
@@ -115,6 +117,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     keep: Keep = "both"
     projection: Reduced | None = None
     quantised: Quantise = "none"
+    payload: PayloadForm = NESTED
     models: Annotated[list[Member], Meta(min_length=1)]
     sparse: list[SparseMember] = []
     tokens: list[TokenMember] = []
@@ -122,6 +125,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     chunk_sparse: str = ""
     calibrated: CalibratedWeights | None = None
     missing: list[str] = []
+    unfinished: bool = False
     run: Origin
 
     @property
@@ -132,7 +136,9 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def gap(self) -> str:
-        """Which models of its run it lacks and why, and what counts instead; empty where it lacks none."""
+        """What of its run it lacks and why, and what counts instead; empty where it lacks nothing."""
+        if self.unfinished:
+            return f"{self.collection} is not whole: finish run {self.run.run_id} (see `interlock ctl RUN_DIR status`)"
         if not self.missing:
             return ""
         lacks = ", ".join(f"{name} ({why})" if (why := self.run.missing.get(name)) else name for name in self.missing)
@@ -168,6 +174,7 @@ class CollectionSpec:
     projection: str = ""
     missing: Sequence[MissingModel] = ()
     began: float = 0.0
+    payload: PayloadForm = NESTED
 
     @property
     def members(self) -> dict[str, int]:
@@ -197,7 +204,7 @@ class CollectionSpec:
     @property
     def manifest(self) -> Mapping[str, object]:
         """Its manifest, as plain JSON."""
-        named = {entry.model: entry for entry in self.roster} | self._weighing
+        named, form = {entry.model: entry for entry in self.roster} | self._weighing, self.form.of(self.fusion)
         origin = Origin(
             run_id=self.run_id,
             sources={name: entry.source for name, entry in named.items()},
@@ -206,14 +213,15 @@ class CollectionSpec:
             began=self.began,
             missing={each.model: each.reason for each in self.missing},
         )
-        form = self.form.of(self.fusion)
-        own = {each: each for each in (*get_args(Keep), *get_args(Quantise))}  # a default is left out if it is that
+        words = (*get_args(Keep), *get_args(Quantise), *get_args(PayloadForm))
+        own = {each: each for each in words}  # a default is left out if it is that
         manifest = Manifest(
             schema_version="1",
             collection=self.collection,
             fusion=self.fusion,
             keep=own[form.keep],
             quantised=own[form.quantise],
+            payload=own[self.payload],
             projection=Reduced(dim=form.project, sha256=self.projection) if form.project else None,
             models=[_member(entry, Member) for entry in self.roster if entry.kind == "dense"],
             sparse=[
@@ -226,8 +234,7 @@ class CollectionSpec:
             missing=[each.model for each in self.missing],
             run=origin,
         )
-        plain: dict[str, object] = msgspec.to_builtins(manifest)
-        return plain
+        return dict(msgspec.to_builtins(manifest))
 
 
 def _member(entry: RosterEntry, kind: type[M], head: str = "", **own: object) -> M:
@@ -241,8 +248,7 @@ def remaining(
 ) -> list[RosterEntry]:
     """Return the models that are left in their order, the dense ones with their shares of the fusion as if they were
     the whole roster; `given` are the weights of the first models, as they were asked for."""
-    gone = {each.model_pass for each in without}
-    left = {number: entry for number, entry in enumerate(roster) if number not in gone}
+    left = {at: entry for at, entry in enumerate(roster) if all(at != each.model_pass for each in without)}
     asked = dict(enumerate(given)) if given else {number: entry.weight for number, entry in left.items()}
     dense = [number for number, entry in left.items() if entry.kind == "dense"]
     weights = dict(zip(dense, shares([asked[number] for number in dense]).tolist(), strict=True)) if dense else {}
@@ -252,8 +258,7 @@ def remaining(
 def read_manifest(
     plain: Mapping[str, object], dims: Mapping[str, int], sparse: Collection[str] = (), tokens: Mapping[str, int] = {}
 ) -> Manifest:
-    """Read the manifest of a store whose dense and token vectors have these dimensions by name, and with these sparse
-    ones.
+    """Read the manifest of a store with dense and token vectors of these dimensions by name, and these sparse ones.
 
     Raises UsageError for one that this version cannot read, that contradicts itself, or that is not of these vectors.
     """
@@ -327,8 +332,7 @@ def _scaled(
     if projection is not None:
         vectors = vectors @ projection.astype(np.float64)
     scale = np.linalg.norm(vectors, axis=1)
-    unit: Vectors = (vectors / scale[:, None]).astype(np.float32)
-    return unit, scale if whole_is is None else np.full(len(unit), whole_is)
+    return (vectors / scale[:, None]).astype(np.float32), scale if whole_is is None else np.full(len(scale), whole_is)
 
 
 def _asked(manifest: Manifest, weights: Mapping[str, float]) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ the client of a server and back."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,12 @@ Tokens = NDArray[np.float16]
 """Vectors of a text's tokens [tokens, dim], in the precision in which a store keeps them."""
 STALE = "stale_since"
 """Where the payload of a point has the run that found its chunk gone from the corpus; absent: it is there."""
+PayloadForm = Literal["nested", "flat"]
+"""Where a payload has what a chunk's metadata says: under `metadata`, or beside our own keys."""
+NESTED: PayloadForm = "nested"
+METADATA = "metadata"
+OURS = frozenset({"text", "chunk_id", "source", "record", METADATA, STALE})
+"""Keys at the top of a payload that mean the same in each form."""
 MOST_INDEX = 2**32 - 1
 """The largest index that the engine takes in a sparse vector."""
 
@@ -61,6 +67,13 @@ class Point:
         sparse = sum(terms.indices.nbytes + terms.values.nbytes for terms in self.sparse.values())
         tokens = sum(2 * vectors.nbytes for vectors in self.tokens.values())  # the engine's log has them in float32
         return sparse + tokens + sum(vector.nbytes for vector in self.vectors.values())
+
+
+def arranged(metadata: Mapping[str, object], form: PayloadForm) -> dict[str, object]:
+    """Return what a payload has of metadata; of a flat one a field with a name of ours stays under `metadata`."""
+    within = {name: value for name, value in metadata.items() if form == NESTED or name in OURS}
+    beside = {name: value for name, value in metadata.items() if name not in within}
+    return beside | ({METADATA: within} if within or form == NESTED else {})
 
 
 def for_engine(point: Point) -> "edge.Point":

@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from interlock.console.sources.again import begun_before
+from interlock.console.sources.again import taken_up
 from interlock.console.sources.session import Session, Work
 from interlock.console.text.event_text import line_of
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.compute.controls import Controls
+from interlock.engine.crash import reportable
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from interlock.engine.record import events as events
-from interlock.engine.record.crash import reportable
 from interlock.engine.settings import ON_SCREEN, Configuration, knobs, limit_threads, load
 from interlock.given import GivenSettings
 from interlock.progress import follow
@@ -115,7 +115,10 @@ def embed(
     (`{"text": ..., "id": ..., ...}`) or of documents of LangChain, LlamaIndex, Haystack, Unstructured or Docling, or
     a table that gives itself as Arrow (pandas, polars, pyarrow); `text_field`, `id_field` and `title_field` of the
     settings name its columns. Such texts are one collection, called `name`, and are kept in `inputs` beside the runs,
-    where the same texts lie once: `Settings(resume=True)` finds their run, and an export finds them.
+    where the same texts lie once, and an export finds them.
+
+    A call that is made again, as by a cell that runs again, goes on with the run that it began, or reuses its vectors
+    in a new one where chunks or settings have changed since, and says so; `Settings(resume=False)` computes all anew.
 
     `progress` "auto" draws a table in a terminal or a notebook's cell and prints lines elsewhere. An interrupt (Ctrl-C,
     a notebook's stop button) ends the run after the batch in flight, in an event loop too; a second one returns at once
@@ -128,8 +131,11 @@ def embed(
     if progress not in SHOWN:
         raise UsageError(f"progress: expected one of {', '.join(SHOWN)}, got {progress!r:.100}")
     path = path_to(chunks, name, configuration.settings.out / INPUTS)
-    if before := begun_before(path, configuration):
-        warnings.warn(in_python(before), RuntimeWarning, stacklevel=2)
+    configuration, before = taken_up(path, configuration)
+    if before and progress != "none":
+        from interlock.console.writing import say
+
+        say(in_python(before))
 
     def make(controls: Controls) -> Work:
         from interlock.engine.flows.run import Run
@@ -227,6 +233,7 @@ def upload(
     settle: float = 3600.0,
     grpc_port: int | None = None,
     prune: bool = False,
+    payload: Literal["nested", "flat"] | None = None,
 ) -> "list[UploadReport]":
     """Upload a run's collections to the Qdrant server at `url` as `interlock upload` does; what each came to.
 
@@ -234,6 +241,7 @@ def upload(
     QDRANT_API_KEY or from `api_key_file`. `grpc_port` is where points may go over gRPC (0: nowhere); without it that is
     6334 where the URL's own port is 6333. Progress goes to stderr. After an interruption the same call continues.
     `prune` removes points that earlier uploads put there and that are not of this run, once all is verified.
+    `payload` says where points have metadata, if not as in the run.
 
     Raises UsageError for a run, a server or a collection that does not fit, UnavailableError for a server that does not
     answer for `patience` seconds, InterlockError where what is there is not what was sent.
@@ -241,7 +249,7 @@ def upload(
     from interlock.console.writing import say
     from interlock.engine.flows import Listener
     from interlock.engine.flows import upload as flow
-    from interlock.engine.targets.layout import parse_indexes, quantisation_of, vector_type_of
+    from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, vector_type_of
 
     path, key_file = open_run(run).path, _path(api_key_file, "api_key_file")
     with python_wording():
@@ -258,6 +266,7 @@ def upload(
             settle=settle,
             grpc_port=grpc_port,
             prune=prune,
+            payload=payload_of(payload),
         )
         return list(flow.upload(request, Listener(say=lambda text: say(in_python(text)))))
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from interlock.engine.search.served import ServerPlace
 
 
-Conditions = str | Sequence[str] | Mapping[str, str | float | list[str | float]]
-"""Conditions on payloads: "metadata.lang=en", several of these, or the value (or one of a list) by key."""
+Conditions = str | Sequence[str] | Mapping[str, str | float | list[str | float | None] | None]
+"""Conditions on payloads: "metadata.lang=en", several of these, or the value (or one of a list) by key; None: none."""
 
 
 class ServerOptions(TypedDict, total=False):
@@ -39,6 +39,7 @@ class SearchOptions(ServerOptions, total=False):
     """What a search may be told beside its store; `Searcher` says what each means."""
 
     collection: str | None
+    copy: bool
     weights: Mapping[str, float] | None
     only: str | None
     hybrid: Literal["weighted", "rrf", "dbsf", "off"] | None
@@ -53,7 +54,7 @@ class Searcher:
     """Holds a store and the models that questions to it go through, under one lease; a context manager.
 
     The models are loaded with the first question: the next ones find them in memory. The store can be opened by nobody
-    else meanwhile.
+    else meanwhile, but for copies of it.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Searcher:
         keep: bool = True,
         **options: Unpack[SearchOptions],
     ) -> None:
-        """Open a store, or the one that a run wrote; without `keep` models come and go with each question.
+        """Open a store, or the one that a run wrote; without `keep` models come and go with each question. With `copy`
+        a copy of it in TMPDIR is opened, so that others may read it and a run may write to it, which is not seen here.
 
         `collection` is needed where the store holds several: its name, or the one that Qdrant has of it. Questions are
         encoded as the store's texts were; rows of `settings.models` say where models are.
@@ -93,9 +95,12 @@ class Searcher:
             raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
         from interlock.engine.flows.rerank import rerank_of  # loads torch
         from interlock.engine.flows.search import Answering, ask_of
+        from interlock.engine.search.served import StoreCopy
 
         configuration = configured(settings)
-        place = _served(store, options) or _directory(store)
+        place = _served(store, options) or (StoreCopy if options.get("copy") else Path)(_directory(store))
+        if options.get("copy") and not isinstance(place, StoreCopy):
+            raise UsageError("copy: a server has many readers: drop it")
         rerank = options.get("rerank") or ()
         names = [rerank] if isinstance(rerank, str) else list(rerank)
         with python_wording():
@@ -160,6 +165,8 @@ class Searcher:
             for answer in (answer for found in windows for answer in found.answers):
                 if answer.cut:
                     warnings.warn(cut_text([answer.cut], 1), RuntimeWarning, stacklevel=2)
+                if answer.why_none:
+                    warnings.warn(f"no chunk found: {in_python(answer.why_none)}", RuntimeWarning, stacklevel=2)
                 yield answer
 
 

@@ -25,6 +25,7 @@ class GivenSettings:
     keep: Literal["fused", "members", "both"] | None = None
     project: int | None = None
     quantise: Literal["none", "int8", "binary"] | None = None
+    payload: Literal["nested", "flat"] | None = None
     offline: bool | None = None
     refresh_models: bool | None = None
     allow_pickle: Sequence[str] | None = field(default=None, hash=False)
@@ -64,6 +65,7 @@ ARGUMENTS = {
     "cluster": "cluster",
     "collection": "collection",
     "collections": "collections",
+    "copy": "copy",
     "cpu-fallback": "cpu_fallback",
     "deadline": "deadline",
     "devices": "devices",
@@ -86,6 +88,7 @@ ARGUMENTS = {
     "only": "only",
     "out": "out",
     "patience": "patience",
+    "payload": "payload",
     "project": "project",
     "projection": "projection",
     "prune": "prune",

@@ -16,7 +16,8 @@ from interlock.console.sources.session import Session
 from interlock.console.text.progress_text import progress
 from interlock.engine.errors import ExitCode
 from interlock.engine.record.facts import timed
-from interlock.engine.record.health import batches_of, time_left_of
+from interlock.engine.record.health import batches_of
+from interlock.engine.record.outlook import time_left_of
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.words import duration, percent, safe, several
 
@@ -142,7 +143,7 @@ def table(snapshot: Snapshot) -> "Table":
         shown.add_column(name, no_wrap=True, min_width=8 if name == "model" else None)
     for each in snapshot.passes:
         bar = ProgressBar(total=1.0, completed=each.share_done, width=BAR)
-        words = [each.failure or batches_of(each) or each.word, *_pace(each, measured=timed(snapshot.device_kind))]
+        words = [each.failure or batches_of(each) or each.word, *_pace(each, snapshot)]
         shown.add_row(safe(each.model), bar, percent(each.share_done), *(Text(safe(word)) for word in words))
     notes = [f"{snapshot.phase}: {snapshot.reason}" if snapshot.reason else snapshot.phase]
     if not snapshot.over:
@@ -155,9 +156,9 @@ def table(snapshot: Snapshot) -> "Table":
     return shown
 
 
-def _pace(each: PassView, *, measured: bool) -> tuple[str, str]:
+def _pace(each: PassView, snapshot: Snapshot) -> tuple[str, str]:
     """Rows a second and the time left of a pass; nothing of devices that are not there."""
-    if not measured or not each.rows_per_second:
+    if not timed(snapshot.device_kind) or not each.rows_per_second:
         return "", ""
-    left = time_left_of(each)
+    left = time_left_of(each, snapshot.passes)
     return f"{each.rows_per_second:.1f} texts/s", duration(left.seconds) if left else ""

@@ -5,6 +5,7 @@ contents, so that the same texts are the same corpus, whenever and in whatever p
 """
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,8 @@ Texts = AnyPath | Iterable[str | Mapping[str, object] | object]
 INPUTS = "inputs"
 _TEXTS, _METADATA, _IDS = ("page_content", "text", "content"), ("metadata", "meta"), ("id", "id_", "node_id")
 """What LangChain, LlamaIndex, Haystack, Unstructured and Docling call the parts of a document."""
+_UNNAMED = re.compile(r"__index_level_\d+__")
+"""What pandas calls the numbers that rows keep when others were left out."""
 _AS_MAPPING = ("to_dict", "export_json_dict", "model_dump")
 
 
@@ -61,9 +64,11 @@ def _write_table(texts: Any, file: Path) -> None:
     except (pa.ArrowException, TypeError, ValueError):
         table = pa.table({"text": pa.chunked_array(texts)})
         reader = table.to_reader()
-    with atomic.explaining(file), pa.ipc.new_stream(file, reader.schema) as writer:
+    named = [name for name in reader.schema.names if not _UNNAMED.fullmatch(name)]
+    schema = pa.schema([reader.schema.field(name) for name in named], reader.schema.metadata)
+    with atomic.explaining(file), pa.ipc.new_stream(file, schema) as writer:
         for batch in reader:
-            writer.write_batch(batch)
+            writer.write_batch(batch.select(named))
 
 
 def _write_lines(texts: Iterable[object], file: Path) -> None:

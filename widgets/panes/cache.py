@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
-from interlock.engine.record.words import human_bytes, several
+from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets import glyphs
 from interlock.widgets.formats import amount, count, rates, smoothed, trouble, unit, unreal, window
 from interlock.widgets.pane import PaneKind, View
@@ -38,22 +38,22 @@ class Series(NamedTuple):
 def rows(view: View) -> list[Row]:
     """Draw it in the lines that there are: on few, those that change."""
     snapshot, width, height = view.snapshot, view.width, view.height
-    made = [*_paces(snapshot, width), *_facts(snapshot)]
-    whole = [fitted(spans, width) for rank, fact in made if rank in FACTS for spans in _lines(fact, width)]
+    made = [*_paces(snapshot, width), *_facts(snapshot), *(_origins(snapshot) if view.zoomed else ())]
+    whole = [fitted(spans, width) for rank, fact in made if rank not in PACES for spans in _lines(fact, width)]
     if graphs := _graphs(snapshot, width, height - len(whole) - 1):
         return [*graphs, (Span(" " * width),), *whole]
     most = sorted(rank for rank, _ in made)[: max(1, height)]
     return [fitted(spans, width) for rank, spans in made if rank in most]
 
 
-FACTS = (1, 2, 4, 5)
-"""The ranks of what stands below graphs."""
+PACES = (0, 3)
+"""The ranks of what graphs say better."""
 
 
 def _paces(snapshot: Snapshot, width: int) -> list[tuple[int, list[Span]]]:
     """The paces, and how they went, a line each with its rank."""
     lines = []
-    for rank, each in zip((0, 3), _series(snapshot), strict=False):
+    for rank, each in zip(PACES, _series(snapshot), strict=False):
         spare = min(width - LABEL - width_of(each.now) - 2, MOST_HISTORY)
         history = glyphs.sparkline(each.values, spare) if spare >= LEAST_HISTORY else ""
         lines.append((rank, [*_fact(each.label, each.now, "bold"), Span("  "), Span(history, "fill")]))
@@ -67,10 +67,20 @@ def _facts(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
     read, again, refused = _sums(snapshot.collections, "chunks", "duplicates", "refused")
     return [
         (2, _fact("models", _models(snapshot))),
-        (1, _fact("vectors", f"{count(reused)} reused, {count(computed)} of {count(wanted)} computed")),
+        (1, _fact("vectors", f"{count(reused)} reused, {count(computed)} of {count(wanted)} new")),
         (5, _fact("chunks", f"{count(read)} read, {several(again, 'duplicate')}, {refused} refused")),
         (4, _fact("trouble", *_trouble(snapshot))),
     ]
+
+
+def _origins(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
+    """Where the files of each model came from, in which revision, and what of them was downloaded."""
+    lines = []
+    for place, each in enumerate(snapshot.models):
+        size, commit = human_bytes(each.bytes), f" at {each.commit[:10]}" if each.commit else ""
+        how = f"in cache, {size} not downloaded" if each.outcome == "hit" else f"{each.outcome}, {size}"
+        lines.append((6 + place, _fact("", f"{safe(each.model)} from {safe(each.source)}{commit}: {how}")))
+    return lines
 
 
 def _lines(fact: list[Span], width: int) -> list[list[Span]]:
@@ -87,13 +97,14 @@ def _graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
     size = width - SCALE
     if lines < LEAST_GRAPH or size < LEAST_HISTORY:
         return []
-    step = glyphs.step_for(max(len(each.values) for each in series), size)
+    longest = max(len(each.values) for each in series)
+    step = glyphs.step_for(longest, size)
     shown: list[Row] = []
     for label, now, values, told, ceiling, scale in series:
         shown.append(fitted(_fact(label, now, "bold"), width))
         drawn = glyphs.chart(values, told, step, size, lines, axis=SCALE, label=scale, ceiling=ceiling)
         shown += [tuple(spans) for spans in drawn]
-    return [*shown, fitted([Span(" " * SCALE), Span(glyphs.ages(size, size * step), "dim")], width)]
+    return [*shown, fitted([Span(" " * SCALE), Span(glyphs.ages(size, -(-longest // step), step), "dim")], width)]
 
 
 def _series(snapshot: Snapshot) -> list[Series]:
@@ -163,8 +174,8 @@ def _models(snapshot: Snapshot) -> str:
         return "none resolved yet"
     hits, downloads = _outcomes(snapshot)
     size = sum(model.bytes for model in snapshot.models if model.outcome != "hit")
-    parts = [f"{hits} in cache"]
-    parts += [f"{downloads} downloaded ({human_bytes(size)})"] * bool(downloads)
+    parts = [f"{hits} hit"]
+    parts += [f"{downloads} new ({human_bytes(size)})"] * bool(downloads)
     parts += [several(snapshot.retries, "retry", "retries")] * bool(snapshot.retries)
     return ", ".join(parts)
 
@@ -172,10 +183,16 @@ def _models(snapshot: Snapshot) -> str:
 def _trouble(snapshot: Snapshot) -> tuple[str, str]:
     """What an operator may want to look into, and its style."""
     (parked,) = _sums(snapshot.passes, "parked")
-    parts = [several(snapshot.mitigations, "mitigation")] * bool(snapshot.mitigations)
-    parts += [f"{several(parked, 'row')} parked"] * bool(parked)
+    parts = [f"{parked} parked"] * bool(parked)
+    parts += [several(snapshot.mitigations, "mitigation")] * bool(snapshot.mitigations)
     parts += [several(snapshot.warnings, "warning")] * bool(snapshot.warnings)
     return (", ".join(parts), "warn") if parts else ("none", "")
 
 
-PANE = PaneKind("cache", 5, "Cache + throughput", rows, help=[("{zoom}", "graphs of paces, memory and heat")])
+def counter(snapshot: Snapshot) -> str:
+    """How many of the models were there."""
+    hits, downloads = _outcomes(snapshot)
+    return f"{hits} of {hits + downloads}" if hits + downloads else ""
+
+
+PANE = PaneKind("cache", 5, "Cache", rows, counter=counter, help=[("{zoom}", "graphs of paces, memory and heat")])

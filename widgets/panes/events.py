@@ -5,9 +5,8 @@ It stays at the end until the operator moves up; then it stands still and counts
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import ClassVar, Literal
 
@@ -21,10 +20,7 @@ from interlock.widgets.text import CURSOR, DOT, ELLIPSIS, Row, Span, fit, fitted
 
 Severity = Literal["note", "notice", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "notice", "warning", "error")
-LEVELS: dict[str, tuple[Severity, ...]] = {"all": SEVERITIES, "notices": SEVERITIES[1:], "warnings": SEVERITIES[2:]}
-"""What the filter lets through, in the order in which it is walked through."""
-
-ALL = "all"
+SERIOUS: tuple[Severity, ...] = ("warning", "error")
 WHEEL_LINES = 3
 LONGEST_PATTERN = 24
 """Cells of a pattern that the title shows."""
@@ -49,34 +45,37 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of events, by its word: how many lines are of it, and whether they are shown."""
-
-    word: str
-    count: int
-    shown: bool
-
-
-@dataclass(frozen=True)
 class Sieve:
-    """What lines are let through: those of a level and of no hidden kind, with a pattern, and, where `only` is given,
-    with one of these `seq`, which are those `about` something."""
+    """What lines are let through: those with a pattern, of no hidden kind, where `kinds` are named of one of them, and
+    where only what is `serious` counts, warnings and errors."""
 
-    level: str = ALL
+    typed: str = ""
+    """What an operator wrote for that."""
+    serious: bool = False
+    kinds: frozenset[str] = frozenset()
     hidden: frozenset[str] = frozenset()
     pattern: str = ""
-    only: frozenset[int] | None = None
-    about: str = ""
+
+    @classmethod
+    def of(cls, typed: str, known: Collection[str]) -> "Sieve":
+        """Read what was typed, where `known` are kinds of events: `!` for what is serious, `lease:` for a kind alone,
+        `-lease` for all but that; the rest is a pattern."""
+        terms = typed.split()
+        kinds = {term[:-1] for term in terms if term.endswith(":")} & {*known}
+        hidden = {term[1:] for term in terms if term.startswith("-")} & {*known}
+        signs = {"!", *(f"{kind}:" for kind in kinds), *(f"-{kind}" for kind in hidden)}
+        pattern = " ".join(term for term in terms if term not in signs)
+        return cls(typed.strip(), "!" in terms, frozenset(kinds), frozenset(hidden), pattern)
 
     def shown(self, lines: Sequence[Line]) -> list[Line]:
         """Choose the lines that it lets through."""
-        find, severities = self.finder, LEVELS[self.level]
+        find = self.finder
         return [
             line
             for line in lines
-            if line.severity in severities
+            if (not self.serious or line.severity in SERIOUS)
             and line.word not in self.hidden
-            and (self.only is None or line.seq in self.only)
+            and (not self.kinds or line.word in self.kinds)
             and (find is None or find.search(line.text) or find.search(line.word))
         ]
 
@@ -86,12 +85,9 @@ class Sieve:
         return re.compile(re.escape(self.pattern), re.IGNORECASE) if self.pattern else None
 
     @property
-    def words(self) -> list[str]:
-        """Say what it holds back."""
-        hidden = sorted(self.hidden)
-        without = f"without {', '.join(hidden)}" if len(hidden) < 3 else f"{len(hidden)} kinds hidden"
-        pattern = f"/{drawn(self.pattern, LONGEST_PATTERN)}"
-        return [self.level, *[without] * bool(hidden), *filter(None, [self.about]), *[pattern] * bool(self.pattern)]
+    def word(self) -> str:
+        """Say what it lets through, in few cells; nothing where that is all."""
+        return f"/{drawn(self.typed, LONGEST_PATTERN)}" if self.typed else ""
 
 
 EVERYTHING = Sieve()
@@ -109,8 +105,7 @@ def rows(
     find = sieve.finder
     shown = [_row(line, at == chosen, width, find) for at, line in enumerate(lines[top : top + height], top)]
     if not lines and height > 0:
-        nothing = f"no {sieve.level} yet" if sieve == Sieve(sieve.level) else f"nothing with {'  '.join(sieve.words)}"
-        said = "nothing yet" if sieve == EVERYTHING else f"{nothing}: {back} shows all"
+        said = f"nothing with {sieve.word}: {back} shows all" if sieve.typed else "nothing yet"
         shown = [fitted([Span(f" {said}", "dim")], width)]
     shown += [(Span(" " * width),)] * (height - len(shown))
     return shown
@@ -118,9 +113,8 @@ def rows(
 
 def title(name: str, sieve: Sieve, *, following: bool, fresh: int, matches: int = 0) -> str:
     """Write what stands above the lines: `follow` or how much came since, what is held back, how many it leaves."""
-    level, *more = sieve.words
-    parts = [name, level, "follow" if following else f"+{fresh}", *more]
-    return "  ".join([*parts, *[several(matches, "match", "matches")] * bool(sieve.pattern)])
+    parts = [name, "follow" if following else f"+{fresh}"]
+    return "  ".join([*parts, *[sieve.word, several(matches, "match", "matches")] * bool(sieve.typed)])
 
 
 def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None) -> Row:
@@ -166,11 +160,12 @@ class EventsPane(Pane):
         Binding("down,j", "move(1)", "Down", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False),
         Binding("pagedown", "page(1)", "Page down", show=False),
-        Binding("home", "home", "First", show=False),
-        Binding("end", "follow", "Follow", show=False),
+        Binding("g", "home", "First", show=False),
+        Binding("home", "screen.first", show=False),
+        Binding("end", "screen.follow", show=False),
     ]
 
-    def __init__(self, name: str = "4 Events", *, id: str = "events", back: str = "esc") -> None:
+    def __init__(self, name: str = "6 Events", *, id: str = "events", back: str = "esc") -> None:
         """`back` is the key that calls `clear`."""
         super().__init__(id=id)
         self._heading = name
@@ -206,55 +201,24 @@ class EventsPane(Pane):
             self._keep()
 
     @property
-    def level(self) -> str:
-        """The least severity that is let through, by its name."""
-        return self._sieve.level
+    def sieve(self) -> Sieve:
+        """What is let through."""
+        return self._sieve
 
-    def cycle_level(self) -> str:
-        """Go to the next level, from all to notices to warnings and back to all; return it.
+    def sift(self, typed: str) -> int:
+        """Let through only what was asked for, as `Sieve.of` reads it, and mark it; return how many lines there are.
 
         The cursor stays on its line, or goes to the next one that is left.
         """
-        names = list(LEVELS)
-        self._sift(replace(self._sieve, level=names[(names.index(self.level) + 1) % len(names)]))
-        return self.level
-
-    def show_level(self, level: str) -> None:
-        """Let through what a level does, whatever was held back before."""
-        self._sift(Sieve(level))
-
-    def show_only(self, seqs: Iterable[int], about: str) -> None:
-        """Let through only the lines of these `seq`, which are those `about` something."""
-        self._sift(Sieve(only=frozenset(seqs), about=about))
-
-    def kinds(self) -> list[Kind]:
-        """Count the lines of each kind, those that are held back too, in the order of the words."""
-        counts = Counter(line.word for line in self._lines)
-        hidden = self._sieve.hidden
-        return [Kind(word, counts[word], word not in hidden) for word in sorted({*counts, *hidden})]
-
-    def toggle(self, words: Iterable[str]) -> None:
-        """Hide these kinds of events, or show those of them that are hidden."""
-        self._sift(replace(self._sieve, hidden=self._sieve.hidden ^ frozenset(words)))
+        self._sieve = Sieve.of(typed, {line.word for line in self._lines})
+        self._keep()
+        return len(self._kept)
 
     def clear(self) -> bool:
         """Let everything through again; whether anything was held back."""
         held_back = self._sieve != EVERYTHING
-        self._sift(EVERYTHING)
+        self.sift("")
         return held_back
-
-    def find(self, pattern: str) -> int:
-        """Let through only lines with `pattern`, and mark it; return how many there are."""
-        self._sift(replace(self._sieve, pattern=pattern))
-        return len(self._kept) if pattern else 0
-
-    def walk(self, way: int) -> bool:
-        """Go to the next line with the pattern, or with -1 to the one before, round the end; False where none has
-        it."""
-        if not self._sieve.pattern or not self._kept:
-            return False
-        self._go((self._place + way) % len(self._kept))
-        return True
 
     def move(self, lines: int) -> None:
         """Move the cursor; who comes down to the last line follows again."""
@@ -291,10 +255,6 @@ class EventsPane(Pane):
         event.stop()
         self.move(WHEEL_LINES)
 
-    def _sift(self, sieve: Sieve) -> None:
-        self._sieve = sieve
-        self._keep()
-
     def _keep(self) -> None:
         """Filter anew; what was under the cursor stays there, and at its height, while older lines go."""
         height = self._place - self._top
@@ -329,6 +289,6 @@ class EventsPane(Pane):
 
 
 PANE = PaneKind(
-    "events", 4, "Events", help=[("up down", "move; the end follows again"), ("click", "choose an event")],
+    "events", 6, "Events", help=[("up down", "move; the end follows again"), ("click", "choose an event")],
     sign="note, notice, warning, error",
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """The pane of leases: who holds which devices, what that took of their memory, and what it left behind.
 
-Held ones stand first, then the latest. Memory is what this process occupied on the device where it was the most, in
-GiB. Zoomed, all that is known of one lease stands below.
+Those that are held stand there, and the last one; zoomed all of them, and below them what is known of one. Memory is
+what this process occupied on the device where it was the most, in GiB.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows
 
 LEAST_MODEL, WHOLE_MODEL, MOST_MODEL, WIDE, ROOMY = 12, 20, 28, 56, 100
-STYLES = {"HELD": "accent", "RELEASED": "", "LOST": "error"}
+STYLES = {"HELD": "accent", "RELEASED": "", "LEFT": "dim", "LOST": "error"}
 
 
 def cursor(view: View) -> Cursor | None:
@@ -29,17 +29,30 @@ def cursor(view: View) -> Cursor | None:
 
 
 def rows(view: View) -> list[Row]:
-    """Draw all leases that are known, below their titles where there is room for these; zoomed those around one of
-    them, and below them all that is known of that one. It scrolls: there are as many rows as it takes."""
+    """Draw the leases that are held and the last one that was, below their titles where there is room for these; zoomed
+    those around one of all, and below them its receipt. It scrolls: there are as many rows as it takes."""
     found, width = cursor(view), view.width
+    leases = _ordered(view.snapshot)
     if not found:
-        return _table(view.snapshot, width, titled=view.height > 1)
-    heads, *lines = _table(view.snapshot, width - 1, titled=True)
+        now = leases[: 1 + sum(_held(lease, view.snapshot) for lease in leases)]
+        return _table(now, view.snapshot, width, titled=view.height > 1)
+    heads, *lines = _table(leases, view.snapshot, width - 1, titled=True)
     shown = [fitted([Span(" "), *heads], width)]
     for place in found.sight:
         shown.append(fitted([Span(CURSOR if place == found.place else " ", "accent"), *lines[place]], width))
-    lease = _ordered(view.snapshot)[found.place]
+    lease = leases[found.place]
     return [*shown, (Span(" " * width),), *_receipt(lease, view.snapshot, width)]
+
+
+def lines_wanted(snapshot: Snapshot) -> int:
+    """Say how many lines the held leases and the last one need, with their titles."""
+    return 2 + sum(_held(lease, snapshot) for lease in snapshot.leases)
+
+
+def counter(snapshot: Snapshot) -> str:
+    """How many are held."""
+    held = sum(_held(lease, snapshot) for lease in snapshot.leases)
+    return f"{held} held" if held else ""
 
 
 def _receipt(lease: LeaseState, snapshot: Snapshot, width: int) -> list[Row]:
@@ -81,8 +94,7 @@ def _ordered(snapshot: Snapshot) -> list[LeaseState]:
     return [lease for held in (True, False) for lease in newest if _held(lease, snapshot) is held]
 
 
-def _table(snapshot: Snapshot, width: int, *, titled: bool) -> list[Row]:
-    leases = _ordered(snapshot)
+def _table(leases: Sequence[LeaseState], snapshot: Snapshot, width: int, *, titled: bool) -> list[Row]:
     if not leases:
         return [fitted([Span("no lease yet", "dim")], width)]
     lines = []
@@ -100,7 +112,7 @@ def _table(snapshot: Snapshot, width: int, *, titled: bool) -> list[Row]:
     sizes = sized(lines, columns, width, gap)
     shown = [fitted(in_columns(line, columns, sizes, gap), width) for line in lines]
     if earlier := snapshot.leases_in_all - len(leases):
-        shown.append(fitted([Span(f"and {earlier} earlier (all are in the summary)", "dim")], width))
+        shown.append(fitted([Span(f"and {earlier} earlier (zoomed and in the summary)", "dim")], width))
     return shown
 
 
@@ -119,7 +131,9 @@ def _held(lease: LeaseState, snapshot: Snapshot) -> bool:
 def _state(lease: LeaseState, snapshot: Snapshot) -> str:
     if _held(lease, snapshot):
         return "HELD"
-    return "LOST" if lease.held_seconds is None or any(receipt.lost for receipt in lease.receipts) else "RELEASED"
+    if any(receipt.lost for receipt in lease.receipts):
+        return "LOST"
+    return "LEFT" if lease.held_seconds is None else "RELEASED"
 
 
 def _time(lease: LeaseState, snapshot: Snapshot) -> str:
@@ -138,7 +152,8 @@ def _memory(lease: LeaseState, snapshot: Snapshot) -> str:
         return " >".join(f"{gib(size):>4}" for size in sizes)
     if not _held(lease, snapshot):
         return "unknown"
-    now = [view.memory.occupied for view in snapshot.devices if view.facts.name in lease.devices and view.memory]
+    mine = {*lease.devices}
+    now = [view.memory.occupied for view in snapshot.devices if view.facts.name in mine and view.memory]
     return f"{gib(max(now)):>4} now" if now else ""
 
 
@@ -176,7 +191,7 @@ COLUMNS: Sequence[tuple[Column, Callable[[LeaseState, Snapshot], str]]] = (
 )
 """In their order on the screen."""
 PANE = PaneKind(
-    "leases", 3, "Leases", rows, cursor,
+    "leases", 3, "Leases", rows, cursor, counter=counter,
     help=[("{zoom}", "the whole receipt of a lease"), ("up down", "choose the lease, once zoomed")],
     sign="GiB before > peak > after, and the residue left behind",
 )  # fmt: skip

@@ -9,8 +9,9 @@ from functools import lru_cache
 from itertools import groupby
 
 from interlock.engine.record.events import BatchCommitted
-from interlock.engine.record.facts import node_of
-from interlock.engine.record.health import outputs_of, time_left_of
+from interlock.engine.record.facts import node_of, on_host
+from interlock.engine.record.health import outputs_of
+from interlock.engine.record.outlook import time_left_of
 from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, several
 from interlock.widgets import glyphs
@@ -24,7 +25,7 @@ WHOLE_MODEL, WIDE = 20, 56
 """Cells of a name that are never cut in a pane that is wide: other columns go first."""
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
 STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped": "warn", "reading": "accent"}
-STYLES |= {"died": "error", "paused": "warn", "missing": "error"}
+STYLES |= {"on CPU": "warn", "died": "error", "paused": "warn", "missing": "error"}
 
 
 CELLS = {"queued": ("▁", "rest"), "committed": ("▇", "fill"), "mitigated": ("▲", "warn"), "parked rows": ("✖", "error")}
@@ -201,9 +202,11 @@ def _grid(each: PassView, width: int) -> list[Span]:
 
 
 def _word(each: PassView, snapshot: Snapshot) -> str:
+    """How it stands; a CPU has no gauge beside GPUs, so the pass that it computes says so."""
     if each.word != "running":
         return each.word
-    return "died" if snapshot.phase == GONE else "paused" if snapshot.paused else each.word
+    hosted = snapshot.on_gpus and bool(each.at_work) and all(map(on_host, each.at_work))
+    return "died" if snapshot.phase == GONE else "paused" if snapshot.paused else "on CPU" if hosted else each.word
 
 
 def _of_all(each: PassView) -> str:
@@ -214,7 +217,7 @@ def _of_all(each: PassView) -> str:
 def _time(each: PassView, snapshot: Snapshot) -> str:
     """Spent on a pass that is over, left of one that goes on."""
     goes_on = not snapshot.over and not snapshot.paused and snapshot.phase != GONE
-    left = time_left_of(each) if each.word in ("running", "waiting") and goes_on else None
+    left = time_left_of(each, snapshot.passes) if each.word in ("running", "waiting") and goes_on else None
     if left:
         return duration(left.seconds) + " left"
     return duration(each.wall_seconds) if each.done.seconds else ""

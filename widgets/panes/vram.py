@@ -22,11 +22,14 @@ LEAST_BLOCK, BLOCK_WIDTH, SIDE, AXIS, LEAST_GRAPH = 2, 56, 27, 12, 16
 
 
 class Trace(NamedTuple):
-    """How a device went: the last of `told` values that there have been, one every `seconds`."""
+    """How a device went: the last of `told` values that there have been, one every `seconds`, each with its share of
+    what it might have had, where that is known; nothing was heard of it in as many as are `silent`."""
 
     values: Sequence[int]
     told: int
     seconds: int
+    silent: int
+    shares: Sequence[float] = ()
 
 
 def legend(width: int) -> Row:
@@ -44,9 +47,17 @@ def legend(width: int) -> Row:
 
 def cursor(view: View) -> Cursor | None:
     """Folded nodes are lines to choose from, and to unfold."""
-    if not folds(view.snapshot.devices, view.width, view.height):
-        return None
-    found = cluster.lines(view.snapshot.devices, view.opened)
+    found = _folded(view)
+    return _cursor(found, view) if found else None
+
+
+def _folded(view: View) -> list[cluster.NodeLine]:
+    """The lines of nodes; none where every device has a line of its own."""
+    devices, width, height = view.snapshot.devices, view.width, view.height
+    return cluster.lines(devices, view.opened, height) if folds(devices, width, height) else []
+
+
+def _cursor(found: Sequence[cluster.NodeLine], view: View) -> Cursor:
     names = [line.name for line in found]
     place = names.index(view.chosen) if view.chosen in names else 0
     return Cursor(names, place, cluster.in_sight(len(names), place, view.height), branch=found[place].node)
@@ -57,10 +68,10 @@ def rows(view: View) -> list[Row]:
     devices, width, height = view.snapshot.devices, view.width, view.height
     if not devices:
         return [fitted([Span("no device yet", "dim")], width)]
-    if found := cursor(view):
-        return cluster.rows(devices, view.opened, found, width, height, pointed=view.focused)
+    if found := _folded(view):
+        return cluster.rows(found, view.opened, _cursor(found, view), width, height, pointed=view.focused)
     if columns := _columns(devices, width, height):
-        return _with_graphs(devices, columns, width, height, view.zoomed)
+        return _with_graphs(view, columns)
     if len(devices) <= height:
         return [gauges.gauge(device, devices, width) for device in devices]
     return _paired(devices, width) if _pairs(devices, width, height) else _worst(devices, width, height)
@@ -92,33 +103,37 @@ def _pairs(devices: Devices, width: int, height: int) -> bool:
     return len(devices) <= min(MOST_PAIRED, 2 * height) and width >= 2 * LEAST_CELL + 1
 
 
-def _with_graphs(devices: Devices, columns: int, width: int, height: int, whole: bool) -> list[Row]:
+def _trace(device: DeviceView, second: int, *, whole: bool) -> Trace:
+    silent = max(0, second - device.second) if device.lost else 0
+    if whole:
+        return Trace(device.course, len(device.course), device.course_step, silent // device.course_step)
+    return Trace(device.history, device.samples, 1, silent, device.shares)
+
+
+def _with_graphs(view: View, columns: int) -> list[Row]:
     """A block of lines for each device, in one column or two, and below them, where there is one more, a line of
     times."""
+    devices, width, height = view.snapshot.devices, view.width, view.height
     each, column = -(-len(devices) // columns), (width - 2 * (columns - 1)) // columns
     lines = max(LEAST_BLOCK, (height - 1) // each)
     room = max(SIDE, column * 2 // 5) if lines > LEAST_BLOCK else column - AXIS - LEAST_GRAPH
     packed = [_packed(device, lines - 1, room) for device in devices]
     side = max(sum(width_of(span.text) for span in gauges.signed(line)) for facts in packed for line in facts)
     size = column - side - AXIS
-    traces = [
-        Trace(device.course, len(device.course), device.course_step)
-        if whole
-        else Trace(device.history, device.samples, 1)
-        for device in devices
-    ]
-    step = glyphs.step_for(min(max(len(trace.values) for trace in traces), HISTORY), size)
+    traces = [_trace(device, view.snapshot.pace.second, whole=view.zoomed) for device in devices]
+    longest = max(len(trace.values) + trace.silent for trace in traces)
+    step = glyphs.step_for(min(longest, HISTORY), size)
     made: list[Row] = []
     for device, facts, trace in zip(devices, packed, traces, strict=True):
         ceiling = max(1, device.facts.ceiling_bytes)
         drawn = glyphs.chart(
-            trace.values, trace.told, step, size, lines - 1, axis=AXIS, ceiling=ceiling,
-            label=partial(_label, ceiling),
+            trace.values, trace.told, step, size, lines - 1, axis=AXIS, ceiling=ceiling, shares=trace.shares,
+            style="context", label=partial(_label, ceiling), silent=trace.silent,
         )  # fmt: skip
         made.append(gauges.gauge(device, devices, column, bare=True))
         made += [(*fitted(gauges.signed(fact), side), *cells) for fact, cells in zip(facts, drawn, strict=True)]
     made += [(Span(" " * column),)] * (each * columns * lines - len(made))
-    ages = glyphs.ages(size, size * traces[0].seconds * step)
+    ages = glyphs.ages(size, min(size, -(-longest // step)), traces[0].seconds * step)
     times = [fitted([Span(" " * (side + AXIS)), Span(ages, "dim")], column)] * (each * lines < height)
     parts = [[*made[place * each * lines :][: each * lines], *times] for place in range(columns)]
     return [
@@ -152,7 +167,7 @@ def _paired(devices: Devices, width: int) -> list[Row]:
 
 def _worst(devices: Devices, width: int, height: int) -> list[Row]:
     """The lost and the fullest, in their usual order, and what is to be known of the others."""
-    ranked = sorted(range(len(devices)), key=lambda place: (not devices[place].lost, -gauges.fraction(devices[place])))
+    ranked = sorted(range(len(devices)), key=lambda place: (not devices[place].lost, -devices[place].share))
     shown = max(1, height - 1)
     rows = [gauges.gauge(devices[place], devices, width) for place in sorted(ranked[:shown])]
     others = [devices[place] for place in ranked[shown:]]
@@ -160,7 +175,7 @@ def _worst(devices: Devices, width: int, height: int) -> list[Row]:
 
 
 PANE = PaneKind(
-    "vram", 1, "VRAM", rows, cursor, legend,
+    "vram", 1, "Memory", rows, cursor, legend,
     help=[
         ("{zoom}", "the whole course of each device"),
         ("% !", "the sign behind a percentage: from 90 % of the ceiling on, and from 97 %"),

@@ -22,10 +22,11 @@ from interlock.engine.compute.checks.sampling import affordable, budget_on, left
 from interlock.engine.compute.context import MemoryPlanner, RunContext
 from interlock.engine.compute.encoder import Apart, Ids, one_by_one
 from interlock.engine.compute.instance import ModelInstance, Shortfall
-from interlock.engine.compute.job import Job, Lengths
+from interlock.engine.compute.job import Job
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.tokens import TokenRows
+from interlock.engine.corpus.tokens import Lengths
 from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
@@ -39,10 +40,6 @@ LEAST, LEAST_IN_HALVES = 0.99999, 0.999
 """The cosine in float32, and in less, below which vectors are not those of the model."""
 LEAST_OF_TOKENS = 0.9
 """The same of the tokens of a row as they are stored, on average: with a cosine of 0.999 one in 70 bits is another."""
-APART = {Batching.EVEN: "computing rows of one length together", Batching.SINGLE: "computing each row alone"}
-"""What follows where rows come out otherwise for what is beside them."""
-IN_TURN = "copying its layers one after the other"
-"""What follows where a streamed model fails."""
 
 
 def least_cosine(dtype: str) -> float:
@@ -113,40 +110,28 @@ class Canaries:
         """
         right = []
         for instance in instances:
-            card = self._planner.card_on(job.card, instance.device)
-            then, way = plainer(card, job.card), instance.way
-            outcome = self.outcome(job, card, instance, remedy(card, then, instance.device))
-            if outcome == "failed" and (apart := self._apart.pop(card.key, None)):
-                self._planner.settle(dataclasses.replace(card, batching=apart))  # no device is to blame
-                return None
-            if instance.way != way:
-                self._act(card, instance.device, Rung.REPLAN, IN_TURN, mitigate)
-            if outcome == "failed":
-                rung = _rung(card, then)
-                self._act(card, instance.device, rung, remedy(card, then, instance.device), mitigate)
-            if outcome == "failed" and then:
-                self._planner.settle(then)
-                self._planner.forget(job.model_pass)
-                return None
-            if outcome == "lost":
-                lose(instance.device, "lost when its canary was computed")
-            elif outcome != "failed":
-                right.append(instance)
+            device, card = instance.device, self._planner.card_on(job.card, instance.device)
+            then = plainer(card, job.card)
+            action = remedy(card, then, device)
+            match self.outcome(job, card, instance, action):
+                case "lost":
+                    lose(device, "lost when its canary was computed")
+                case "failed":
+                    if apart := self._apart.pop(card.key, None):
+                        self._planner.settle(dataclasses.replace(card, batching=apart))  # no device is to blame
+                        return None
+                    step = card.key, device.name, action
+                    if step not in self._counted and device is not self._context.host:  # an earlier lease may count it
+                        self._counted.add(step)
+                        why = f"failed its canary in {card.dtype}, {attention_of(card)}"
+                        mitigate(_rung(card, then), why, action, device)
+                    if then:
+                        self._planner.settle(then)
+                        self._planner.forget(job.model_pass)
+                        return None
+                case _:
+                    right.append(instance)
         return right
-
-    def _act(
-        self,
-        card: ModelCard,
-        device: Device,
-        rung: Rung,
-        action: str,
-        mitigate: Callable[[Rung, str, str, Device], object],
-    ) -> None:
-        """Count what follows from a failure, unless an earlier lease of the pass has counted it."""
-        step = card.key, device.name, action
-        if step not in self._counted and device is not self._context.host:
-            self._counted.add(step)
-            mitigate(rung, f"failed its canary in {card.dtype}, {attention_of(card)}", action, device)
 
     def outcome(
         self, job: Job, card: ModelCard, instance: ModelInstance, otherwise: str = ""
@@ -166,9 +151,6 @@ class Canaries:
                 if found.outcome != "failed":
                     self._found[*way, device.label] = found
                 self._tell(job.model_pass, card, instance, found, otherwise)
-        if found.outcome == "failed" and instance.way == "streamed":
-            instance.copy_in_turn()
-            return self.outcome(job, card, instance, otherwise)
         return found.outcome
 
     def _checked(self, job: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
@@ -267,9 +249,7 @@ class Canaries:
             return one_by_one(encoder, rows)
 
     def _tell(self, model_pass: int, card: ModelCard, instance: ModelInstance, found: Finding, otherwise: str) -> None:
-        device, action = instance.device, ""
-        if found.outcome == "failed":
-            action = IN_TURN if instance.way == "streamed" else otherwise
+        device = instance.device
         self._context.emit(
             CanaryChecked(
                 model_pass=model_pass,
@@ -279,7 +259,7 @@ class Canaries:
                 dtype=card.dtype,
                 attention=attention_of(card),
                 least=least_cosine(card.dtype),
-                action=action,
+                action=otherwise if found.outcome == "failed" else "",
                 streamed=instance.streamed,
                 **asdict(found),
             )

@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from interlock.engine.compute.checks import specimen
 from interlock.engine.compute.checks.canary import (
-    IN_TURN,
     least_cosine,
     lowest_cosine,
     plain,
@@ -39,14 +38,14 @@ from interlock.engine.gpu.devices import choose, why_no_gpu
 from interlock.engine.gpu.locks import holder
 from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.masters import hydrated_for
 from interlock.engine.models.networks.attention import ROTARY
 from interlock.engine.models.networks.checkpoint import PACKED_TYPES
 from interlock.engine.models.networks.kernels import OLDEST, Kernel, kernel_for, lay, precision_for
-from interlock.engine.models.weights import Master, Replica, load
+from interlock.engine.models.weights import Replica, load
 from interlock.engine.record.words import human_bytes
 
 Outcome = Literal["passed", "limited", "untried", "failed"]
-Way = Literal["resident", "streamed", "in turn"]
 LENGTHS = (300, 129, 64, 64, 33, 7, 1)
 """Tokens of the rows: of one length and of different ones, aligned and not."""
 COPIED = 64 << 20
@@ -192,27 +191,23 @@ class _Checkup:
             yield self._compared(
                 f"{card.key} {way.dtype}",
                 attention_of(way) if way.packed else f"padded, {way.attention}",
-                partial(self._encoded, way, rows, "resident"),
+                partial(self._encoded, way, rows),
                 lambda: wanted,
                 least_cosine(way.dtype),
                 remedy(way, then, device),
             )
             if self._lost:
                 return
-        plainest = remedy(card, plainer(card, card), device)
-        streams: list[tuple[Way, str]] = [("streamed", IN_TURN), ("in turn", plainest)]
-        for streamed, otherwise in streams:
-            yield self._compared(
-                f"{card.key} {streamed}",
-                f"{card.dtype}, as resident",
-                partial(self._encoded, card, rows, streamed),
-                lambda: self._encoded(card, rows, "resident")[0],
-                least_cosine("float32"),
-                otherwise,
-            )
-            if self._lost:
-                return
-        device.reclaim()
+        yield self._compared(
+            f"{card.key} streamed",
+            f"{card.dtype}, as resident",
+            partial(self._encoded, card, rows, streamed=True),
+            lambda: self._encoded(card, rows)[0],
+            least_cosine("float32"),
+            remedy(card, plainer(card, card), device),
+        )
+        if not self._lost:
+            device.reclaim()
 
     def _compared(
         self,
@@ -244,17 +239,14 @@ class _Checkup:
             seconds=round(time.monotonic() - began, 3),
         )
 
-    def _encoded(self, card: ModelCard, rows: Sequence[Ids], way: Way) -> list[Outputs]:
+    def _encoded(self, card: ModelCard, rows: Sequence[Ids], *, streamed: bool = False) -> list[Outputs]:
         """Vectors as a run would compute them; streamed ones twice, because copies may be early or late."""
-        device, master = self._device, Master(load(card))
-        master.pin(device)
+        device, master = self._device, hydrated_for(self._device)(card)
         with device.trying():
-            replica = Replica(master, device, streamed=way != "resident")
-            if way == "in turn":
-                replica.copy_in_turn()
+            replica = Replica(master, device, streamed=streamed)
             encoder = encoder_for(card, replica.network, device)
             with device.computing():
-                return [encoder.encode(rows) for _ in range(1 if way == "resident" else 2)]
+                return [encoder.encode(rows) for _ in range(1 + streamed)]
 
     def _pinning(self) -> GpuCheck:
         """Time copies to the device from plain memory, and from memory that is page-locked where it is."""

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from interlock.engine.compute.encoder import Ids
-from interlock.engine.compute.job import Job, Lengths
+from interlock.engine.compute.job import Job
+from interlock.engine.corpus.tokens import Lengths
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.layout import cost_of
+from interlock.engine.models.networks.sizes import cost_of
 
 ROWS = 8
 OPERATIONS, OPERATIONS_ON_HOST = 4e12, 1e11

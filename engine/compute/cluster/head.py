@@ -11,10 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from interlock.engine.compute.cluster.counting import Counting
+from interlock.engine.compute.cluster.counting import Counting, Peer
 from interlock.engine.compute.cluster.members import ClusterMember, NodeGone
 from interlock.engine.compute.cluster.messages import ClusterEnded, Handed, NodeEvent, Orders, Report
-from interlock.engine.compute.cluster.peers import Peer
 from interlock.engine.compute.cluster.pool import BatchPool
 from interlock.engine.compute.schedule import Assignment, Placement, Schedule
 from interlock.engine.errors import Stopped

@@ -36,7 +36,7 @@ from interlock.engine.compute.cluster.remote import RemoteSource
 from interlock.engine.compute.context import REAL, Backend, RunContext
 from interlock.engine.compute.executor import PassExecutor
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError
-from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device import Device, facts_of
 from interlock.engine.gpu.devices import describe_host
 from interlock.engine.gpu.lease import Lessor, imports_left_alone
 from interlock.engine.gpu.locks import holding
@@ -46,7 +46,6 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
 from interlock.engine.models.sources import PATTERNS
 from interlock.engine.record import atomic
-from interlock.engine.record.facts import DeviceFacts
 
 PACKAGES = ("interlock", "torch", "numpy", "tokenizers", "transformers", "safetensors")
 """What decides numbers: every node has the head's version of it."""
@@ -185,14 +184,7 @@ class ClusterNode:
 
 def _facts(device: Device, hello: Hello) -> RemoteFacts:
     ceiling = hello.host_ceiling if device.kind == "cpu" and hello.host_ceiling else hello.ceiling
-    facts = DeviceFacts(
-        name=device.name,
-        kind=device.kind,
-        label=device.label,
-        total_bytes=device.total,
-        ceiling_bytes=min(device.total, ceiling),
-    )
-    return RemoteFacts(facts, device.capability, device.processors)
+    return RemoteFacts(facts_of(device, ceiling), device.capability, device.processors)
 
 
 # A model that a node lacks: what makes it what it is (weights, heads, configuration, modules, tokenizer) and the

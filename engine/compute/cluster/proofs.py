@@ -21,7 +21,7 @@ from interlock.engine.compute.parts.files import Mask, Rows
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import reason
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.layout import cost_of
+from interlock.engine.models.networks.sizes import cost_of
 from interlock.engine.record.words import distinct_sizes
 
 MOST_TOKENS = 1024

@@ -6,8 +6,8 @@ distinct text is tokenised once, whatever the number of its pairs.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +81,8 @@ def rows_of_texts(card: ModelCard, pairs: Sequence[Pair]) -> PairRows:
         texts = list(dict.fromkeys(text for pair in pairs for text in (card.query_prompt + pair[0], pair[1])))
         known: dict[str, Encoding] = dict(zip(texts, encoded(tokenizer, texts), strict=True))
         tokenizer.enable_truncation(card.max_tokens, strategy="longest_first")
-        specials, typed = tokenizer.num_special_tokens_to_add(is_pair=True), _typed(card)
+        specials = tokenizer.num_special_tokens_to_add(is_pair=True)
+        typed = card.tokenizer is not None and card.tokenizer.types is not None  # the network is given token types
         rows, full = [], []
         for query, text in pairs:
             first, second = known[card.query_prompt + query], known[text]
@@ -113,11 +114,6 @@ def rows_of_network(network: Any, card: ModelCard, pairs: Sequence[Pair]) -> Pai
         return in_time(tokenised, [text for pair in pairs for text in pair])
 
 
-def _typed(card: ModelCard) -> bool:
-    """Whether a network is given token types, as its tokenizer says."""
-    return card.tokenizer is not None and card.tokenizer.types is not None
-
-
 def scorer_for(activation: Activation, card: ModelCard, network: nn.Module, device: Device) -> Encoder:
     """Return what scores with a network that is attached to `device`: `scores` [rows, 1], with what the model applies
     to them."""
@@ -135,27 +131,24 @@ def _ids_and_types(rows: Sequence[Ids]) -> tuple[Sequence[Ids], Sequence[Ids]]:
     return ([row[:, 0] for row in rows], [row[:, 1] for row in rows]) if rows[0].ndim > 1 else (rows, [])
 
 
+@dataclass(frozen=True)
 class PackedPairs:
     """Scores rows laid end to end; nothing is computed for padding."""
 
-    padded = False
-
-    def __init__(
-        self, network: PackedPairEncoder, activation: Activation, device: torch.device, kernel: Kernel = Kernel.HOST
-    ) -> None:
-        self._network = network
-        self._activation = activation
-        self._device = device
-        self._kernel = kernel
+    padded: ClassVar[bool] = False
+    network: PackedPairEncoder
+    activation: Activation
+    device: torch.device
+    kernel: Kernel = Kernel.HOST
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Outputs:
         ids, types = _ids_and_types(rows)
-        batch = pack(ids, self._device, self._kernel)
+        batch = pack(ids, self.device, self.kernel)
         if types:
             after = np.zeros(filling(batch.tokens), np.int64)
-            batch = replace(batch, types=torch.from_numpy(np.concatenate([*types, after])).to(self._device))
-        return _applied(self._network.scores(batch), self._activation)
+            batch = replace(batch, types=torch.from_numpy(np.concatenate([*types, after])).to(self.device))
+        return _applied(self.network.scores(batch), self.activation)
 
 
 class PaddedPairs:

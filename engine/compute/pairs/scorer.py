@@ -12,16 +12,16 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.compute.context import Granted
 from interlock.engine.compute.held import HeldModel
 from interlock.engine.compute.job import Job, in_memory
 from interlock.engine.compute.pairs.rows import Pair, pair_law, rows_of_network, rows_of_texts, scorer_for
 from interlock.engine.compute.parts.part import NOT_FINITE
 from interlock.engine.errors import InterlockError, NoDeviceError
-from interlock.engine.gpu.device import Device
-from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.scoring import Activation
-from interlock.engine.record.events import Emit, PairsPlanned, PairsScored, RowParked
+from interlock.engine.record.events import PairsPlanned, PairsScored, RowParked
+from interlock.engine.record.facts import joined
 from interlock.engine.record.words import several
 
 Scores = npt.NDArray[np.float32]
@@ -55,26 +55,11 @@ class PairPlan:
         )
 
 
-class Scorer:
+class Scorer(HeldModel):
     """A cross-encoder; a context manager, which takes it off its device."""
 
-    def __init__(
-        self,
-        card: ModelCard,
-        activation: Activation,
-        devices: Sequence[Device],
-        host: Device,
-        lessor: Lessor,
-        emit: Emit,
-        *,
-        cpu_fallback: bool = True,
-    ) -> None:
-        """`devices` are those of the settings; `host` is the CPU, which `lessor` lends too."""
-        encoders = partial(scorer_for, activation)
-        self._model = HeldModel(
-            card, devices, host, lessor, emit, cpu_fallback=cpu_fallback, encoders=encoders, laws=pair_law
-        )
-        self._card, self._emit = card, emit
+    def __init__(self, card: ModelCard, activation: Activation, on: Granted) -> None:
+        super().__init__(card, on, encoders=partial(scorer_for, activation), laws=pair_law)
 
     def __enter__(self) -> Self:
         return self
@@ -82,17 +67,13 @@ class Scorer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close("done" if kind is None else f"ended by {kind.__name__}")
 
-    def close(self, cause: str = "done") -> None:
-        """Take the model off its device, if it is on one, and end the lease."""
-        self._model.close(cause)
-
     def plan(self, pairs: Sequence[Pair]) -> PairPlan:
         """Tokenise pairs and lay out their batches, without a lease. Of a model that is not packed this reads the
         weights: only with them sentence-transformers tells how its pairs are put together."""
-        card, model = self._card, self._model
-        rows = rows_of_texts(card, pairs) if card.packed else rows_of_network(model.network(), card, pairs)
+        card = self.card
+        rows = rows_of_texts(card, pairs) if card.packed else rows_of_network(self.network(), card, pairs)
         job = in_memory(card, rows, "pairs")
-        return PairPlan(job, *model.planned(job))
+        return PairPlan(job, *self.planned(job))
 
     def score(self, pairs: Sequence[Pair], progress: Progress = lambda _: None) -> Scores:
         """Compute the score of each pair [len(pairs)], in their order.
@@ -105,7 +86,7 @@ class Scorer:
         began, planned = time.monotonic(), self.plan(pairs)
         job, told = planned.job, planned.told
         self._emit(told)
-        results = self._model.compute(job, progress)
+        results = self.compute(job, progress)
         if parked := [row for result in results for row in result.parked]:
             raise self._lacking(parked, len(pairs))
         parts = [part for result in results for part in result.parts]
@@ -115,8 +96,8 @@ class Scorer:
                 pairs=told.pairs,
                 tokens=told.tokens,
                 forwards=sum(result.forwards for result in results),
-                device=",".join(sorted({part.device for part in parts})),
-                dtype=",".join(sorted({part.dtype for part in parts})),
+                device=joined(part.device for part in parts),
+                dtype=joined(part.dtype for part in parts),
                 seconds=round(time.monotonic() - began, 3),
             )
         )
@@ -125,7 +106,7 @@ class Scorer:
 
     def _lacking(self, parked: Sequence[RowParked], pairs: int) -> InterlockError:
         """The error of pairs without a score."""
-        key = self._card.key
+        key = self.card.key
         if other := [row.reason for row in parked if row.reason != NOT_FINITE]:
             return NoDeviceError(f"model {key} cannot score a pair: {other[0]}")
         first = 1 + min(row.row for row in parked)

@@ -8,19 +8,18 @@ survived; what is torn has another one.
 
 import errno
 import math
-import mmap
 import os
 import threading
 import tokenize
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.corpus.places import Ints, places_of
+from interlock.engine.corpus.places import Ints, places_of, release
 from interlock.engine.errors import InterlockError
 from interlock.engine.record import atomic
 
@@ -98,36 +97,37 @@ def flush(array: npt.NDArray[np.generic]) -> None:
         release(array)
 
 
-def release(array: npt.NDArray[np.generic]) -> None:
-    """Let the kernel take back the pages of a memory-mapped array; they stay in its file."""
-    mapped = getattr(array, "_mmap", None)
-    if isinstance(mapped, mmap.mmap):
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
-def open_table(path: Path, records: Path, texts: int) -> Ints:
-    """Open the row table [texts, 2] at `path`, or make it and the file of its `records`.
-
-    Raises InterlockError where there is no room for them or the table has another shape.
-    """
-    if not path.exists() or not records.exists():
-        atomic.write_bytes(records, b"")
-    if not path.exists():
-        create(path, np.array([[NEVER, 0]], np.int64), texts)
-    return mapped(path, np.dtype(np.int64), (texts, 2), "rows")
-
-
-def read_table(path: Path, texts: int) -> Ints:
-    """Map the row table of a pass to be read. Raises as `readable` does."""
-    return readable(path, np.int64, lambda shape: shape == (texts, 2), f"{texts:,} rows")
-
-
 class RowFile:
-    """The rows of one model as records of one kind; safe to be put to by several threads."""
+    """The rows of one model as records of one kind, in a file beside their table; safe to be put to by several threads.
 
-    def __init__(self, path: Path, table: Ints, records: Path, record: np.dtype[np.void]) -> None:
-        self.path, self.table, self.records, self.record = path, table, records, record
+    What follows `texts` in `open` and `read` says how a kind keeps its rows.
+    """
+
+    RECORDS: ClassVar[str]
+
+    def __init__(self, path: Path, table: Ints, record: np.dtype[np.void]) -> None:
+        """Take the row table [texts, 2] at `path`."""
+        self.path, self.table, self.record = path, table, record
+        self.records = path.with_name(self.RECORDS)
         self._appending = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path, texts: int, *kept: Any) -> Self:
+        """Open the row table at `path` and the records beside it, or make them.
+
+        Raises InterlockError where there is no room for them or the table has another shape.
+        """
+        records = path.with_name(cls.RECORDS)
+        if not path.exists() or not records.exists():
+            atomic.write_bytes(records, b"")
+        if not path.exists():
+            create(path, np.array([[NEVER, 0]], np.int64), texts)
+        return cls(path, mapped(path, np.dtype(np.int64), (texts, 2), "rows"), *kept)
+
+    @classmethod
+    def read(cls, path: Path, texts: int, *kept: Any) -> Self:
+        """Map the row table at `path` to be read. Raises as `readable` does."""
+        return cls(path, readable(path, np.int64, lambda shape: shape == (texts, 2), f"{texts:,} rows"), *kept)
 
     @property
     def texts(self) -> int:

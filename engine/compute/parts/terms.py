@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.compute.parts.dense import Vectors
-from interlock.engine.compute.parts.files import TORN, RowFile, Rows, open_table, read_table
+from interlock.engine.compute.parts.files import TORN, RowFile, Rows
 from interlock.engine.compute.parts.part import Ragged, crc_of
 from interlock.engine.corpus.places import Ints, owners_of, starts_of
 
 TERM = np.dtype([("index", "<i4"), ("value", "<f4")])
 """One record of `terms.bin`."""
-TERMS = "terms.bin"
 
 
 @dataclass(frozen=True)
@@ -87,25 +86,12 @@ NO_TERMS = SparseRows.from_dense(np.empty((0, 0), np.float32))
 class SparseFile(RowFile):
     """The sparse vectors of one model."""
 
-    PLACE = "rows.npy"
+    PLACE, RECORDS = "rows.npy", "terms.bin"
 
     def __init__(self, path: Path, table: Ints, width: int) -> None:
         """Take the row table [texts, 2] at `path`, whose terms lie beside it; `width` is the size of the vocabulary."""
-        super().__init__(path, table, path.with_name(TERMS), TERM)
+        super().__init__(path, table, TERM)
         self.width = width
-
-    @classmethod
-    def open(cls, path: Path, texts: int, width: int) -> Self:
-        """Open the row table at `path` and the terms beside it, or make them.
-
-        Raises InterlockError where there is no room for them or the table has another shape.
-        """
-        return cls(path, open_table(path, path.with_name(TERMS), texts), width)
-
-    @classmethod
-    def read(cls, path: Path, texts: int, width: int) -> Self:
-        """Map the row table at `path` to be read. Raises as `readable` does."""
-        return cls(path, read_table(path, texts), width)
 
     def put(self, rows: Rows, sparse: SparseRows) -> int:
         """Write the terms of `rows`; returns their CRC-32. Raises DiskError where the disk takes no more."""

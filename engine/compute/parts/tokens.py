@@ -13,12 +13,11 @@ from typing import Self
 import numpy as np
 
 from interlock.engine.compute.parts.dense import Vectors
-from interlock.engine.compute.parts.files import TORN, Mask, Records, RowFile, Rows, open_table, read_table
+from interlock.engine.compute.parts.files import TORN, Mask, Records, RowFile, Rows
 from interlock.engine.compute.parts.part import Ragged, crc_of
 from interlock.engine.corpus.places import Ints, owners_of, starts_of
 from interlock.engine.record.facts import TokenPrecision
 
-TOKENS = "tokens.bin"
 LARGEST = 127
 
 
@@ -72,24 +71,11 @@ NO_TOKENS = TokenRows(np.zeros(1, np.int64), np.empty(0, record_of("int8", 0)), 
 class TokenFile(RowFile):
     """The token vectors of one model."""
 
-    PLACE = "token_rows.npy"
+    PLACE, RECORDS = "token_rows.npy", "tokens.bin"
 
     def __init__(self, path: Path, table: Ints, dim: int, precision: TokenPrecision) -> None:
         """Take the row table [texts, 2] at `path`, whose tokens lie beside it."""
-        super().__init__(path, table, path.with_name(TOKENS), record_of(precision, dim))
-
-    @classmethod
-    def open(cls, path: Path, texts: int, dim: int, precision: TokenPrecision) -> Self:
-        """Open the row table at `path` and the tokens beside it, or make them.
-
-        Raises InterlockError where there is no room for them or the table has another shape.
-        """
-        return cls(path, open_table(path, path.with_name(TOKENS), texts), dim, precision)
-
-    @classmethod
-    def read(cls, path: Path, texts: int, dim: int, precision: TokenPrecision) -> Self:
-        """Map the row table at `path` to be read. Raises as `readable` does."""
-        return cls(path, read_table(path, texts), dim, precision)
+        super().__init__(path, table, record_of(precision, dim))
 
     @property
     def bytes(self) -> int:

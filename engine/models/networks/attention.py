@@ -12,10 +12,12 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.metadata import version
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from packaging.version import Version
 from torch import Tensor
 
 from interlock.engine.models.networks.batching import stretched
@@ -36,7 +38,16 @@ def why_padded(config: Mapping[str, Any], attention: str) -> str:
     if stretched(config):
         return "its positions stretch with the longest row"
     architecture = config.get("model_type")
+    if architecture == "modernbert" and (older := older_transformers()):
+        return f"{older} computes its attention itself"
     return "" if architecture in ROTARY else f"the {architecture} network of transformers has no packed form"
+
+
+def older_transformers() -> str:
+    """Name the transformers that is here, where it is one that lets no ModernBERT attend otherwise and heeds no
+    `is_causal` of a configuration; empty for a newer one."""
+    found = version("transformers")
+    return f"transformers {found} (before 5.6)" if Version(found) < Version("5.6") else ""
 
 
 def attend(

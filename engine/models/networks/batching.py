@@ -50,6 +50,12 @@ def batching_of(config: Mapping[str, Any], kinds: Sequence[str] = ()) -> tuple[B
     return Batching.MIXED, ""
 
 
+def padding(because: str, config: Mapping[str, Any], kinds: Sequence[str] = ()) -> dict[str, Any]:
+    """Say which rows may be computed together of a model that is padded for a cause, and the whole cause."""
+    batching, why = batching_of(config, kinds) if because else (Batching.MIXED, "")
+    return {"batching": batching, "padded_because": f"{because}; {batching} at a time: {why}" if why else because}
+
+
 def stretched(config: Mapping[str, Any]) -> bool:
     """Whether the positions of a network depend on the longest row that is computed."""
     return any(STRETCHED & {each.get("rope_type"), each.get("type")} for each in _parts(config))

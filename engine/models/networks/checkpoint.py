@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from interlock.engine.corpus.tokens import sentence_config
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.layout import Module, read_object
+from interlock.engine.models.networks.gte import as_gte, fault_of
 
 Config = Mapping[str, object]
 _FORMER_NORM = {"weight": ".gamma", "bias": ".beta"}  # what a norm's tensors were called in TensorFlow's checkpoints
@@ -76,9 +77,10 @@ _OUTSIDE = (
 
 
 def usual(config: Config) -> Config:
-    """Return a parsed `config.json` with the settings that DistilBERT names otherwise under BERT's names too."""
+    """Return a parsed `config.json` with the settings that DistilBERT names otherwise under BERT's names too, and that
+    of a `new` network as that of a `gte`."""
     if config.get("model_type") != "distilbert":
-        return config
+        return as_gte(config)
     known, own = ({name: config[theirs] for name, theirs in table.items() if theirs in config}
                   for table in (_ALIASES, _OWN))  # fmt: skip
     return {**known, **config, **own}  # as transformers reads it, which takes only the first three by either name
@@ -233,6 +235,8 @@ def _check_config(file: Path, config: Config) -> None:
     for key in (*UNSUPPORTED, *["is_causal"] * _looks_both_ways(config)):
         if config.get(key) not in (None, 0):
             raise UnavailableError(f"{file}: {key} is {config[key]!r:.100}, which is not supported: use another model")
+    if fault := fault_of(config):
+        raise UnavailableError(f"{file}: {fault}, which is not supported in a network of type new: use another model")
     if config.get("model_type") in SPARSE_TYPES and config.get("attention_type") != "original_full":
         raise UnavailableError(
             f"{file}: attention_type is block_sparse, which draws at random what a token sees, so no vector comes "

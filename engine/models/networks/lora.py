@@ -105,34 +105,36 @@ def merge(path: Path, base: Path, target: Path, record: Mapping[str, str]) -> No
         )
     shards = [file for file in weights_of(base) if file.parent == home]
     shapes = {name: shape for each in shards for name, shape in shapes_in(each).items()}
-    deltas = _deltas(path / ADAPTER, adapter.scale, shapes)
+    pairs = _pairs(path / ADAPTER, shapes)
     for name, file in _settings(path, home).items():
         atomic.write_bytes(target / name, atomic.content(file))
     for file in shards:
         tensors = load_file(file)
-        for name in tensors.keys() & deltas.keys():
-            tensors[name] = tensors[name].float() + deltas[name]
+        for name in tensors.keys() & pairs.keys():  # one product at a time: all of them may be as large as the base
+            below, above = pairs[name]
+            tensors[name] = tensors[name].float() + adapter.scale * (above @ below)
         with atomic.replacing(target / file.name) as partial:
             save_file(tensors, partial, {"format": "pt"})
     atomic.write_bytes(target / MERGED, json.dumps(record, sort_keys=True).encode())
 
 
-def _deltas(file: Path, scale: float, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """What is added to each tensor of a base, whose tensors have these `shapes`."""
+def _pairs(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The two factors of what is added to each tensor of a base, whose tensors have these `shapes`."""
     factors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in load_file(file).items():
         if not (part := PART.fullmatch(name)):
             raise Unsupported(f"{file} has {name}, which is no part of a plain LoRA: {INSTEAD}")
         factors.setdefault(part[1], {})[part[2]] = tensor.float()
-    deltas = dict[str, Tensor]()
+    pairs = dict[str, tuple[Tensor, Tensor]]()
     for module, pair in factors.items():
         full = f".{module}.weight"  # either may have the prefix of a network within a larger one
         found = [name for name in shapes if f".{name}".endswith(full) or full.endswith(f".{name}")]
-        delta = scale * (pair["B"] @ pair["A"]) if len(pair) == 2 else torch.empty(0)
-        if len(found) != 1 or shapes[found[0]] != delta.shape:
+        below, above = pair.get("A", torch.empty(0)), pair.get("B", torch.empty(0))
+        fits = below.ndim == above.ndim == 2 and above.shape[1] == below.shape[0]
+        if len(found) != 1 or not fits or shapes[found[0]] != (above.shape[0], below.shape[1]):
             raise Unsupported(f"{file}: {module} is no matrix of the base: use the base that it was trained on")
-        deltas[found[0]] = delta
-    return deltas
+        pairs[found[0]] = below, above
+    return pairs
 
 
 def _settings(path: Path, home: Path) -> dict[str, Path]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.commits import published_of
-from interlock.engine.models.layout import Module, read_object
+from interlock.engine.models.layout import Module, architecture_of, read_object
 from interlock.engine.models.networks.kernels import PackedBatch
 from interlock.engine.models.registry import ModelSpec
 
@@ -134,8 +134,7 @@ def poolings_of(spec: ModelSpec, path: Path, config: Mapping[str, Any], modules:
     model which it is a copy of, else, as in sentence-transformers, the last token's for a language model, or the mean.
     """
     if not modules:
-        architecture = config.get("architectures") or [""]
-        causal = str(architecture[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+        causal = architecture_of(config).endswith("ForCausalLM") and config.get("is_causal", True)
         known = published_of(spec)
         return (known[0] if known else "lasttoken" if causal else "mean",)
     file = pooling_file(path, modules)

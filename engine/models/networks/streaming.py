@@ -2,7 +2,7 @@
 while it is computed."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from interlock.engine.gpu.device import Device
-from interlock.engine.models.networks.network import FeedForward
-
-MLP_NAMES = ("mlp", "feed_forward")
 
 
 @dataclass(frozen=True)
@@ -98,27 +95,6 @@ def slot_bytes(network: nn.Module) -> int:
     return most(network)
 
 
-def feed_forwards(network: nn.Module) -> list[nn.Module]:
-    """Find the modules that treat each token by itself and are widest there."""
-    return [
-        module
-        for name, module in network.named_modules()
-        if isinstance(module, FeedForward) or name.rpartition(".")[2] in MLP_NAMES
-    ]
-
-
-def by_parts(whole: Callable[..., Tensor], tokens: int) -> Callable[..., Tensor]:
-    """Make a feed-forward of `[..., T, d]` that takes `tokens` tokens at a time: the same vectors, a smaller peak."""
-
-    def parts(hidden: Tensor, *more: object) -> Tensor:
-        out = torch.empty_like(hidden)
-        for to, part in zip(torch.split(out, tokens, -2), torch.split(hidden, tokens, -2), strict=True):
-            to.copy_(whole(part, *more))
-        return out
-
-    return parts
-
-
 Flats = Mapping[torch.dtype, Tensor]
 
 
@@ -143,10 +119,8 @@ class Stage:
 class Streaming:
     """Streams the stages of one replica until `end`."""
 
-    def __init__(self, stages: Sequence[Stage], device: Device, *, in_turn: bool = False) -> None:
-        """With `in_turn` a layer is copied when it is due, and nothing computed meanwhile."""
+    def __init__(self, stages: Sequence[Stage], device: Device) -> None:
         self._device = device
-        self._in_turn = in_turn
         self._layers = [stage for stage in stages if stage.is_layer]
         self._slots: list[dict[torch.dtype, Tensor]] = [{}, {}]
         self._held: dict[int, int] = {}  # slot -> the layer whose weights it holds
@@ -180,8 +154,6 @@ class Streaming:
     def _enter(self, number: int) -> None:
         """A layer is about to be computed: its weights are here, and the next one's are on their way."""
         self._fill(number)
-        if self._in_turn:
-            return
         self._device.join_copies()
         if number + 1 < len(self._layers):
             self._fill(number + 1)
@@ -199,7 +171,7 @@ class Streaming:
             self._slots[slot] = {
                 dtype: torch.empty(size, dtype=dtype, device=self._device.torch) for dtype, size in sizes.items()
             }
-        with self._device.computing() if self._in_turn else self._device.copying():
+        with self._device.copying():
             pieces = {dtype: self._slots[slot][dtype][: len(piece)] for dtype, piece in layer.host.items()}
             for dtype, piece in layer.host.items():
                 pieces[dtype].copy_(piece, non_blocking=True)

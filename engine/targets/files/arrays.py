@@ -22,10 +22,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.parts.files import release
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
-from interlock.engine.corpus.places import starts_of
+from interlock.engine.corpus.places import release, starts_of
 from interlock.engine.record import atomic
 from interlock.engine.targets.windows import WINDOW, Check, Delivery, Files, Sink, Window, first
 from interlock.engine.vectors.fusion import to_bytes

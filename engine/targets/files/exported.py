@@ -6,6 +6,7 @@ one that is cut short would end the process.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,18 +17,16 @@ from uuid import UUID
 
 import msgspec
 import numpy as np
-from numpy.lib import format as npy
 
+from interlock.engine.compute.parts.files import header_of
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.chunks import Chunk, parted
-from interlock.engine.errors import InterlockError, UsageError, remedy
-from interlock.engine.record import journal
+from interlock.engine.errors import InterlockError, UsageError, near, remedy
 from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
-from interlock.engine.record.fold import fold_all
 from interlock.engine.record.inputs import language_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
-from interlock.engine.record.state import RunState
+from interlock.engine.record.runs import state_of
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
 from interlock.engine.record.words import several
 from interlock.engine.targets.files.formats import TABLE
@@ -36,7 +35,7 @@ from interlock.engine.targets.files.told import spec_of, told
 from interlock.engine.targets.windows import Places, TokenWindow, Window, points_of
 from interlock.engine.vectors.bm25 import BM25, WordCounts, Words, WordWeights
 from interlock.engine.vectors.manifest import read_manifest, remaining, token_dims
-from interlock.engine.vectors.points import Point
+from interlock.engine.vectors.points import PayloadForm, Point
 from interlock.engine.vectors.precision import FUSED
 
 if TYPE_CHECKING:
@@ -57,21 +56,23 @@ class ExportedRun:
         """Read a run's journal. Raises UsageError where there is none, InterlockError where it is damaged."""
         path = directory / JOURNAL
         try:
-            state = fold_all(RunState(), journal.read(path))
+            state = state_of(directory)
         except (FileNotFoundError, NotADirectoryError):
-            raise UsageError(f"{directory} is not a run (no {JOURNAL}): name the directory of a run") from None
+            why = f"(no {JOURNAL}){near(directory)}"
+            raise UsageError(f"{directory} is not a run {why}: name the directory of a run") from None
         except OSError as error:
             raise InterlockError(f"cannot read {path}: {error.strerror}; {remedy(error)}") from error
         if state.started is None:
             raise UsageError(f"{path} has no entry yet: wait until the run has started")
         return cls(RunDirectory(directory), summarise(state), state.roster)
 
-    def collections(self, wanted: str | None = None) -> "list[ExportedCollection]":
-        """Open what was exported of every collection, or of the one that is `wanted`, by either of its names.
+    def collections(self, wanted: str | None = None, payload: PayloadForm | None = None) -> "list[ExportedCollection]":
+        """Open what was exported of every collection, or of the one that is `wanted`, by either of its names, with the
+        payload of its points in another form than in the run, if one is given.
 
         Raises UsageError for one that is not there or has no table of points, InterlockError for a file that changed.
         """
-        return [ExportedCollection.open(self, each) for each in self.named(wanted)]
+        return [ExportedCollection.open(self, each, payload) for each in self.named(wanted)]
 
     def named(self, wanted: str | None = None) -> list[CollectionSummary]:
         """Find every collection that has chunks, or the one that is `wanted`. Raises UsageError where there is none."""
@@ -93,15 +94,14 @@ class _ExportedArray:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _readable(path), path.open("rb") as file:
-            header = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
-            _, _, self._kind = header(file)
-            self._offset = file.tell()
+        with readable(path):
+            self._kind, shape, size = header_of(path, complete=False)
+            self._offset = size - math.prod(shape) * self._kind.itemsize
 
     def part(self, start: int, end: int) -> Any:
         """Read what is at `[start:end]`."""
         offset = self._offset + start * self._kind.itemsize
-        with _readable(self._path):
+        with readable(self._path):
             found = np.fromfile(self._path, self._kind, end - start, offset=offset)
             if len(found) < end - start:
                 raise EOFError("it has no such part")
@@ -129,9 +129,10 @@ class ExportedCollection:
     """One collection: its dense vectors by name with their widths, what they all mean, and its points.
 
     `terms` are the names of the sparse vectors in its table, `late` its token vectors by name, `language` that of its
-    BM25, empty without. `fingerprint` is the SHA-256 of what its files hold and of what they mean, `status` what became
-    of it in the run, `uploads` where the run keeps what is known of uploads. `unread` says what of the corpus the run
-    may not have seen, empty for nothing. `files` are all that is read, as the run recorded them.
+    BM25, empty without, `form` where payloads have metadata. `fingerprint` is the SHA-256 of what its files hold and of
+    what they mean, `status` what became of it in the run, `uploads` where the run keeps what is known of uploads.
+    `unread` says what of the corpus the run may not have seen, empty for nothing. `files` are all that is read, as the
+    run recorded them.
     """
 
     run_id: str
@@ -149,9 +150,12 @@ class ExportedCollection:
     table: "pq.ParquetFile"
     late: Mapping[str, _ExportedTokens]
     language: str
+    form: PayloadForm
 
     @classmethod
-    def open(cls, run: ExportedRun, summary: CollectionSummary) -> "ExportedCollection":
+    def open(
+        cls, run: ExportedRun, summary: CollectionSummary, payload: PayloadForm | None = None
+    ) -> "ExportedCollection":
         """Open the files of a collection, once they are those that the run wrote."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -171,14 +175,15 @@ class ExportedCollection:
         files = {directory / name: written[name] for name in names}
         for path, artefact in files.items():
             check_written(path, artefact)
-        with _readable(directory / TABLE):
+        with readable(directory / TABLE):
             table = pq.ParquetFile(directory / TABLE, memory_map=False)
         vectors = [field for field in table.schema_arrow if field.name not in TEXTS]
         dims = {each.name: each.type.list_size for each in vectors if pa.types.is_fixed_size_list(each.type)}
         terms = [each.name for each in vectors if each.name not in dims]
         language = language_of(run.summary.configuration)
-        manifest = told(spec_of(run.summary, run.roster, summary, dims.get(FUSED, 0)).manifest)
-        read_manifest(manifest, dims, [*terms, *([BM25] if language else [])], tokens)
+        spec = spec_of(run.summary, run.roster, summary, dims.get(FUSED, 0))
+        manifest = told(replace(spec, payload=payload or spec.payload).manifest)
+        form = read_manifest(manifest, dims, [*terms, *([BM25] if language else [])], tokens).payload
         contents = {name: written[name].sha256 for name in names}
         known = msgspec.json.encode([contents, {**manifest, "run": None}], order="sorted")
         return cls(
@@ -200,6 +205,7 @@ class ExportedCollection:
                 for each in tokens
             },
             language,
+            form,
         )
 
     @property
@@ -231,7 +237,7 @@ class ExportedCollection:
     def points(self, first: int = 0) -> Iterator[Point]:
         """Yield the point of every row in order, from row `first` on."""
         for window in self._windows(first):
-            yield from points_of(window, self.dims, self.bm25)
+            yield from points_of(window, self.dims, self.bm25, self.form)
 
     def sampled(self, most: int) -> Iterator[Point]:
         """Yield the points of at most so many rows, which are spread over the collection."""
@@ -241,7 +247,8 @@ class ExportedCollection:
             if len(rows):
                 whole = self._window(start, group)
                 for row in (rows - start).tolist():
-                    yield from points_of(_rows(whole, slice(row, row + 1)), self.dims, self.bm25)
+                    one = _rows(whole, slice(row, row + 1))
+                    yield from points_of(one, self.dims, self.bm25, self.form)
 
     def ids(self) -> Iterator[list[str]]:
         """Yield the ids of all points, a window at a time."""
@@ -255,7 +262,7 @@ class ExportedCollection:
             check_written(path, artefact)
 
     def _read(self, group: int, columns: list[str] | None = None) -> "pa.Table":
-        with _readable(next(iter(self.files))):
+        with readable(next(iter(self.files))):
             return self.table.read_row_group(group, columns=columns)
 
     def _groups(self) -> Iterator[tuple[int, int]]:
@@ -303,13 +310,13 @@ def _unread(summary: CollectionSummary) -> str:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Turn what a library says of a file into an InterlockError."""
     import pyarrow as pa
 
     try:
         yield
-    except (OSError, ValueError, EOFError, pa.ArrowException) as error:
+    except (OSError, ValueError, KeyError, EOFError, pa.ArrowException) as error:
         raise InterlockError(f"cannot read {path} ({error}): {AGAIN}") from error
 
 

@@ -62,7 +62,7 @@ def _table(delivery: "Delivery") -> "Files":
 def _lines(delivery: "Delivery") -> "Files":
     from interlock.engine.targets.files.tables import Jsonl
 
-    yield LINES, Jsonl(len(delivery.rows.texts), [*delivery.spec.dims], [*delivery.terms_widths])
+    yield LINES, Jsonl(len(delivery.rows.texts), [*delivery.spec.dims], [*delivery.terms_widths], delivery.spec.payload)
 
 
 FORMATS = {

@@ -23,6 +23,7 @@ from interlock.engine.record.words import several
 from interlock.engine.targets.files.arrays import differ, index_type
 from interlock.engine.targets.windows import WINDOW, Check, Sink, Window, first, uuid_of, whole
 from interlock.engine.vectors.fusion import Vectors
+from interlock.engine.vectors.points import NESTED, PayloadForm, arranged
 from interlock.engine.vectors.precision import FLOAT32, Encoding
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ class Jsonl:
     rows: int
     names: Sequence[str]
     sparse: Sequence[str]
+    form: PayloadForm = NESTED
 
     @contextmanager
     def written(self, partial: Path) -> Iterator[Sink]:
@@ -187,7 +189,12 @@ class Jsonl:
             def take(window: Window) -> None:
                 for chunk, (vectors, sparse) in zip(window.chunks, self.rows_of(window), strict=True):
                     numbers = {name: vector.tolist() for name, vector in vectors.items()}
-                    line = {"id": chunk.point_id, "payload": _payload(chunk), "vectors": numbers, "sparse": sparse}
+                    line = {
+                        "id": chunk.point_id,
+                        "payload": _payload(chunk, self.form),
+                        "vectors": numbers,
+                        "sparse": sparse,
+                    }
                     out.write(encoder.encode(line) + b"\n")
 
             yield take
@@ -227,11 +234,12 @@ class Jsonl:
             yield vectors, sparse
 
 
-def _payload(chunk: Chunk) -> dict[str, object]:
+def _payload(chunk: Chunk, form: PayloadForm) -> dict[str, object]:
     """The payload of its point, in one line: what a JSON file has over several has only blanks between them."""
     record = {RECORD: _in_line(chunk.record)} if chunk.record else {}
     own = {"text": chunk.text, "chunk_id": chunk.chunk_id, "source": chunk.source}
-    return {**own, "metadata": _in_line(chunk.payload), **record}
+    fields = msgspec.json.decode(_in_line(chunk.payload), type=dict[str, Raw])
+    return {**own, **arranged(fields, form), **record}
 
 
 def _in_line(text: bytes) -> Raw:

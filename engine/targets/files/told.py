@@ -12,6 +12,7 @@ from interlock.engine.record.summary import CollectionSummary, Summary
 from interlock.engine.vectors.bm25 import Words, WordWeights
 from interlock.engine.vectors.fusion import PROJECTION, Fusion
 from interlock.engine.vectors.manifest import CollectionSpec, remaining
+from interlock.engine.vectors.points import NESTED
 from interlock.engine.vectors.precision import VectorForm
 
 
@@ -32,6 +33,7 @@ def spec_of(run: Summary, roster: Sequence[RosterEntry], summary: CollectionSumm
         VectorForm(settings.get("keep") or "both", width if projection else 0),
         projection,
         summary.missing,
+        payload=settings.get("payload") or NESTED,
     )
 
 

@@ -6,7 +6,6 @@ directory that may hold other things only what an export wrote is ever replaced:
 SHA-256, and is written before a file gets its name, so that each is known to be ours whenever this is killed.
 """
 
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -104,11 +103,7 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
 @contextmanager
 def staging(directory: Path) -> Iterator[Path]:
     """Hold the directory of a collection's files, which is made, and yield an empty one in it for files to come."""
-    with atomic.explaining(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with atomic.locked(directory):
         place = directory / STAGING
         if place.is_symlink() or (place.exists() and not place.is_dir()):
             raise UsageError(f"{place} is not a directory that an export made: choose another --to, or remove it")
@@ -118,8 +113,6 @@ def staging(directory: Path) -> Iterator[Path]:
             yield place / directory.name
         finally:
             atomic.remove(place)
-    finally:
-        os.close(handle)
 
 
 def read_record(directory: Path) -> ExportRecord:
