@@ -491,7 +491,7 @@ async def test_a_stop_that_could_not_be_sent_is_not_shown_and_hides_no_dead_proc
             server.close()
             await shows(pilot, lambda: "STOPPING" not in lines_of(app)[0])
             run.close()
-            await shows(pilot, lambda: "PROCESS DIED" in lines_of(app)[0])
+            await shows(pilot, lambda: "RUN PROCESS DIED" in lines_of(app)[0])
     finally:
         watcher.close()
         server.close()

@@ -119,6 +119,8 @@ def test_a_writer_killed_midway_is_shown_as_gone_with_what_it_wrote(tmp_path, cl
     seen = source.snapshot()
     assert (seen.phase, source.over, seen.over) == (GONE, False, False)
     assert source.note.endswith(f"--out {tmp_path} --run-id run --resume") and seen.reason == source.note
+    assert seen.reason.startswith("no word of why: killed, ")
+    assert source.parting == f"the run's process died: {seen.reason}"
     assert (source.kind, source.controls) == ("watch", None)
     until(lambda: source.snapshot().seq == folded(tmp_path / "run").seq)
     recorded(tmp_path / "run").go()

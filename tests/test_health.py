@@ -22,7 +22,7 @@ def now(run: Snapshot, later: float = 0.0) -> Health:
     ("phase", "word", "level"),
     [("running", "RUN", "ok"), ("reading", "READING", "idle"), ("completed", "DONE", "ok"),
      ("incomplete", "INCOMPLETE", "warn"), ("stopped", "STOPPED", "warn"), ("failed", "FAILED", "error"),
-     (GONE, "PROCESS DIED", "error")],
+     (GONE, "RUN PROCESS DIED", "error")],
 )  # fmt: skip
 def test_every_phase_has_its_word_and_how_bad_it_is(phase: str, word: str, level: str) -> None:
     found = now(sample(phase=phase, parked=0))

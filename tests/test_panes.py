@@ -176,7 +176,7 @@ def test_a_requested_control_has_a_star_and_a_word() -> None:
     assert _text(_head(paused, 80, pending={"pause": "no"})).startswith(" ▲ RESUMING")
     assert _text(_head(snapshot, 80, pending={"stop": "yes"})).startswith(" ▲ STOPPING")
     gone = replace(snapshot, phase=GONE)
-    assert "PROCESS DIED" in _text(_head(gone, 80, pending={"stop": "yes", "pause": "yes"}, source_kind="watch"))
+    assert "RUN PROCESS DIED" in _text(_head(gone, 80, pending={"stop": "yes", "pause": "yes"}, source_kind="watch"))
 
 
 def test_a_wide_header_says_everything_it_knows() -> None:

@@ -84,7 +84,7 @@ def running(out: Path) -> Iterator[Path]:
 def test_each_run_says_in_a_word_how_it_stands(running):
     seen = {each.id: each for each in overviews([running], time.time())}
     words = {name: each.health.word for name, each in seen.items()}
-    assert words == {"over": "INCOMPLETE", "died": "PROCESS DIED", "stopped": "STOPPED"} | {
+    assert words == {"over": "INCOMPLETE", "died": "RUN PROCESS DIED", "stopped": "STOPPED"} | {
         "running": seen["running"].health.word
     }
     assert seen["running"].held and seen["running"].occupant.pid
@@ -109,7 +109,17 @@ def test_a_run_that_was_resumed_and_killed_is_not_taken_for_closed_by_its_old_su
     again.play_to(0.6)
     assert overview(out / "stopped", LATER).held
     again.close()
-    assert overview(out / "stopped", LATER).health.word == "PROCESS DIED"
+    assert overview(out / "stopped", LATER).health.word == "RUN PROCESS DIED"
+
+
+def test_why_a_process_died_is_told_by_the_crash_file_of_its_session_and_else_that_nobody_knows(out):
+    died = out / "died"
+    (died / "crash-old.txt").touch()
+    os.utime(died / "crash-old.txt", (1, 1))
+    (died / ".session.json").touch()
+    assert overview(died, LATER).health.detail == "no word of why: killed, or the machine went down"
+    (died / "crash-new.txt").touch()
+    assert overview(died, LATER).health.detail == f"{died / 'crash-new.txt'} tells why"
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong_and_keeps_no_other_from_the_list(out):
@@ -134,7 +144,7 @@ def test_a_summary_that_says_what_cannot_be_costs_no_other_run_its_line(out, fie
     file = out / "stopped" / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_bytes()) | {field: value}))
     assert {each.id: each.health.word for each in overviews([out], LATER)} == {
-        "over": "INCOMPLETE", "died": "PROCESS DIED", "stopped": "STOPPED",
+        "over": "INCOMPLETE", "died": "RUN PROCESS DIED", "stopped": "STOPPED",
     }  # fmt: skip
     assert interlock("runs", "--plain", "--out", out).stdout.count("\n") >= 5
 
@@ -218,14 +228,14 @@ def test_header_and_list_judge_a_run_that_goes_on_alike(tmp_path, share):
     assert all(text in plain([line])[0] for text in (state, done, eta, cards, reason))
     run.close()
     died = overview(tmp_path / "r", seen.latest_at)
-    assert (died.health.word, died.left) == ("PROCESS DIED", None)
-    assert filled(["{state}"], "r", judge(left_behind(seen), seen.latest_at).health) == [died.health.word]
+    assert (died.health.word, died.left) == ("RUN PROCESS DIED", None)
+    assert filled(["{state}"], "r", judge(left_behind(seen, ""), seen.latest_at).health) == [died.health.word]
 
 
 def test_a_run_that_ends_is_told_with_the_words_of_the_list(out):
     for name in ("over", "stopped"):
         listed = overview(out / name, LATER).health
-        told = judge(left_behind(snapshot(state_of(out / name), 0)), LATER).health
+        told = judge(left_behind(snapshot(state_of(out / name), 0), ""), LATER).health
         assert filled(["mail", "{run}: {state}", "{reason}{}", '{"a": 1}'], name, told) == [
             "mail", f"{name}: {listed.word}", f"{listed.detail}{{}}", '{"a": 1}',
         ]  # fmt: skip
@@ -305,11 +315,11 @@ def test_a_rehearsal_is_known_by_its_settings_and_resumed_as_one_and_any_other_r
 def test_the_command_lists_runs_for_people_and_for_programs(out):
     lines = interlock("runs", "--out", out).stdout.splitlines()
     assert lines[0].split()[:5] == ["state", "run", "done", "eta", "issues"]
-    assert len(lines) == 2 + 3 and any("PROCESS DIED" in line for line in lines)
+    assert len(lines) == 2 + 3 and any("RUN PROCESS DIED" in line for line in lines)
     assert sorted(interlock("watch", out / "over", out / "died", out / "stopped").stdout.splitlines()) == sorted(lines)
     assert "a single run" in interlock("watch", out, "--speed", "2", check=2).stderr
     found = json.loads(interlock("runs", "--out", out, "--json").stdout)
-    assert {each["state"] for each in found} == {"INCOMPLETE", "PROCESS DIED", "STOPPED"}
+    assert {each["state"] for each in found} == {"INCOMPLETE", "RUN PROCESS DIED", "STOPPED"}
     assert all(each["bytes"] > 0 and each["models"] for each in found)
 
 
@@ -357,7 +367,7 @@ def test_a_list_that_is_kept_reads_again_only_what_was_written_to(running, monke
         assert sorted(set(looked)) == sorted({"over", "died", "stopped", "running"})
         assert [looked.count(name) for name in ("over", "died", "stopped")] == [1, 1, 1]
         os.kill(occupant(running / "running").pid, signal.SIGKILL)
-        until(lambda: next(each for each in kept.seen if each.id == "running").health.word == "PROCESS DIED")
+        until(lambda: next(each for each in kept.seen if each.id == "running").health.word == "RUN PROCESS DIED")
         kept.close()
         assert len(kept.seen) == 4  # what is known outlasts a list that is closed
         before, looks = len(looked), kept.looks
@@ -415,7 +425,7 @@ async def chosen(pilot: Pilot, name: str) -> None:
 async def test_the_screen_says_of_every_run_how_it_stands_at_any_size(out, size):
     app = listing(out, ascii=True)
     async with app.run_test(size=size) as pilot:
-        states = ("INCOMPLETE", "PROCESS DIED", "STOPPED")  # the first look may come before the screen has its size
+        states = ("INCOMPLETE", "RUN PROCESS DIED", "STOPPED")  # the first look may come before the screen has its size
         await shows(pilot, lambda: all(any(word in line for line in lines_of(app)) for word in states))
         assert all(line.isascii() for line in summaries.lines_of(app))
         assert all(len(line) <= size[0] for line in lines_of(app))
@@ -511,7 +521,7 @@ async def test_who_watches_a_run_goes_from_the_list_to_another(out):
 
 def test_an_operator_goes_from_the_list_to_a_run_and_back_on_a_terminal(running):
     with on_terminal("watch", running, cwd=running.parent, columns=100, rows=30) as terminal:
-        terminal.wait_for("PROCESS DIED", PATIENCE)
+        terminal.wait_for("RUN PROCESS DIED", PATIENCE)
         terminal.wait_for(lambda screen: any("▸" in line and " running " in line for line in screen.lines), PATIENCE)
         terminal.press("\r")
         terminal.wait_for(lambda screen: "WATCH" in screen.lines[0], PATIENCE)

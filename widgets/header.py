@@ -92,7 +92,7 @@ def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping
     elif waits and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
         health = Health("RESUMING" if snapshot.paused else "PAUSING", "warn")
     sign, word, style = SIGNS[health.level], health.word, words.LEVEL_STYLES[health.level]
-    if mark := MARKS.get(source_kind):
+    if (mark := MARKS.get(source_kind)) and snapshot.phase != GONE:  # of which nothing looks live
         sign, word, style = mark[0], f"{mark[1]} {word}", "accent" if health.level in ("ok", "idle") else style
     fields = [Field(0, f"{sign} {word}", style)]
     # Where there is hardly room for any of the reason, how far the run is matters more.

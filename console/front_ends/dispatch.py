@@ -81,7 +81,8 @@ def run_with_front_end(
             return _watched(session, chunks, configuration, audience)
         finally:
             if session.work and session.summary and session.summarised and session.over:
-                state = judge(left_behind(session.work.recorder.snapshot()), time.time()).health
+                seen = left_behind(session.work.recorder.snapshot(), str(session.failure or ""))
+                state = judge(seen, time.time()).health
                 notify(filled(audience.notify, session.work.directory.id, state), session.summary, told)
 
 

@@ -24,6 +24,7 @@ from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
 from interlock.engine.record.recorder import Ring, Tail, journal_at
+from interlock.engine.record.rundir import death_of
 from interlock.engine.record.runs import chunks_of, resume_words
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
@@ -57,7 +58,7 @@ class Watched:
         self.begun = 0
         self.speed, self.paused = 1.0, False
         """How fast the past goes on, and whether it stands still."""
-        self._parting = ""
+        self._death = ""
         """What is said of a run that is gone."""
         self._clock = clock
         self._anchor = (clock(), 0.0)
@@ -134,14 +135,16 @@ class Watched:
         run = argument(self.path.parent)
         if self.closed:
             return f"the run has ended: {command(['view', run])} shows its summary, {command(['watch', run])} the run"
-        return self._parting or f"the run goes on: {command(['watch', run])} shows it again"
+        if self.gone:
+            return f"the run's process died: {self._death}"
+        return f"the run goes on: {command(['watch', run])} shows it again"
 
     @property
     def note(self) -> str:
         if self.failure:
             return str(self.failure)
         if self.gone:
-            return self._parting
+            return self._death
         return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 
     @property
@@ -264,7 +267,7 @@ class Watched:
                 seen = snapshot(self._state, self._seq)
                 run = self.path.parent
                 words = resume_words(chunks_of(run, seen.chunks, seen.config), run, seen.config)
-                self._parting = f"{GONE}: its process is gone; continue it with {command(words)}"
+                self._death = f"{death_of(run)}; continue it with {command(words)}"
                 self.gone = True
         return False
 

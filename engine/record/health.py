@@ -49,7 +49,7 @@ def health(snapshot: Snapshot, now: float) -> Health:
     if snapshot.over:
         return ended(snapshot.phase, snapshot.reason)
     if snapshot.phase == GONE:
-        return Health("PROCESS DIED", "error", snapshot.reason)
+        return Health("RUN PROCESS DIED", "error", snapshot.reason)
     if snapshot.paused:
         return Health("PAUSED", "warn", _paused(snapshot, now))
     if (still := now - snapshot.progressed_at) > _patience(snapshot):

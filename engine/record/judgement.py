@@ -102,9 +102,9 @@ def _card(device: DeviceView, *, over: bool) -> DeviceUse:
     return DeviceUse(device.facts.name, device.share if device.memory and not over else None, level)
 
 
-def left_behind(seen: Snapshot) -> Snapshot:
-    """The run once no process has it in use: its process is gone where it was not closed."""
-    return seen if seen.over else replace(seen, phase=GONE, reason="its process is gone")
+def left_behind(seen: Snapshot, why: str) -> Snapshot:
+    """The run once no process has it in use: its process died where it was not closed, and what is known of `why`."""
+    return seen if seen.over else replace(seen, phase=GONE, reason=why)
 
 
 def need(judged: Judgement, *, held: bool, latest_at: float, now: float) -> int:

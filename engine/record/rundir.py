@@ -32,6 +32,7 @@ NAMES = "letters, digits, '.', '_' and '-', beginning with a letter or digit"
 """What a new run is called; one that was moved is a run of any name."""
 LISTED = 10
 """Runs that are named to somebody who looked for another."""
+NO_WORD = "no word of why: killed, or the machine went down"
 _TELLING = tuple(
     f'"event":"{event}"'.encode() for event in ("run_started", "run_resumed", "devices_found", "control_applied")
 )
@@ -281,6 +282,16 @@ def runs_at(places: Sequence[Path]) -> list[Path]:
     """List the runs that are meant by directories of runs, and by those of single ones."""
     found = ([place] if is_run(place) else runs_in(place) for place in places)
     return list(dict.fromkeys(path for paths in found for path in paths))
+
+
+def death_of(run: Path) -> str:
+    """Say what is known of the death of a run's process, which did not close it: its latest session may have left a
+    crash file."""
+    with suppress(OSError):
+        crashes = {each.stat().st_mtime_ns: each for each in run.glob("crash-*.txt")}
+        if crashes and max(crashes) >= (run / atomic.SESSION).stat().st_mtime_ns:
+            return f"{crashes[max(crashes)]} tells why"
+    return NO_WORD
 
 
 def beside(path: Path) -> str:

@@ -26,7 +26,7 @@ from interlock.engine.record.fold import fold_all
 from interlock.engine.record.health import Health, ended
 from interlock.engine.record.inputs import moved
 from interlock.engine.record.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need
-from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, runs_at
+from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, death_of, runs_at
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import argument
@@ -148,7 +148,7 @@ def _begins(path: Path) -> bool:
 
 def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Overview:
     """A run that is not closed, or whose summary cannot be read."""
-    seen = left_behind(snapshot(state, 0)) if not in_use else snapshot(state, 0)
+    seen = snapshot(state, 0) if in_use else left_behind(snapshot(state, 0), death_of(directory))
     return Overview(
         **vars(judge(seen, now)),
         path=directory,
