@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from textual.command import CommandList
 from textual.pilot import Pilot
 
-from interlock.console.actions import MAIN
+from interlock.console.actions import MAIN, actions_of
+from interlock.console.apps.base import offered
 from interlock.console.apps.run import Console
 from interlock.console.look import Leave, Look
 from interlock.console.screens import main
@@ -206,6 +207,20 @@ async def test_keys_of_the_footer_and_answers_can_be_clicked(recorded):
         assert asked(recorded) == [("schedule", "shared")]
         await pilot.click("#footer", offset=(footer.index("  S Stop"), 0))
         assert isinstance(app.screen, Main)
+
+
+async def test_what_steers_is_offered_only_where_a_run_can_be_steered_and_else_says_why_not(recorded):
+    recorded.play_to(0.35)
+    steers = {action.name for action in actions_of(MAIN) if action.changes}
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        assert steers <= {action.name for action in offered(app.screen)} and "x Excl" in text_of(app)[-1]
+        recorded.play_to(1.0)
+        await seen(app, pilot)
+        await pilot.press("escape")
+        assert steers.isdisjoint(action.name for action in offered(app.screen))
+        assert not any(key in text_of(app)[-1] for key in ("Excl", "CPU-FB", "Pause", "Stop"))
+        await pilot.press("P")
+        assert "the run is over" in text_of(app)[-1]
 
 
 async def test_a_control_that_would_be_refused_is_refused_at_once_and_nothing_is_pending(recorded):

@@ -66,6 +66,7 @@ def from_journal(kind: str) -> Make:
     def make(run: Recorded, look: "Look") -> "App[Any]":
         source = copy(run)
         source.kind, source.past = kind, kind == "replay"
+        source.controls = None if source.past else source.controls
         return console(source, look)
 
     return make

@@ -270,11 +270,10 @@ class RunPane(Pane):
 
 
 class Key(NamedTuple):
-    """A key of the footer, and what it does now; `off` is why it does nothing, `action` what a click on it calls."""
+    """A key of the footer, and what it does now; `action` is what a click on it calls."""
 
     key: str
     label: str
-    off: str = ""
     action: str = ""
 
 
@@ -300,8 +299,7 @@ class Bar(Pane, can_focus=False):
         spans: list[Span] = []
         places, begin = [], 0
         for key, size in zip([*shown[:count], *shown[-1:]], [*sizes[:count], *sizes[-1:]], strict=True):
-            spans += [Span(key.key, "dim" if key.off else "title"), Span(f" {key.label}", "dim" if key.off else "")]
-            spans.append(Span(GAP))
+            spans += [Span(key.key, "title"), Span(f" {key.label}"), Span(GAP)]
             places.append((range(begin, begin + size - len(GAP)), key.action))
             begin += size
         self.show([fitted(spans[:-1], width) if spans else ()])

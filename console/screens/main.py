@@ -220,11 +220,10 @@ class Main(Seeking):
             shown, playing = [], bool(self._watched and self.source.past and not self._watched.paused)
             for key in self.footer_keys():
                 action = named(key.action)
-                # What is past is not steered, and from what is now one goes only back.
-                if action.changes if self.source.past else action.past and action.name not in BACK:
+                if not self.source.past and action.past and action.name not in BACK:  # from now one goes only back
                     continue
                 label = wording.label(action, self.snapshot, past=self.source.past, playing=playing)
-                shown.append(key._replace(label=label, off=self.why_not(action)))
+                shown.append(key._replace(label=label))
             if self.host.listed:  # which quitting goes back to as well
                 shown[-1:] = [Key(self.shown_key("unzoom"), "All runs", action="quit")]
             self._footer.offer(shown, self.size.width)

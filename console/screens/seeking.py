@@ -33,7 +33,7 @@ class Seeking(Steering):
 
     def offers(self, action: Action) -> bool:
         if action.changes:
-            return self.source.kind != "replay"
+            return not self.why_not(action)
         return not action.past or self._watched is not None
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
