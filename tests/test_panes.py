@@ -565,7 +565,9 @@ def test_a_lease_in_detail_tells_its_receipt_in_full() -> None:
     found = (one_lease(1, held=65, residue=34 * MIB), one_lease(2, held=5, lost=["cuda:1"]))
     snapshot = replace(sample(), leases=found)
     text = _text(drawn(leases, snapshot, 78, 20, zoomed=True, chosen="L001"))
-    for words_of in ("▸L001", "RELEASED, pass 1", "cuda:0 11.7 GiB, cuda:1 11.7 GiB", "attached in 1.2 s"):
+    (chosen,) = [line for line in text.splitlines() if line.startswith("▸")]
+    assert "cuda:0,1 " in chosen and "RELEASED" in chosen
+    for words_of in ("L001 ", "RELEASED, pass 1", "cuda:0 11.7 GiB, cuda:1 11.7 GiB", "attached in 1.2 s"):
         assert words_of in text
     rows = [line.split() for line in text.splitlines() if line.startswith("cuda:")]
     assert [row[1] for row in rows] == ["before", "peak", "after"] * 2
@@ -634,10 +636,20 @@ def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:
         one_lease(3, held=1, lost=["cuda:0", "cuda:1"]),
     )
     made = [plain(drawn(leases, replace(sample(), leases=(each,)), 118, 4))[1] for each in found]
-    assert [line.split()[3] for line in made] == ["LOST", "LEFT", "LOST"]
-    assert "lost cuda:0,1" in made[2] and "unknown" in made[2]
+    assert all(word in line.split() for word, line in zip(("LOST", "LEFT", "LOST"), made, strict=True))
+    assert " lost cuda:0,1 " in made[2] and "unknown" in made[2]
     assert "session ended" in made[1]
-    assert "lost cuda:1" in made[0] and "0.3 > 0.6 > 0.3" in made[0]
+    assert "cuda:0, lost cuda:1 " in made[0] and "0.3 > 0.6 > 0.3" in made[0]
+
+
+def test_a_pass_and_a_lease_that_go_on_say_which_of_their_devices_is_lost() -> None:
+    run = sample(lost=(1,))
+    held, released = one_lease(1, held=None), one_lease(2, held=5)
+    first, second = plain(drawn(leases, replace(run, leases=(held, released)), 118, 4))[1:3]
+    assert "cuda:0, lost cuda:1 " in first and "cuda:0,1 " in second
+    assert ["cuda:0, lost cuda:1 " in line for line in plain(drawn(passes, run, 118, 3))] == [
+        each.batches_done < each.batches and len(each.devices) > 1 for each in run.passes
+    ]
 
 
 def test_leases_beyond_those_kept_are_counted() -> None:

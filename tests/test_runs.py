@@ -268,9 +268,12 @@ def test_those_that_need_somebody_stand_first_and_history_last(out):
     [
         ([], ""),
         ([DeviceUse("cuda:0", 0.414)], "41% cuda:0"),
-        ([DeviceUse("cuda:0", 0.9), DeviceUse("cuda:1", None, "error", lost=True)], "90% LOST cuda:0,1"),
-        ([DeviceUse("cuda:0"), DeviceUse("cuda:1", lost=True)], "1 LOST cuda:0,1"),
-        ([DeviceUse(f"cuda:{place}", place / 10, lost=place == 7) for place in range(8)], "0% to 70% 1 LOST cuda:0-7"),
+        ([DeviceUse("cuda:0", 0.9), DeviceUse("cuda:1", None, "error", lost=True)], "90% cuda:0, lost cuda:1"),
+        ([DeviceUse("cuda:0"), DeviceUse("cuda:1", lost=True)], "cuda:0, lost cuda:1"),
+        (
+            [DeviceUse(f"cuda:{place}", place / 10, lost=place == 7) for place in range(8)],
+            "0% to 70% cuda:0-6, lost cuda:7",
+        ),
         (
             [DeviceUse(f"node-{node}/cuda:{card}", 0.5) for node in range(9) for card in (0, 1)],
             "50% 18 GPUs on 9 nodes",

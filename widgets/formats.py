@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 
@@ -78,9 +78,12 @@ def trouble(mitigations: int, parked: int) -> str:
     return " ".join([f"!{mitigations}"] * bool(mitigations) + [f"parked {parked}"] * bool(parked))
 
 
-def devices_of(names: Sequence[str]) -> str:
+def devices_of(names: Sequence[str], lost: Collection[str] = ()) -> str:
     """Name devices: `cuda:0,1` for two cards, `cuda:0-3` for four in a row, `node-1/cuda:0,1` for those of a node, and
-    `4 GPUs on 2 nodes` where that would be long."""
+    `4 GPUs on 2 nodes` where that would be long; those that are `lost` apart: `cuda:0, lost cuda:1`."""
+    if gone := [name for name in names if name in lost]:
+        there = devices_of([name for name in names if name not in lost])
+        return f"{there}, lost {devices_of(gone)}".removeprefix(", ")
     by_node: dict[str, list[str]] = {}
     for name in names:
         by_node.setdefault(node_of(name), []).append(name.rpartition("/")[2])

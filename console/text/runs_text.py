@@ -56,16 +56,16 @@ def issues(wrong: Attention) -> str:
 
 
 def cards(found: Sequence[DeviceUse]) -> str:
-    """Tell how much is used of what the run may have of each device, and name them: `41% LOST cuda:0,1`; of more than
-    EACH the least, the most, and how many were lost; of those that nobody uses any more their names alone."""
+    """Tell how much is used of what the run may have of each device, and name them, those that are lost apart:
+    `41% cuda:0, lost cuda:1`; of more than EACH the least and the most; of those that nobody uses any more their names
+    alone."""
     shares = [each.share for each in found if each.share is not None]
     if shares and len(found) <= EACH:
-        told = ["LOST" if each.lost else _used(each.share) for each in found]
+        told = [_used(each.share) for each in found if not each.lost]
     else:
-        ends = dict.fromkeys(map(_used, (min(shares), max(shares)))) if shares else ()
-        lost = sum(each.lost for each in found)
-        told = [" to ".join(ends), f"{lost} LOST" * bool(lost)]
-    return " ".join(filter(None, [*told, devices_of([each.name for each in found])]))
+        told = [" to ".join(dict.fromkeys(map(_used, (min(shares), max(shares)))))] if shares else []
+    names, lost = [each.name for each in found], [each.name for each in found if each.lost]
+    return " ".join([*told, devices_of(names, lost)])
 
 
 def _used(share: float | None) -> str:

@@ -166,20 +166,30 @@ def _residue(lease: LeaseState, _: Snapshot) -> str:
     return f"!{left / MIB:.0f} MiB" if left >= MIB else f"!{left} B" if left else "0 B" if sizes else "unknown"
 
 
-def _notes(lease: LeaseState, _: Snapshot) -> str:
+def _devices(lease: LeaseState, snapshot: Snapshot) -> str:
+    """Those of it that it lost apart, or has lost so far."""
     lost = [receipt.device for receipt in lease.receipts if receipt.lost]
+    now = [device.facts.name for device in snapshot.devices if device.lost] if _held(lease, snapshot) else []
+    return devices_of(lease.devices, lost + now)
+
+
+def _notes(lease: LeaseState, _: Snapshot) -> str:
     retries = sum(receipt.retries for receipt in lease.receipts)
     ended = "no receipt" if node_of(lease.lease) else "session ended"
-    notes = [f"lost {devices_of(lost)}"] * bool(lost) + [ended] * lease.left
-    notes += ["streamed"] * lease.streamed + ["warm"] * lease.warm + [f"retries {retries}"] * bool(retries)
+    notes = (
+        [ended] * lease.left
+        + ["streamed"] * lease.streamed
+        + ["warm"] * lease.warm
+        + [f"retries {retries}"] * bool(retries)
+    )
     return " ".join(notes)
 
 
 USUAL, RESIDUE_AT = 5, 6
 COLUMNS: Sequence[tuple[Column, Callable[[LeaseState, Snapshot], str]]] = (
-    (Column(6, "lease"), lambda lease, _: lease.lease),
+    (Column(7, "lease"), lambda lease, _: lease.lease),
     (Column(0, "model", most=MOST_MODEL), lambda lease, _: lease.model),
-    (Column(7, "devices"), lambda lease, _: devices_of(lease.devices)),
+    (Column(6, "devices"), _devices),
     (Column(1, "state"), _state),
     (Column(2, "held", right=True), _time),
     (Column(4, "before>peak>after"), _memory),

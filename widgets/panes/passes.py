@@ -223,6 +223,12 @@ def _time(each: PassView, snapshot: Snapshot) -> str:
     return duration(each.wall_seconds) if each.done.seconds else ""
 
 
+def _devices(each: PassView, snapshot: Snapshot) -> str:
+    """Those that computed it; while it goes on, those of them that are lost apart."""
+    goes_on = each.batches_done < each.batches
+    return devices_of(each.devices, [device.facts.name for device in snapshot.devices if goes_on and device.lost])
+
+
 def _weight(each: PassView) -> str:
     """Its weight in the fusion; of a sparse model, which is not fused, how many terms a text has."""
     if each.kind == "dense":
@@ -237,7 +243,7 @@ COLUMNS: Sequence[tuple[Column, str, Callable[[PassView, Snapshot], str]]] = (
     (Column(1), "", _word),
     (Column(3, right=True), "", _time),
     (Column(4), "warn", lambda each, _: trouble(each.mitigations, each.parked)),
-    (Column(6), "dim", lambda each, _: devices_of(each.devices)),
+    (Column(6), "dim", _devices),
     (Column(7), "dim", lambda each, _: _weight(each)),
 )
 """In their order on the screen: where, in what style (else that of the word it says), and what."""
