@@ -96,6 +96,7 @@ def test_a_recording_shows_every_rung_and_every_trouble_of_one_session(recorded)
     other_stories |= {
         ev.VectorsKept,
         ev.MemoryTaken,
+        ev.DiskLow,
         ev.ModelMoved,
         ev.ModelUnloaded,
         ev.PairsPlanned,

@@ -3,14 +3,17 @@
 import shutil
 import threading
 import time
+from types import SimpleNamespace
 
+from interlock.console.text.event_text import describe
 from interlock.engine.compute.cluster.members import RemoteDevice
 from interlock.engine.compute.cluster.messages import RemoteFacts
 from interlock.engine.flows.computing import at_work
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.gpu.sim import simulated
-from interlock.engine.record.facts import DeviceFacts
+from interlock.engine.record.events import DiskLow
+from interlock.engine.record.facts import LEAST_DISK, DeviceFacts
 
 
 class Told:
@@ -113,3 +116,19 @@ def test_the_disk_of_the_run_is_told_by_one_device_and_one_that_is_gone_by_none(
     with Sampler([CpuDevice()], gone, period=0.01, place=tmp_path / "gone"):
         gone.wait_for(1)
     assert gone.seen[0][2].disk_free is None
+
+
+def test_a_disk_is_told_once_when_it_falls_below_the_limit_and_once_when_it_is_well_again(tmp_path, monkeypatch):
+    told = []
+    sampler = Sampler(simulated("sim:2xT4"), told.append, place=tmp_path)
+    for free in (LEAST_DISK, LEAST_DISK - 1, 5, LEAST_DISK, 2 * LEAST_DISK, LEAST_DISK, 7):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        for each in sampler._devices:
+            sampler._look_at(each)
+    assert [(each.over, each.free_bytes) for each in told if isinstance(each, DiskLow)] == [
+        (False, LEAST_DISK - 1), (True, 2 * LEAST_DISK), (False, 7),
+    ]  # fmt: skip
+    low, well, _ = [describe(each) for each in told if isinstance(each, DiskLow)]
+    assert (low.severity, well.severity) == ("warning", "notice")
+    assert low.text == f"1024.0 MiB free on the disk of {tmp_path}: free some, or the run stops there"
+    assert well.text == f"2.0 GiB free on the disk of {tmp_path} again"

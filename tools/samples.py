@@ -61,6 +61,7 @@ OWN: dict[tuple[type[Struct], str], Any] = {
     (ev.DeadlineSet, "ends"): 1795430400.0,
     (ev.DeadlineSet, "partial"): True,
     (ev.VectorsKept, "place"): "store/handbook",
+    (ev.DiskLow, "place"): "runs",
     (ev.VectorsKept, "bytes"): 388,
     (ev.VectorsKept, "neighbours"): 0.9834,
     (ev.ResidueFound, "action"): "still referenced by dict",

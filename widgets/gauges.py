@@ -6,8 +6,7 @@ Memory is what this process occupies; percent is of what it may have: the ceilin
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from interlock.engine.record.facts import NOTICED, node_of
-from interlock.engine.record.health import LEAST_DISK
+from interlock.engine.record.facts import LEAST_DISK, NOTICED, node_of
 from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.words import safe
 from interlock.widgets import glyphs

@@ -67,6 +67,8 @@ def _begun(event: ev.Begins | ev.Steers) -> Description:
                 return Description("notice", "memory", f"{event.device}: others leave enough for the next batch again")
             who = "; ".join(map(str, event.holders))
             return Description("warning", "memory", f"{event}{' (' * bool(who)}{who}{')' * bool(who)}")
+        case ev.DiskLow():
+            return Description("notice" if event.over else "warning", "disk", str(event))
         case ev.ControlApplied():
             asked = _ASKED.get((event.control, event.value), f"set the {event.control} to {event.value}")
             return Description("notice", "control", f"{event.who} {asked}")

@@ -13,11 +13,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from interlock.engine.gpu.device import RESERVE, Device
-from interlock.engine.record.events import DeviceSampled, Emit, MemoryTaken
-from interlock.engine.record.facts import NOTICED, Memory, Readings
+from interlock.engine.record.events import DeviceSampled, DiskLow, Emit, MemoryTaken
+from interlock.engine.record.facts import LEAST_DISK, NOTICED, Memory, Readings
 
 EASED = 1.1
-"""So many times what is needed must be free before a shortage is over, lest it come and go with every batch."""
+"""So many times what is needed must be free before a shortage is over, lest it come and go."""
 
 
 class Sampler:
@@ -30,6 +30,7 @@ class Sampler:
         self._period = period
         self._place = place
         self._taken: set[str] = set()
+        self._disk_low = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
@@ -60,7 +61,7 @@ class Sampler:
         try:
             if not self._ended.is_set():
                 self._emit(sample)
-                if told := self._change(device, sample):
+                for told in filter(None, (self._change(device, sample), self._disk(sample.readings))):
                     self._emit(told)
         except Exception:  # whoever listened is gone
             self._ended.set()
@@ -75,6 +76,14 @@ class Sampler:
             return None
         self._taken ^= {device.name}
         return found
+
+    def _disk(self, readings: Readings | None) -> DiskLow | None:
+        """What is to be told where the disk fell below what it should have free, or is well again."""
+        free = readings.disk_free if readings else None
+        if free is None or (free < LEAST_DISK * (EASED if self._disk_low else 1)) is self._disk_low:
+            return None
+        self._disk_low = not self._disk_low
+        return DiskLow(place=str(self._place), free_bytes=free, over=not self._disk_low)
 
 
 def squeeze(device: Device, memory: Memory, readings: Readings, *, ends: bool = False) -> MemoryTaken:

@@ -16,6 +16,7 @@ from interlock.engine.record.facts import (
     Cost,
     DeviceFacts,
     DeviceLoss,
+    DiskShortage,
     Grant,
     KeptVectors,
     LawMeasured,
@@ -108,6 +109,10 @@ class MemoryTaken(Squeeze, Event, frozen=True, kw_only=True, tag="memory_taken")
     """Told once when it begins and once when it is over."""
 
 
+class DiskLow(DiskShortage, Event, frozen=True, kw_only=True, tag="disk_low"):
+    """Told once when it falls so low and once when it is over."""
+
+
 class NodeJoined(Event, frozen=True, tag="node_joined"):
     """A node that computes from now on, or again; `label` names its machine, `sent_bytes` were sent of the models."""
 
@@ -141,8 +146,7 @@ class ControlReached(ControlEvent, frozen=True, kw_only=True, tag="control_reach
 
 
 class BatchesDoubled(Event, frozen=True, tag="batches_doubled"):
-    """Batches that a slow `node` holds near the end of a pass were given to an `other` one too: the first result
-    counts."""
+    """Batches that a slow `node` holds near the end of a pass are given to an `other` too: the first result counts."""
 
     model_pass: int
     node: str
@@ -251,8 +255,7 @@ class RowsReused(Event, frozen=True, tag="rows_reused"):
 
 
 class BatchesLost(Event, frozen=True, tag="batches_lost"):
-    """Batches that an earlier session committed but whose vectors did not survive, or that a `node` gave which computes
-    wrongly; they are done again."""
+    """Committed batches that are done again: their vectors did not survive, or came from a bad `node`."""
 
     model_pass: int
     batches: list[int]
@@ -289,8 +292,7 @@ class ModelAttached(Event, frozen=True, tag="model_attached"):
 
 
 class ModelMoved(Event, frozen=True, tag="model_moved"):
-    """The weights of a reranker were copied to a device: from the files (`source` "disk"), or from the device that they
-    left, and why."""
+    """The weights of a reranker were copied to a device, from files (`source` "disk") or one they left, and why."""
 
     lease: str
     model: str
@@ -355,8 +357,7 @@ class MemoryCalibrated(LawMeasured, Event, frozen=True, tag="memory_calibrated")
 
 class BatchCommitted(Tally, Event, frozen=True, kw_only=True, tag="batch_committed"):
     """A batch as it ran: `device` and `dtype` name every device and precision that computed a row of it, sorted and
-    joined by commas (dtype empty in older journals: the roster's). `parts` says which rows those were, unless all of
-    them came from one place."""
+    joined by commas (dtype empty in older journals: the roster's). `parts` says which, where there are several."""
 
     model_pass: int
     batch_index: int
@@ -368,8 +369,7 @@ class BatchCommitted(Tally, Event, frozen=True, kw_only=True, tag="batch_committ
 
 
 class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
-    """A step of the ladder (`rung`) taken because memory, a device or a vector fell short; of a reranker, which has no
-    pass, `model` says whose."""
+    """A step of the ladder (`rung`) taken because memory, a device or a vector fell short; `model` names a reranker."""
 
     batch_index: int | None = None
     cost_seconds: float = 0.0
@@ -474,7 +474,7 @@ Begins = RunStarted | RunResumed | DeadlineSet | DevicesFound
 Beats = DeviceSampled
 """Those derived from `Heartbeat`."""
 Joins = NodeJoined | NodeLost | NodeRefused | BatchesDoubled
-Steers = DeviceLost | MemoryTaken | ControlApplied | ControlRefused | ControlReached
+Steers = DeviceLost | MemoryTaken | DiskLow | ControlApplied | ControlRefused | ControlReached
 Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
 Plans = RowsReused | PassPlanned | BatchesLost | ParkedRetried | LeaseGranted | ModelAttached | CanaryChecked
 Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPassedOver

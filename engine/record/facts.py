@@ -132,6 +132,10 @@ NOTICED = 50 << 20
 """Bytes of others from which on they are worth a word, and what memory falls short by."""
 
 
+LEAST_DISK = 1 << 30
+"""Bytes free on the disk of a run below which somebody has to look, before it is full."""
+
+
 class Readings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the driver says of a device: bytes of all processes, percent, degrees Celsius, watts.
 
@@ -173,6 +177,18 @@ class Squeeze(Struct, frozen=True, kw_only=True):
         told = [f"pid {each.pid} {each.user}".rstrip() for each in self.holders[:2]]
         who = f" ({', '.join(told)})" if told else ""
         return f"{self.device}: others hold {others}{who}, {free} free: next batch needs {needs}"
+
+
+class DiskShortage(Struct, frozen=True, kw_only=True):
+    """The disk that the run is written to has too little free, or, if it is `over`, enough again."""
+
+    place: str
+    free_bytes: int
+    over: bool = False
+
+    def __str__(self) -> str:
+        again = " again" if self.over else ": free some, or the run stops there"
+        return f"{human_bytes(self.free_bytes)} free on the disk of {self.place}{again}"
 
 
 class Receipt(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from interlock.engine.record.events import CollectionRead, RecordRefused, RowParked
-from interlock.engine.record.facts import MissingModel, Status, node_of, on_host
+from interlock.engine.record.facts import LEAST_DISK, DiskShortage, MissingModel, Status, node_of, on_host
 from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot
 from interlock.engine.record.state import RunState
@@ -22,7 +22,6 @@ Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
 in one that has not, which may be reading its weights; and in any case the time of so many of its longest batches."""
-LEAST_DISK = 1 << 30  # bytes free below which somebody has to look, before it is full
 ENDED: dict[str, tuple[str, Level]] = {
     "completed": ("DONE", "ok"),
     "incomplete": ("INCOMPLETE", "warn"),
@@ -74,8 +73,8 @@ def _low_disk(snapshot: Snapshot) -> str:
     """Say how little the run's disk has free; empty where that is enough, or nobody knows."""
     told = (device.readings.disk_free for device in snapshot.devices if device.readings)
     free = min((each for each in told if each is not None), default=LEAST_DISK)
-    place = snapshot.config["out"].value if "out" in snapshot.config else "the run"
-    return f"{human_bytes(free)} free on the disk of {place}: free some, or the run stops there" * (free < LEAST_DISK)
+    place = str(snapshot.config["out"].value) if "out" in snapshot.config else "the run"
+    return str(DiskShortage(place=place, free_bytes=free)) if free < LEAST_DISK else ""
 
 
 def _paused(snapshot: Snapshot, now: float) -> str:
