@@ -152,6 +152,12 @@ def test_sizes_under_a_ceiling_below_one_gibibyte_are_told_in_mebibytes() -> Non
     assert (words.amount(500 << 20, 2 << 30), words.unit(2 << 30)) == ("0.5", "GiB")
 
 
+def test_sizes_of_many_devices_together_are_told_in_tebibytes() -> None:
+    all_of_it = int(17229.8 * 2**30)
+    assert (words.amount(900 << 30, all_of_it), words.amount(all_of_it, all_of_it)) == ("0.9", "16.8")
+    assert (words.unit(all_of_it), words.unit((1 << 40) - 1), words.gib(1 << 40)) == ("TiB", "GiB", "1024.0")
+
+
 @given(st.text())
 def test_what_is_drawn_in_ascii_takes_as_many_cells(text: str) -> None:
     shown = drawn_on_screens(text)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from textual.app import App, ComposeResult
 
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import Memory
+from interlock.engine.record.facts import Memory, Readings
 from interlock.engine.record.fold import fold
 from interlock.engine.record.health import Health
 from interlock.engine.record.judgement import Attention, Judgement, judge
@@ -626,7 +626,7 @@ def test_receipts_tell_before_peak_after_and_residue_of_all_devices() -> None:
     made = plain(drawn(leases, replace(sample(), leases=found), 78, 3))
     assert "0.3 > 9.6 > 0.3" in made[1] and made[1].split("0.3")[-1].split()[:2] == ["0", "B"]
     assert made[2].startswith("and 1 earlier")
-    assert "!68 MiB" in plain(drawn(leases, replace(sample(), leases=found[:1]), 78, 3))[1]
+    assert "!68.0 MiB" in plain(drawn(leases, replace(sample(), leases=found[:1]), 78, 3))[1]
 
 
 def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:
@@ -640,6 +640,16 @@ def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:
     assert " lost cuda:0,1 " in made[2] and "unknown" in made[2]
     assert "session ended" in made[1]
     assert "cuda:0, lost cuda:1 " in made[0] and "0.3 > 0.6 > 0.3" in made[0]
+
+
+def test_what_a_run_takes_of_a_host_of_tebibytes_is_told_in_gibibytes_and_its_disk_as_it_is() -> None:
+    host = sample(1, kind="cpu").devices[0]
+    large = replace(
+        host, facts=replace(host.facts, ceiling_bytes=3 << 39, total_bytes=2 << 40),
+        readings=Readings(used=1, total=2 << 40, disk_free=20 << 40),
+    )  # fmt: skip
+    text = plain([gauges.gauge(large, (large,), 200)])[0]
+    assert f"{host.memory and host.memory.occupied / 2**30:.1f}/1536.0/2048.0 GiB" in text and "disk 20.0 TiB" in text
 
 
 def test_a_pass_and_a_lease_that_go_on_say_which_of_their_devices_is_lost() -> None:

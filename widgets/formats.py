@@ -16,7 +16,7 @@ RUNGS = {
     "float32": "in float32", "cpu": "on the CPU", "park": "given up", "slice_mlp": "in slices", "chunk": "in slices",
 }  # fmt: skip
 """What the rungs of the ladder do, in an operator's words; the last two are of old journals."""
-MIB, GIB = 2**20, 2**30
+MIB, GIB, TIB = 2**20, 2**30, 2**40
 LONGEST = 4000
 """Signs of a line that are looked at."""
 LEVEL_STYLES = {"ok": "ok", "idle": "title", "warn": "warn", "error": "error"}
@@ -35,17 +35,20 @@ def numeric(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
 
 def gib(size: float) -> str:
     """Write GiB with one decimal; what is too little for that is still not nothing."""
-    return "<0.1" if 0 < size < 0.05 * GIB else f"{size / GIB:.1f}"
+    return amount(size, GIB)
 
 
 def amount(size: float, most: float) -> str:
-    """Write a size in the unit of the largest one beside it, without it: GiB, or MiB where that is less than one."""
-    return gib(size) if most >= GIB else f"{size / MIB:.0f}"
+    """Write a size in the unit of the largest one beside it, without it; MiB whole, more with one decimal."""
+    if most < GIB:
+        return f"{size / MIB:.0f}"
+    one = TIB if most >= TIB else GIB
+    return "<0.1" if 0 < size < 0.05 * one else f"{size / one:.1f}"
 
 
 def unit(most: float) -> str:
     """Name the unit that `amount` writes in."""
-    return "GiB" if most >= GIB else "MiB"
+    return "TiB" if most >= TIB else "GiB" if most >= GIB else "MiB"
 
 
 def count(number: float) -> str:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from interlock.engine.record.facts import LEAST_DISK, NOTICED, node_of
 from interlock.engine.record.snapshot import DeviceView
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import human_bytes, safe
 from interlock.widgets import glyphs
-from interlock.widgets.formats import GIB, MIB, amount, gib, unit
+from interlock.widgets.formats import GIB, amount, gib, unit
 from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 
 Devices = tuple[DeviceView, ...]
@@ -99,7 +99,7 @@ def _facts(device: DeviceView) -> list[Figure]:
         rank = 0 if device.taken else 6
         facts.append(Figure(f"others {_size(device, others)}", rank, "others", glyphs.OTHERS))
     for holder in readings.holders if readings else ():
-        held = "?" if holder.bytes is None else f"{holder.bytes / MIB:.0f} MiB"
+        held = "?" if holder.bytes is None else human_bytes(holder.bytes)
         facts.append(Figure(safe(" ".join(filter(None, (f"pid {holder.pid}", holder.user, held)))), 6))
     if readings and readings.temperature is not None:
         facts.append(Figure(f"{readings.temperature}C", 4))
@@ -111,7 +111,9 @@ def _facts(device: DeviceView) -> list[Figure]:
     if readings and readings.throttled:
         facts.append(Figure(f"slowed: {readings.throttled}", 2))
     if readings and readings.disk_free is not None:
-        facts.append(Figure(f"disk {gib(readings.disk_free)} GiB free", 2 if readings.disk_free < LEAST_DISK else 3))
+        facts.append(
+            Figure(f"disk {human_bytes(readings.disk_free)} free", 2 if readings.disk_free < LEAST_DISK else 3)
+        )
     if device.facts.ceiling_bytes < GIB:  # which the numbers beside the bar then leave out
         facts.append(Figure(f"card {gib(device.facts.total_bytes)} GiB", 8))
     return facts
@@ -129,17 +131,21 @@ def _sizes(device: DeviceView) -> str:
     """Used, the ceiling where it is below the total, and the total; of a ceiling in MiB, used and that."""
     facts = device.facts
     total = f"/{gib(facts.total_bytes)}" if GIB <= facts.ceiling_bytes < facts.total_bytes else ""
-    return f"{_against_ceiling(device)}{total} {unit(facts.ceiling_bytes)}"
+    return f"{_against_ceiling(device)}{total} {unit(_most(device))}"
 
 
 def _against_ceiling(device: DeviceView) -> str:
-    ceiling = device.facts.ceiling_bytes
-    return f"{_size(device, device.occupied)}/{amount(ceiling, ceiling)}"
+    return f"{_size(device, device.occupied)}/{amount(device.facts.ceiling_bytes, _most(device))}"
 
 
 def _size(device: DeviceView, size: int) -> str:
     """A size of a device in the unit of its ceiling, in as many cells as it may come to need."""
-    return f"{amount(size, device.facts.ceiling_bytes):>4}"
+    return f"{amount(size, _most(device)):>4}"
+
+
+def _most(device: DeviceView) -> int:
+    """What decides the unit: beside TiB, what a run takes of a large host would be next to nothing."""
+    return min(device.facts.ceiling_bytes, GIB)
 
 
 def _others(device: DeviceView) -> int:

@@ -25,7 +25,7 @@ def human_bytes(count: float) -> str:
     if not _countable(count):
         return "?"
     for unit in UNITS:
-        if abs(count) < 1024 or unit == UNITS[-1]:
+        if round(abs(count), 1) < 1024 or unit == UNITS[-1]:
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -11,7 +11,7 @@ from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import GONE, Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.words import duration, human_bytes
-from interlock.widgets.formats import MIB, clock, devices_of, gib
+from interlock.widgets.formats import clock, devices_of, gib
 from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows
 
@@ -163,7 +163,7 @@ def _residue(lease: LeaseState, _: Snapshot) -> str:
         return ""
     sizes = [receipt.residue_bytes for receipt in lease.receipts if not receipt.lost]
     left = sum(sizes)
-    return f"!{left / MIB:.0f} MiB" if left >= MIB else f"!{left} B" if left else "0 B" if sizes else "unknown"
+    return f"!{human_bytes(left)}" if left else "0 B" if sizes else "unknown"
 
 
 def _devices(lease: LeaseState, snapshot: Snapshot) -> str:
