@@ -26,7 +26,7 @@ from interlock.console.screens.ask import Find
 from interlock.console.screens.runs import RunsScreen
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.journal import Watched
-from interlock.console.sources.runs import RunList, neediest
+from interlock.console.sources.runs import RunList, neediest, walled
 from interlock.console.sources.session import Live, Session
 from interlock.console.text import runs_text
 from interlock.engine.errors import InterlockError, UsageError
@@ -120,6 +120,20 @@ def test_why_a_process_died_is_told_by_the_crash_file_of_its_session_and_else_th
     assert overview(died, LATER).health.detail == "no word of why: killed, or the machine went down"
     (died / "crash-new.txt").touch()
     assert overview(died, LATER).health.detail == f"{died / 'crash-new.txt'} tells why"
+
+
+def test_a_watch_of_what_holds_no_run_says_what_it_takes_and_what_lies_there(out, tmp_path):
+    empty, other = tmp_path / "empty", tmp_path / "texts"
+    empty.mkdir()
+    other.mkdir()
+    for name in "dabc":
+        (other / name).touch()
+    for place, lies in ((empty, "it is empty"), (other, "in it: a; b; c and 1 more")):
+        with pytest.raises(UsageError) as refused:
+            walled([out, place])
+        told = f"{place} is neither a run nor a directory of runs ({lies}): name one, or none for the runs under --out"
+        assert str(refused.value) == f"{told} (no run in {tmp_path})"
+    assert walled([out / "over"]) == [] and walled([out]) == [out] == walled([out.parent])
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong_and_keeps_no_other_from_the_list(out):

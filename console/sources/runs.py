@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from interlock.engine.errors import InterlockError
+from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.record import atomic
 from interlock.engine.record.atomic import SESSION
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.recorder import Tail, journal_at
-from interlock.engine.record.rundir import JOURNAL, SUMMARY, is_run, runs_at, runs_in
+from interlock.engine.record.rundir import JOURNAL, SUMMARY, beside, is_run, runs_at, runs_in
 from interlock.engine.record.runs import Overview, overview
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import few
+from interlock.engine.record.words import few, named
 
 BEAT = 2.0
 """Seconds from one look to the next."""
@@ -50,12 +51,21 @@ def neediest(each: Overview) -> tuple[object, ...]:
 def walled(paths: Sequence[Path]) -> list[Path]:
     """Find the directories of runs, and the runs, that are meant; none where it is a single run. Raises UsageError for
     what is neither."""
-    found = [
-        next((each for each in (path, path / "runs") if runs_in(each) and not is_run(path)), None)
-        or journal_at(path).parent
-        for path in paths
-    ]
+    found = list(map(_meant, paths))
     return [] if len(found) == 1 and is_run(found[0]) else found
+
+
+def _meant(path: Path) -> Path:
+    """The run at a path, or the directory of runs: that, or its `runs`."""
+    if is_run(path) or not path.is_dir():
+        return journal_at(path).parent
+    if there := next(filter(runs_in, (path, path / "runs")), None):
+        return there
+    with atomic.reading(path):
+        lies = sorted(named(each.relative_to(path)) for each in path.iterdir())
+    what = f"in it: {few(lies, 3)}" if lies else "it is empty"
+    wrong = f"{path} is neither a run nor a directory of runs ({what})"
+    raise UsageError(f"{wrong}: name one, or none for the runs under --out ({beside(path)})")
 
 
 class RunList:
