@@ -183,7 +183,7 @@ def test_a_server_that_says_when_to_come_back_is_left_alone_until_then(upload):
 
 def test_a_server_that_asks_for_more_patience_than_there_is_ends_it_at_once(upload):
     upload.bridge.before = failing(1, refusal(503, "busy", **{"Retry-After": "900"}))
-    with pytest.raises(UnavailableError, match=r"did not do its work within 100 s.*503: busy.*longer with --patience"):
+    with pytest.raises(UnavailableError, match=r"did not do its work within 100 s.*last: 503: busy.*or wait until"):
         upload()
     assert upload.clock.slept == []
 

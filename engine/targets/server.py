@@ -198,10 +198,10 @@ class QdrantServer:
             return self.patience.insist(attempt)
         except TransientError as error:
             raise UnavailableError(
-                f"{self.address.url} did not do its work within {self.patience.seconds:g} s of asking ({error}): "
-                "start it and repeat the command"
-                f"{', which continues where this one ended' if self._written else ''}; `upload` and `search` ask "
-                "for longer with --patience"
+                f"{self.address.url} did not do its work within {self.patience.seconds:g} s of asking (last: {error}): "
+                "start it, or wait until it is less busy, then repeat the command"
+                f"{', which continues where this one ended' if self._written else ''}; with --patience `upload` and "
+                "`search` ask for longer"
             ) from None
 
     def _once(
