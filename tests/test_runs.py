@@ -278,7 +278,7 @@ def test_those_that_need_somebody_stand_first_and_history_last(out):
 
 
 @pytest.mark.parametrize(
-    ("cards", "told"),
+    ("devices", "told"),
     [
         ([], ""),
         ([DeviceUse("cuda:0", 0.414)], "41% cuda:0"),
@@ -294,8 +294,8 @@ def test_those_that_need_somebody_stand_first_and_history_last(out):
         ),
     ],
 )
-def test_devices_are_told_in_a_few_cells(cards, told):
-    assert runs_text.cards(cards) == told
+def test_devices_are_told_in_a_few_cells(devices, told):
+    assert runs_text.in_use(devices) == told
 
 
 def test_a_deleted_run_is_gone_and_one_in_use_or_no_run_stays(running):

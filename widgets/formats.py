@@ -82,7 +82,7 @@ def trouble(mitigations: int, parked: int) -> str:
 
 
 def devices_of(names: Sequence[str], lost: Collection[str] = ()) -> str:
-    """Name devices: `cuda:0,1` for two cards, `cuda:0-3` for four in a row, `node-1/cuda:0,1` for those of a node, and
+    """Name devices: `cuda:0,1` for two GPUs, `cuda:0-3` for four in a row, `node-1/cuda:0,1` for those of a node, and
     `4 GPUs on 2 nodes` where that would be long; those that are `lost` apart: `cuda:0, lost cuda:1`."""
     if gone := [name for name in names if name in lost]:
         there = devices_of([name for name in names if name not in lost])
@@ -90,7 +90,7 @@ def devices_of(names: Sequence[str], lost: Collection[str] = ()) -> str:
     by_node: dict[str, list[str]] = {}
     for name in names:
         by_node.setdefault(node_of(name), []).append(name.rpartition("/")[2])
-    exact = " ".join(f"{node}/{_cards(local)}" if node else _cards(local) for node, local in by_node.items())
+    exact = " ".join(f"{node}/{_local(local)}" if node else _local(local) for node, local in by_node.items())
     short = len(by_node) < 2 or len(exact) <= EXACT
     return exact if short else f"{several_devices(names)} on {len(by_node)} nodes"
 
@@ -107,14 +107,14 @@ def placed(names: Sequence[str], between: str = ",") -> str:
     return devices_of(names) if any(map(node_of, names)) else between.join(names)
 
 
-def _cards(names: Sequence[str]) -> str:
-    cards = [int(name[5:]) for name in names if name.startswith("cuda:") and name[5:].isdecimal()]
+def _local(names: Sequence[str]) -> str:
+    numbers = [int(name[5:]) for name in names if name.startswith("cuda:") and name[5:].isdecimal()]
     others = [name for name in names if not (name.startswith("cuda:") and name[5:].isdecimal())]
-    if not cards:
+    if not numbers:
         return ",".join(others)
-    cards.sort()
-    row = len(cards) > 2 and cards[-1] - cards[0] == len(cards) - 1
-    name = f"cuda:{cards[0]}-{cards[-1]}" if row else "cuda:" + ",".join(map(str, cards))
+    numbers.sort()
+    row = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
+    name = f"cuda:{numbers[0]}-{numbers[-1]}" if row else "cuda:" + ",".join(map(str, numbers))
     return ",".join([name, *others])
 
 

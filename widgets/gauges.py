@@ -115,7 +115,7 @@ def _facts(device: DeviceView) -> list[Figure]:
             Figure(f"disk {human_bytes(readings.disk_free)} free", 2 if readings.disk_free < LEAST_DISK else 3)
         )
     if device.facts.ceiling_bytes < GIB:  # which the numbers beside the bar then leave out
-        facts.append(Figure(f"card {gib(device.facts.total_bytes)} GiB", 8))
+        facts.append(Figure(f"total {gib(device.facts.total_bytes)} GiB", 8))
     return facts
 
 

@@ -13,8 +13,8 @@ from interlock.widgets.text import Column, Row, Span, fitted, in_columns, sized
 
 COLUMNS = (
     Column(0, "state"), Column(1, "run", least=15), Column(2, "done", right=True), Column(3, "eta", right=True),
-    Column(8, ""), Column(4, "issues", least=13), Column(5, "cards", least=17, most=48), Column(6, "reason"),
-    Column(7, "age", right=True), Column(9, "device"), Column(10, "models", least=14), Column(11, "chunks", right=True),
+    Column(8, ""), Column(4, "issues", least=13), Column(5, "devices", least=17, most=48), Column(6, "reason"),
+    Column(7, "age", right=True), Column(9, "kind"), Column(10, "models", least=14), Column(11, "chunks", right=True),
     Column(12, "size", right=True), Column(13, "pid", right=True), Column(14, "host"),
 )  # fmt: skip
 """What a list tells of a run; the one without a title is how far its end may be off."""
@@ -29,7 +29,7 @@ def cells(seen: Overview, now: float) -> list[Span]:
     """Tell of a run what stands in COLUMNS, empty where there is nothing to tell."""
     more = f" +{len(seen.models) - NAMED}" if len(seen.models) > NAMED else ""
     who, wrong, left = seen.occupant, seen.attention, seen.left
-    worst = next((level for level in ("error", "warn") if any(each.level == level for each in seen.cards)), "")
+    worst = next((level for level in ("error", "warn") if any(each.level == level for each in seen.devices)), "")
     return [
         Span(f"{SIGNS[seen.health.level]} {seen.health.word}", LEVEL_STYLES[seen.health.level]),
         Span(seen.id),
@@ -37,7 +37,7 @@ def cells(seen: Overview, now: float) -> list[Span]:
         Span(duration(left.seconds) if left else ""),
         Span(f"±{duration(left.spread)}" if left else "", "dim"),
         Span(issues(wrong), "error" if wrong.losses.total else "warn"),
-        Span(cards(seen.cards), worst),
+        Span(in_use(seen.devices), worst),
         Span(seen.health.detail),
         Span(age(now - seen.began_at) if seen.began_at else ""),
         Span(KINDS.get(seen.device_kind, seen.device_kind)),
@@ -55,7 +55,7 @@ def issues(wrong: Attention) -> str:
     return " ".join([*wrong.losses.words, *[f"!{rest}"] * bool(rest)])
 
 
-def cards(found: Sequence[DeviceUse]) -> str:
+def in_use(found: Sequence[DeviceUse]) -> str:
     """Tell how much is used of what the run may have of each device, and name them, those that are lost apart:
     `41% cuda:0, lost cuda:1`; of more than EACH the least and the most; of those that nobody uses any more their names
     alone."""
@@ -142,7 +142,7 @@ def _listed(seen: Overview) -> dict[str, object]:
     return {
         "run": named(seen.path), "state": told.word, "level": told.level, "detail": told.detail,
         "seconds_left": left.seconds if left else None, "seconds_off": left.spread if left else None,
-        "cards": [each._asdict() for each in seen.cards],
+        "devices": [each._asdict() for each in seen.devices],
         "began_at": seen.began_at, "latest_at": seen.latest_at, "models": seen.models,
         "chunks_read": seen.chunks_read, "done": seen.share_done, "device_kind": seen.device_kind,
         "chunks": seen.chunks, "exit_code": seen.exit_code,

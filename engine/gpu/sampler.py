@@ -61,8 +61,10 @@ class Sampler:
         try:
             if not self._ended.is_set():
                 self._emit(sample)
-                for told in filter(None, (self._change(device, sample), self._disk(sample.readings))):
+                if told := self._change(device, sample):
                     self._emit(told)
+                if disk := self._disk(sample.readings):
+                    self._emit(disk)
         except Exception:  # whoever listened is gone
             self._ended.set()
 

@@ -79,7 +79,7 @@ class Judgement:
     attention: Attention = CALM
     share_done: float | None = None
     left: Outlook | None = None
-    cards: tuple[DeviceUse, ...] = ()
+    devices: tuple[DeviceUse, ...] = ()
 
 
 def judge(snapshot: Snapshot, now: float) -> Judgement:
@@ -91,11 +91,11 @@ def judge(snapshot: Snapshot, now: float) -> Judgement:
         attention=attention(snapshot),
         share_done=snapshot.share_done,
         left=time_left(snapshot) if computes else None,
-        cards=tuple(_card(device, over=over) for device in snapshot.devices),
+        devices=tuple(_use(device, over=over) for device in snapshot.devices),
     )
 
 
-def _card(device: DeviceView, *, over: bool) -> DeviceUse:
+def _use(device: DeviceView, *, over: bool) -> DeviceUse:
     if device.lost:
         return DeviceUse(device.facts.name, level="error", lost=True)
     level: Level = "ok" if over or not device.taken else "warn" if device.leased else "error"

@@ -246,7 +246,7 @@ def _closed(directory: Path) -> Overview | None:
         health=ended(said.status, said.reason),
         attention=told,
         share_done=1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
-        cards=tuple(
+        devices=tuple(
             DeviceUse(each.name, None, "error" if each.lost else "ok", bool(each.lost)) for each in said.devices
         ),
         began_at=began,
