@@ -3,10 +3,11 @@
 import itertools
 
 import pytest
+from rich.color import Color, ColorSystem
 from textual.theme import Theme
 
 from interlock.console.apps.base import Frame
-from interlock.console.look import GAUGE, OWN, THEMES
+from interlock.console.look import ANSI, DAYLIGHT, GAUGE, OWN, SIGNAL, THEMES
 from interlock.widgets.text import STYLES
 
 READABLE = 4.5
@@ -79,6 +80,45 @@ async def test_every_theme_has_all_the_colours_of_a_gauge(name: str) -> None:
         app.theme = name
         await pilot.pause()
         assert GAUGE["dark"].keys() <= app.get_css_variables().keys()
+
+
+SIXTEEN = (
+    "000000 cd0000 00cd00 cdcd00 0000ee cd00cd 00cdcd e5e5e5 7f7f7f ff0000 00ff00 ffff00 5c5cff ff00ff 00ffff ffffff",
+    "000000 aa0000 00aa00 aa5500 0000aa aa00aa 00aaaa aaaaaa 555555 ff5555 55ff55 ffff55 5555ff ff55ff 55ffff ffffff",
+    "2e3436 cc0000 4e9a06 c4a000 3465a4 75507b 06989a d3d7cf 555753 ef2929 8ae234 fce94f 729fcf ad7fa8 34e2e2 eeeeec",
+)
+"""What xterm, the console of Linux and GNOME's terminal draw their sixteen colours in."""
+
+
+@pytest.mark.parametrize("palette", SIXTEEN, ids=["xterm", "linux", "gnome"])
+async def test_a_warning_is_read_on_white_where_a_terminal_has_sixteen_colours_of_its_own(palette: str, monkeypatch):
+    """In a theme that leaves colours to it, on white and black; in a light one of ours, on what stands behind it."""
+    drawn_in = [f"#{each}" for each in palette.split()]
+
+    def shown(colour: str) -> str:
+        return drawn_in[Color.parse(colour.removeprefix("ansi_")).downgrade(ColorSystem.STANDARD).number or 0]
+
+    behind = {DAYLIGHT.name: (DAYLIGHT.background, DAYLIGHT.surface), ANSI: ("black", "bright_white")}
+    app = Frame[None](driver=None)
+    async with app.run_test() as pilot:
+        monkeypatch.setattr(app.console, "_color_system", ColorSystem.STANDARD)
+        for theme, backgrounds in behind.items():
+            app.theme = theme
+            await pilot.pause()
+            warning = app.get_css_variables()["warning"]
+            # What a terminal writes all else in stands out from what it writes on.
+            low = [each for each in backgrounds if contrast(shown(warning), shown(str(each))) < READABLE]
+            assert warning == "ansi_default" or not low, (theme, low)
+
+
+async def test_a_warning_keeps_its_colour_where_that_can_be_read(monkeypatch):
+    app = Frame[None](driver=None)
+    async with app.run_test() as pilot:
+        for system, theme in ((ColorSystem.STANDARD, SIGNAL), (ColorSystem.EIGHT_BIT, DAYLIGHT)):
+            monkeypatch.setattr(app.console, "_color_system", system)
+            app.theme = theme.name
+            await pilot.pause()
+            assert contrast(app.get_css_variables()["warning"].lower(), str(theme.warning)) < 1.1
 
 
 def test_a_light_theme_of_our_own_is_among_those_that_are_walked_through() -> None:

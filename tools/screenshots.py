@@ -238,7 +238,8 @@ def steady() -> Iterator[None]:
     with ExitStack() as stack:
         plain = {name: value for name, value in os.environ.items() if not name.startswith("TEXTUAL")}
         plain = {name: value for name, value in plain.items() if name not in FOREIGN}
-        stack.enter_context(patch.dict(os.environ, plain | {"TZ": "UTC", "TEXTUAL_ANIMATIONS": "none"}, clear=True))
+        plain |= {"TZ": "UTC", "TERM": "xterm-256color", "TEXTUAL_ANIMATIONS": "none"}
+        stack.enter_context(patch.dict(os.environ, plain, clear=True))
         time.tzset()
         yield
     time.tzset()

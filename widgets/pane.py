@@ -52,6 +52,7 @@ class Pane(ScrollView, can_focus=True):
         & > .pane--mark { color: $warning; }
         & > .pane--hit { color: $warning; text-style: bold reverse; }
         & > .pane--chosen { background: $accent 30%; }
+        &:ansi > .pane--warn { text-style: bold underline; }
         &:ansi > .pane--rest { color: ansi_bright_black; }
         &:ansi > .pane--chosen { background: ansi_default; text-style: reverse; }
     }

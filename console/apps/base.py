@@ -128,9 +128,19 @@ class Frame(App[T]):
         self.open()
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
+        return GAUGE["ansi" if self._ansi else "dark" if self.current_theme.dark else "light"]
+
+    def get_css_variables(self) -> dict[str, str]:
+        """Draw warnings as texts where the terminal's own yellow may stand on white, on which nobody reads it."""
+        variables, few = super().get_css_variables(), self.console.color_system == "standard"
+        unread = self._ansi or (few and not self.current_theme.dark)
+        return variables | ({"warning": variables["foreground"]} if unread else {})
+
+    @property
+    def _ansi(self) -> bool:
+        """Whether the theme leaves all colours to the terminal."""
         theme = self.current_theme
-        ansi = getattr(theme, "ansi", theme.name == ANSI)
-        return GAUGE["ansi" if ansi else "dark" if theme.dark else "light"]
+        return bool(getattr(theme, "ansi", theme.name == ANSI))
 
     def on_key(self, event: events.Key) -> None:
         """Hand on what was typed in one burst with the key that opens a line; a slow link sends keys so."""
