@@ -75,12 +75,22 @@ def test_packing_for_the_cpu_keeps_the_rows_of_any_encoder(kind):
     torch.testing.assert_close(fused, one_by_one(model, ids, LENGTHS), atol=2e-5, rtol=1e-4)
 
 
-def test_packing_gelu_for_the_cpu_holds_no_weight_twice():
-    encoder = packed(tiny("bert"))
+@pytest.mark.parametrize(("capability", "left"), [("AVX512", set()), ("AVX2", {"up"}), ("DEFAULT", set())])
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_packing_for_the_cpu_holds_no_weight_twice_and_leaves_activations_to_mkl_with_avx2(
+    activation, capability, left, monkeypatch
+):
+    encoder = packed(tiny("bert", hidden_act=activation))
     before = sum(weight.numel() for weight in encoder.parameters())
     ids = some_ids(sum(LENGTHS))
     plain = encoder(batch_of(ids, LENGTHS))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert sum(weight.numel() for weight in encoder.pack_for_cpu().parameters()) == before
+    maps = {
+        name.rpartition(".")[2]: part.weight for name, part in encoder.named_modules() if hasattr(part, "activated")
+    }
+    assert set(maps) == {"qkv", "out", "up", "down"}
+    assert {name for name, weight in maps.items() if not weight.is_mkldnn} == left
     torch.testing.assert_close(encoder(batch_of(ids, LENGTHS)), plain, atol=2e-5, rtol=1e-4)
 
 
