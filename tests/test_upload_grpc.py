@@ -185,7 +185,7 @@ def test_a_server_that_says_when_to_come_back_is_left_alone_until_then_and_never
     upload.bridge.before = failing(10**6, Code.RESOURCE_EXHAUSTED, "too many requests")
     with bridged(upload.directory / "bridge") as bridge, serving_grpc(bridge) as other:
         bridge.before = failing(10**6, Code.RESOURCE_EXHAUSTED, "too many requests")
-        with pytest.raises(UnavailableError, match=r"within 100 s of asking .gRPC RESOURCE_EXHAUSTED: too many"):
+        with pytest.raises(UnavailableError, match=r"within 100 s of asking .last: gRPC RESOURCE_EXHAUSTED: too many"):
             Uploads(bridge, upload.run, upload.directory / "more")(grpc_port=other)
 
 
@@ -311,7 +311,7 @@ def test_where_rest_does_not_answer_either_both_are_waited_for(upload, port):
         )
 
     upload.bridge.before = before
-    with pytest.raises(UnavailableError, match=r"within 100 s of asking .gRPC UNAVAILABLE: down"):
+    with pytest.raises(UnavailableError, match=r"within 100 s of asking .last: gRPC UNAVAILABLE: down"):
         upload(grpc_port=port)
     assert upserts(upload.bridge)[1] == 0 and sum(upload.clock.slept) > 50
     down[0] = False
