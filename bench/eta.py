@@ -26,7 +26,9 @@ from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 
 SOURCES = (
-    "engine/record/outlook.py", "engine/compute/schedule.py", "engine/models/networks/sizes.py", "bench/eta_runs.py",
+    "engine/record/outlook.py", "engine/record/state.py", "engine/record/fold.py", "engine/record/snapshot.py",
+    "engine/compute/schedule.py", "engine/compute/executor.py", "engine/models/networks/sizes.py",
+    "engine/flows/rehearsal.py", "engine/flows/weightless.py", "bench/eta_runs.py",
 )  # fmt: skip
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Of a run's time: when it is looked at."""
@@ -133,9 +135,9 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="directories of finished runs")
-    parser.add_argument("--simulated", type=int, default=60, metavar="N", help="runs on simulated GPUs")
+    parser.add_argument("--simulated", type=int, default=240, metavar="N", help="runs on simulated GPUs")
     parser.add_argument("--real", type=int, default=20, metavar="N", help="runs of random models on this machine's CPU")
-    parser.add_argument("--texts", type=int, default=150, metavar="N", help="texts of a real run, at most")
+    parser.add_argument("--texts", type=int, default=600, metavar="N", help="texts of a real run, at most")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="of the first run; the next has the next")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where runs stay, and are not made again")
     machine.quick(parser, simulated=1, real=1, texts=20)

@@ -134,7 +134,7 @@ def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_count
     assert code == ExitCode.MITIGATED
     (line,) = [line for line in err.splitlines() if "warning: on the CPU, pass 1" in line]
     assert re.search(f"{why}; computing all of it on the CPU; raise --ceiling", line)
-    assert [step.rung for step in events_of(tmp_path / "runs" / "r", ev.Mitigated)] == ["cpu"]
+    assert [(step.rung, step.stays) for step in events_of(tmp_path / "runs" / "r", ev.Mitigated)] == [("cpu", True)]
     code, out, _ = call("plan", *words)
     assert code == ExitCode.COMPLETED
     assert re.search(rf"^warning: {why}: it is computed on the CPU; raise --ceiling$", out, re.MULTILINE)

@@ -3,13 +3,14 @@ beside what."""
 
 from collections import deque
 from math import hypot
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from interlock.engine.record.events import DeviceLost
+from interlock.engine.record import events as ev
 from interlock.engine.record.outlook import (
     FEW,
     KNOWN,
@@ -103,7 +104,7 @@ def test_between_two_leases_the_gpus_that_are_left_count() -> None:
 def test_a_lost_gpu_is_not_at_work_though_its_lease_is_held(tmp_path) -> None:
     run = Recorded(RunDirectory(tmp_path / "run"))
     assert {name for each in run.play_to(0.2).passes for name in each.at_work} == {"cuda:0", "cuda:1"}
-    run.recorder.emit(DeviceLost(device="cuda:0", reason="fell off the bus"))
+    run.recorder.emit(ev.DeviceLost(device="cuda:0", reason="fell off the bus"))
     now = run.recorder.look(lambda state: snapshot(state, 0))
     assert {name for each in now.passes for name in each.at_work} == {"cuda:1"}
     run.close()
@@ -197,23 +198,74 @@ def test_a_pass_that_takes_turns_with_another_ends_later_than_it_would_alone() -
     assert time_left_of(alone, [alone, elsewhere]) == left
 
 
-def test_a_companion_on_the_host_is_foretold_by_its_pace_there_and_goes_back_to_the_gpu() -> None:
-    """100 s of one on the GPU, beside another that took 10 s a batch on the host, and takes 1 s on a GPU."""
+def guest(**of: Any) -> Snapshot:
+    """100 s of one on the GPU, beside another that took 4 s for each unit on the host, and takes .1 s on a GPU."""
     gpu = replace(a_pass(0, done=5, cost=100.0, seconds=100.0), at_work=("cuda:0",))
     host = a_pass(1, done=5, cost=100.0, seconds=5.0)
     slow = Lately()
     slow.add(10.0, 40.0)
     host = replace(host, at_work=("cpu",), lately_on_host=slow)
-    run = replace(sample(1, kind="cuda", schedule="shared"), passes=(gpu, host))
-    left = time_left(run)
-    assert left and left.seconds == pytest.approx(100.0 + 5.0 * (1 - 100.0 / 200.0))
+    return replace(sample(1, kind="cuda", schedule="shared"), passes=(gpu, host), **of)
 
 
-def test_what_passes_between_batches_stretches_what_is_left_and_what_has_passed_since_the_latest_is_taken_off() -> None:
-    run = run_of(replace(a_pass(0, done=5, cost=100.0, seconds=30.0), at_work=("cpu",)))
-    run = replace(run, first_done=10.0, covered=50.0, idle=10.0, elapsed=50.0)
-    left, later = time_left(run), time_left(replace(run, elapsed=52.0))
-    assert left and left.seconds == pytest.approx(30.0 * 40 / 30)
+def test_a_companion_on_the_host_is_foretold_by_its_pace_there_and_goes_back_to_the_gpu() -> None:
+    """Half of a batch of 40 s on the host is finished first, and a lease opened."""
+    rest = 5.0 * (1 - 100.0 / 200.0)
+    for opening in (0.0, 3.0):
+        left = time_left(guest(opening=opening))
+        assert left and left.seconds == pytest.approx(100.0 + 20.0 + opening + rest)
+
+
+def test_a_companion_that_no_gpu_has_room_for_stays_on_the_host_to_its_end() -> None:
+    told = ev.Mitigated(
+        model_pass=1, batch_index=None, rung="cpu", device="cuda:0", cause="fits on no GPU", action="CPU", rows=1,
+        stays=True,
+    )  # fmt: skip
+    left = time_left(guest(hosted={1: told}))
+    assert left and left.seconds == pytest.approx(200.0)
+    once = time_left(guest(hosted={1: replace(told, stays=False)}))
+    assert once and once.seconds < 200.0
+
+
+def test_one_that_stays_takes_turns_with_one_that_goes_back() -> None:
+    gpu, back = (
+        Remaining(Outlook(10.0, 0.0), None, ("cuda:0",)),
+        Remaining(Outlook(6.0, 0.0), Outlook(40.0, 0.0), ("cpu",)),
+    )
+    works = [gpu, back, back._replace(stays=True)]
+    left = ends(works, 1, shared=True)
+    assert left and left.seconds == pytest.approx(40.0)  # that of the one that stays
+    left = ends([gpu, back, back], 1, shared=True)
+    assert left and left.seconds == pytest.approx(10.0 + 12.0 * (1 - 10.0 / 80.0))
+
+
+def test_each_lease_to_come_takes_what_the_latest_took_and_stretches_no_batch() -> None:
+    """Of a run that has 30 s left in the pass that is held, and 60 s in each of two to come."""
+    held = replace(a_pass(0, done=5, cost=100.0, seconds=30.0), at_work=("cpu",))
+    run = run_of(held, *(a_pass(number, done=0, cost=100.0) for number in (1, 2)))
+    run = replace(run, opened=1, opening=4.0, busy=30.0, covered=run.elapsed)
+    left, later = time_left(run), time_left(replace(run, elapsed=run.covered + 2.0))
+    assert left and left.seconds == pytest.approx(30.0 + 2 * 60.0 + 2 * 4.0)
     assert later and later.seconds == pytest.approx(left.seconds - 2.0)
-    hung = time_left(replace(run, elapsed=500.0))
-    assert hung and hung.seconds == pytest.approx(left.seconds - 6.0)
+    hung = time_left(replace(run, elapsed=run.covered + 500.0))
+    assert hung and hung.seconds == pytest.approx(left.seconds - 6.0)  # a batch may be near its end, and no more
+    done = a_pass(0, done=10, cost=100.0, seconds=60.0, word="done")
+    between = time_left(replace(run, passes=(done, *run.passes[1:]), elapsed=run.covered + 3.0))
+    assert between and between.seconds == pytest.approx(left.seconds - 30.0 - 3.0)
+
+
+def test_what_lies_between_the_batches_of_a_model_is_foretold_of_it_and_of_no_other() -> None:
+    held = replace(a_pass(0, done=5, cost=100.0, seconds=30.0), at_work=("cpu",))
+    run = run_of(held, a_pass(1, done=0, cost=100.0))
+    before, gaps = time_left(run), replace(held.lately, idle=held.lately.seconds / 3)
+    after = time_left(replace(run, passes=(replace(held, lately=gaps, lately_on_host=gaps), run.passes[1])))
+    assert before and after and after.seconds == pytest.approx(before.seconds + 10.0)
+
+
+def test_models_that_take_turns_are_leased_as_often_as_so_far() -> None:
+    held = replace(a_pass(0, done=5, cost=100.0, seconds=30.0), at_work=("cpu",))
+    run = run_of(held, a_pass(1, done=0, cost=100.0))
+    run = replace(run, opened=3, opening=4.0, busy=25.0, covered=run.elapsed)
+    turns, once = time_left(replace(run, schedule="rotating")), time_left(run)
+    assert turns and turns.seconds == pytest.approx(90.0 + 4.0 * 2.5 * 90.0 / 25.0)
+    assert once and once.seconds == pytest.approx(90.0 + 4.0)

@@ -184,7 +184,7 @@ def test_the_time_left_of_a_model_that_has_not_begun_is_told_by_its_cost(unlike)
     now = next(now for now in moments(run) if now.passes[0].batches_done == now.passes[0].batches)
     cheap, dear = now.passes
     pace = cheap.done.seconds / cheap.cost
-    left = time_left(replace(now, covered=now.elapsed, idle=0.0))
+    left = time_left(replace(now, covered=now.elapsed, opening=0.0))
     assert left
     assert left.seconds == pytest.approx(dear.cost * pace, rel=0.3)  # which counts the latest batches most
     assert dear.cost > 50 * cheap.cost

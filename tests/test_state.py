@@ -130,6 +130,34 @@ COMPLETE = ev.EnsemblePassCompleted(
 )
 
 
+def test_time_is_the_leases_until_the_first_batch_and_then_the_batches_and_what_lies_between_them():
+    """One thing happens in each second, and a batch takes half of one."""
+    two = ev.RosterResolved(roster=[ENTRY, msgspec.structs.replace(ENTRY, model="m1")])
+    beside, other = (msgspec.structs.replace(LEASED, lease=f"L00{at + 2}", model_pass=at) for at in (0, 1))
+    ended = [
+        ev.LeaseReleased(lease=each.lease, model_pass=0, model="m0", held_seconds=1.0, receipts=[])
+        for each in (beside, LEASED)
+    ]
+    first = [STARTED, two, read(), planned(), planned(model_pass=1), LEASED]
+    second = [committed(0), beside, committed(1), *ended, other]
+    last = [committed(0, model_pass=1)]
+
+    def times(*bodies):
+        state = folded(*bodies)
+        return state.opens, state.opened, state.opening, state.busy
+
+    assert times(*first) == (True, 0, 0.0, 0.0)  # the seconds before it are nobody's
+    assert times(*first, *second[:1]) == (False, 1, 0.5, 0.5)
+    assert times(*first, *second[:3]) == (False, 1, 0.5, 2.5)  # beside another a lease takes none
+    assert times(*first, *second) == (True, 1, 0.5, 2.5)
+    assert times(*first, *second, *last) == (False, 2, 3.5, 3.0)
+    lately = folded(*first, *second).collections["Docs"].shares[0].by_tokens[True]
+    assert (lately.seconds, lately.idle) == pytest.approx((0.9 * 0.5 + 0.5, 1.5))
+    state = folded(RESUMED, read(), LEASED, state=folded(*first, *second, *last), session=1)
+    assert (state.opens, state.opened, state.opening, state.busy) == (True, 0, 0.0, 0.0)
+    assert state.covered == state.elapsed
+
+
 def test_a_session_that_goes_on_says_what_it_is_at_and_keeps_what_was_done():
     def phases(state, *bodies):
         return [snapshot(folded(body, state=state), 0).phase for body in bodies]
@@ -161,6 +189,7 @@ def test_a_resumption_forgets_what_the_new_session_tells_afresh():
         ev.Warned(message="w"),
         ev.Warned(message="v", collection="Docs"),
         failed(),
+        ev.Mitigated(model_pass=0, rung="cpu", cause="too large", action="on the CPU", rows=1, stays=True),
         ev.ArtefactWritten(collection="Docs", path="p", rows=1, bytes=1, sha256="s"),
         ev.CollectionClosed(collection="Docs", status="failed", reason="r"),
         ev.RunClosed(status="failed", reason="r", exit_code=1),
@@ -170,7 +199,7 @@ def test_a_resumption_forgets_what_the_new_session_tells_afresh():
     assert (state.status, state.reason, state.exit_code) == (None, "", None)
     assert (state.failures, docs.refusals, docs.artefacts) == ({}, [], {})
     assert (list(state.warnings), list(docs.warnings)) == (["w"], ["v"])
-    assert docs.status is None
+    assert (docs.status, state.hosted) == (None, {})
     assert state.versions == {"torch": "2"}
 
 

@@ -161,7 +161,7 @@ class PassExecutor:
             why = f"finds no room beside {beside}" if beside else "finds no room on a GPU now"
             action = "computing it on the CPU until a GPU has room"
         cause = f"{self._grid[model_pass].card.key} {why}"
-        self._mitigated(model_pass, Rung.CPU, cause, action, joined(gpu.name for gpu in gpus))
+        self._mitigated(model_pass, Rung.CPU, cause, action, joined(gpu.name for gpu in gpus), stays=bool(found))
 
     def _compute(self, now: Placement, stack: ExitStack) -> tuple[list[Queue], list[Exception]]:
         """Load and compute; returns the queues, and errors that end the run.
@@ -312,7 +312,9 @@ class PassExecutor:
         on = next(each.devices for each in self._assignments if each.model_pass == model_pass)
         self._mitigated(model_pass, rung, cause, f"computing the rest in {then.dtype}", joined(on))
 
-    def _mitigated(self, model_pass: int, rung: Rung, cause: str, action: str, device: str) -> None:
+    def _mitigated(
+        self, model_pass: int, rung: Rung, cause: str, action: str, device: str, *, stays: bool = False
+    ) -> None:
         """Emit a step that concerns all that a pass has left."""
         self._context.emit(
             Mitigated(
@@ -322,5 +324,6 @@ class PassExecutor:
                 rows=self._source.rows_left(model_pass),
                 rung=rung,
                 device=device,
+                stays=stays,
             )
         )

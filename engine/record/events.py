@@ -369,11 +369,12 @@ class BatchCommitted(Tally, Event, frozen=True, kw_only=True, tag="batch_committ
 
 
 class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
-    """A step of the ladder (`rung`) taken because memory, a device or a vector fell short; `model` names a reranker."""
+    """A step of the ladder (`rung`); of a reranker where it has a `model`. What is too large for any GPU `stays`."""
 
     batch_index: int | None = None
     cost_seconds: float = 0.0
     model: str = ""
+    stays: bool = False
 
     @property
     def free(self) -> int | None:
@@ -485,7 +486,6 @@ Progress = Begins | Joins | DeviceLost | Reads | Plans | Scores | Computes | End
 """Signs that a run goes on. What is told whether or not it does is an event beside these."""
 AnyEvent = Beats | Steers | Progress
 Emit = Callable[[AnyEvent], object]
-"""Where events go."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):

@@ -94,7 +94,8 @@ def fold(state: RunState, entry: Entry) -> None:
     state.device_kind = entry.device_kind
     state.session = entry.session
     if entry.session not in state.seconds_of_session:
-        state.pace.second, state.slowest, state.first_done = 0, 0.0, 0.0
+        state.pace.second, state.slowest = 0, 0.0
+        state.busy, state.opened, state.opening, state.opens = 0.0, 0, 0.0, False
         state.kinds.add(entry.device_kind)
     state.seconds_of_session[entry.session] = entry.elapsed
     state.pace.reach(int(entry.elapsed))
@@ -198,6 +199,7 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
     for lease in list(state.held.values()):
         _keep(state, replace(lease, left=True))
     state.nodes = {name: node.before_joining() for name, node in state.nodes.items()}
+    state.hosted.clear()
     state.models.clear()
     state.schedule = event.schedule or state.schedule
     for collection in state.collections.values():
@@ -257,6 +259,8 @@ def _fold_pass(state: RunState, event: ev.AnyEvent) -> None:
             state.tried_again |= {(number, each.row) for each in rows if each.batch_index in event.batches}
             state.lose(number, event.batches)
         case ev.LeaseGranted():
+            if not state.held:  # time is that of leases until a batch is under way
+                state.opens, state.covered = True, state.covered if state.opened else state.elapsed
             if state.current_pass != event.model_pass:  # or the batch of another pass would be shown as its latest
                 state.current_pass, state.batch_index, state.slowest = event.model_pass, None, 0.0
             _keep(state, replace(convert(event, LeaseState, from_attributes=True), granted_at=state.latest_at))
@@ -338,13 +342,9 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:
     state.current_pass, state.batch_index = event.model_pass, event.batch_index
     state.slowest = max(state.slowest, event.seconds)
-    if state.first_done:
-        state.idle += max(0.0, state.elapsed - event.seconds - state.covered)
-    else:
-        state.first_done, state.idle = state.elapsed, 0.0
-    state.covered = state.elapsed
+    idle = state.pass_time(event.seconds)
     state.pace.rows[-1] += event.rows
     state.pace.tokens[-1] += event.tokens
     state.committed.setdefault(event.model_pass, {})[event.batch_index] = event
     if owner := state.share_of(event.model_pass, event.batch_index):
-        owner[1].take(event, state.usual_dtype(event.model_pass))
+        owner[1].take(event, state.usual_dtype(event.model_pass), idle)

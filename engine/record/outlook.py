@@ -16,13 +16,11 @@ from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_s
 from interlock.engine.record.state import Lately
 
 LEAST, FEW, KNOWN, UNKNOWN = 0.10, 0.40, 0.20, 0.80
-"""How far a pace is said to be off, as a share of it: at least so much; after one batch, beside how much they differ,
-and less with the root of how many there were; at the pace of an earlier run; at that of other models. Chosen so that
-some 85 % of what comes lies within; `bench/eta.py` measures it."""
+"""How far a pace is said to be off, as a share of it: at least; after one batch, beside how much they differ, less with
+the root of how many; at that of an earlier run, as leases to come are; at that of other models. `bench/eta.py` measures
+how much of what comes lies within: some 85 % is wanted."""
 SETTLED, BATCHES = 3, 10
 """Batches from which on a model's own pace is better than that of an earlier run, and of which a pace is the mean."""
-SLOWED = 2.0
-"""The most that idle seconds so far may stretch what is left."""
 
 
 class Outlook(NamedTuple):
@@ -40,13 +38,14 @@ NOTHING = Outlook(0.0, 0.0)
 
 
 class Remaining(NamedTuple):
-    """What a pass has left: on one GPU and on the host, None where nobody knows; and the devices that it holds now."""
+    """What a pass has left: on one GPU and on the host, None where nobody knows; the devices that it holds now; whether
+    no GPU will have it; and what its way to one takes, with the rest of a batch on the host."""
 
     on_gpu: Outlook | None
     on_host: Outlook | None
     at: Sequence[str] = ()
     stays: bool = False
-    """Whether the host computes it when its turn comes."""
+    moves: float = 0.0
 
     @property
     def hosted(self) -> bool:
@@ -67,9 +66,9 @@ def ends(works: Sequence[Remaining], gpus: int, *, shared: bool) -> Outlook | No
         for name in work.at if work.hosted else filterfalse(on_host, work.at):
             loads[name] = loads.get(name, NOTHING).plus(mine, 1 / side_by_side(work.at))
     left = max(loads.values(), default=NOTHING)
-    busy, guests = [load for name, load in loads.items() if not on_host(name)], [each for each in held if each.hosted]
-    if busy and guests and all(each.on_gpu for each in guests):
-        left = _back(guests, busy, left)
+    busy, there = [load for name, load in loads.items() if not on_host(name)], [each for each in held if each.hosted]
+    if busy and not all(each.stays for each in there) and all(each.stays or each.on_gpu for each in there):
+        left = _back(there, busy, left)
     then = NOTHING
     for work, mine in zip(waiting, alone, strict=True):
         then = then.plus(mine, 1 if work.stays else 1 / max(1, gpus))
@@ -78,17 +77,18 @@ def ends(works: Sequence[Remaining], gpus: int, *, shared: bool) -> Outlook | No
     return left.plus(then)
 
 
-def _back(guests: Sequence[Remaining], busy: Sequence[Outlook], left: Outlook) -> Outlook:
-    """The same where what the host computes is placed anew once a GPU has nothing left."""
-    free, there, rest = min(busy), NOTHING, NOTHING
-    for each in guests:
-        there, rest = there.plus(each.on_host), rest.plus(each.on_gpu)
+def _back(works: Sequence[Remaining], busy: Sequence[Outlook], left: Outlook) -> Outlook:
+    """The same where what the host computes is placed anew once a GPU has nothing left, but for what stays there."""
+    free, there, rest, stays, moves = min(busy), NOTHING, NOTHING, NOTHING, 0.0
+    for each in works:
+        there, stays = there.plus(each.on_host), stays.plus(each.on_host if each.stays else None)
+        rest, moves = rest.plus(None if each.stays else each.on_gpu), max(moves, each.moves)
     if free >= there:
         return left
     share = 1 - free.seconds / there.seconds
     # How much of it is left then is as unsure as what the host does until then.
     unsure = rest.seconds * (1 - share) * there.spread / there.seconds
-    return max(*busy, NOTHING.plus(free).plus(rest, share).plus(Outlook(0.0, unsure)))
+    return max(*busy, stays, NOTHING.plus(free).plus(rest, share).plus(Outlook(moves, unsure)))
 
 
 def time_left(snapshot: Snapshot) -> Outlook | None:
@@ -98,20 +98,25 @@ def time_left(snapshot: Snapshot) -> Outlook | None:
         return None
     gpus = sum(not each.lost and not on_host(each.facts.name) for each in snapshot.devices)
     shared, main = snapshot.schedule == "shared", not snapshot.on_gpus
-    usual = {place: sum((_lately(each, place) for each in snapshot.passes), Lately()) for place in (False, True)}
-    works = []
+    on_gpus = sum((each.lately for each in snapshot.passes), Lately())
+    on_hosts = sum((each.lately_on_host for each in snapshot.passes), Lately())
+    works, stay = [], {number for number, moved in snapshot.hosted.items() if moved.stays}
     for each in passes:
-        on_gpu, hosted = (_left(each, place, usual[place], main=place == main) for place in (False, True))
+        on_gpu, hosted = _left(each, False, on_gpus, main=not main), _left(each, True, on_hosts, main=main)
         was_there = each.lately_on_host.cost > 0 and not each.lately.cost and not shared
-        works.append(Remaining(on_gpu, hosted, each.at_work, stays=not gpus or was_there))
+        stays = not gpus or was_there or each.model_pass in stay
+        works.append(Remaining(on_gpu, hosted, each.at_work, stays, snapshot.opening + _batch(each) / 2))
     if (left := ends(works, gpus, shared=shared)) is None:
         return None
-    # Between batches and leases something takes time too: as much of the rest as it took so far.
-    worked = snapshot.covered - snapshot.first_done
-    scale = min(SLOWED, worked / (worked - snapshot.idle)) if 0 < snapshot.idle < worked else 1.0
-    batch = max(map(_batch, [each for each in passes if each.at_work] or passes))
-    since = min(batch, max(0.0, snapshot.elapsed - snapshot.covered)) if snapshot.first_done else 0.0
-    return Outlook(max(0.0, left.seconds * scale - since), left.spread * scale + batch / 2)
+    # What waits gets a lease first, which takes as long as the latest; where models take turns, as many as so far.
+    held = [each for each in passes if each.at_work]
+    turns: float = len(passes) - len(held) + (snapshot.opens and bool(held))
+    if snapshot.schedule == "rotating" and snapshot.busy:
+        turns = max(turns, (snapshot.opened - 0.5) * left.seconds / snapshot.busy)
+    leases, batch = turns * snapshot.opening, max(map(_batch, held or passes))
+    most = batch + snapshot.opening * (snapshot.opens or not held)
+    since = min(most, snapshot.elapsed - snapshot.covered) if snapshot.opened or snapshot.opens else 0.0
+    return Outlook(max(0.0, left.seconds + leases - since), left.spread + leases * KNOWN + batch / 2)
 
 
 def time_left_of(each: PassView, passes: Sequence[PassView]) -> Outlook | None:
@@ -134,23 +139,18 @@ def _hosted(each: PassView) -> bool:
     return all(map(on_host, each.at_work)) if each.at_work else not each.lately.cost
 
 
-def _lately(each: PassView, on_the_host: bool) -> Lately:
-    return each.lately_on_host if on_the_host else each.lately
-
-
 def _batch(each: PassView) -> float:
     """Seconds of a batch of a pass on one device of those that it holds."""
-    return each.cost / max(1, each.batches) * _lately(each, _hosted(each)).pace
+    return each.cost / max(1, each.batches) * (each.lately_on_host if _hosted(each) else each.lately).pace
 
 
 def _left(each: PassView, on_the_host: bool, usual: Lately, *, main: bool) -> Outlook | None:
     """What a pass has left on one GPU, or on the host; `usual` is what the batches of all passes took there. Earlier
     runs tell of the `main` place alone."""
-    lately, rest = _lately(each, on_the_host), max(0.0, each.cost - each.cost_done)
+    lately, rest = each.lately_on_host if on_the_host else each.lately, max(0.0, each.cost - each.cost_done)
     before = each.tokens / each.known_pace / each.cost if main and each.known_pace and each.cost else 0.0
     if lately.cost and (each.batches_done >= SETTLED or not before):
         off = math.hypot(LEAST, math.hypot(FEW, lately.varies) / math.sqrt(min(BATCHES, each.batches_done)))
-        return Outlook(rest * lately.pace, rest * lately.pace * off)
-    if pace := before or usual.pace:
-        return Outlook(rest * pace, rest * pace * (KNOWN if before else UNKNOWN))
-    return None
+        return Outlook(rest * (lately.pace + lately.idle / lately.cost), rest * lately.pace * off)
+    pace = before or usual.pace
+    return Outlook(rest * pace, rest * pace * (KNOWN if before else UNKNOWN)) if pace else None

@@ -36,22 +36,25 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Lately(Struct):
-    """Cost and seconds of the latest batches: each batch counts a little less with every later one. `squares` is of
-    their paces, each weighted with its cost: with it one can tell how much they differ."""
+    """Cost and seconds of the latest batches, and those between them: each batch counts a little less with every later
+    one. `squares` is of their paces, each weighted with its cost: with it one can tell how much they differ."""
 
     FADES: ClassVar[float] = 0.9
     cost: float = 0.0
     seconds: float = 0.0
     squares: float = 0.0
+    idle: float = 0.0
 
-    def add(self, cost: float, seconds: float) -> None:
-        """Take in one batch more."""
+    def add(self, cost: float, seconds: float, idle: float = 0.0) -> None:
+        """Take in one batch more, before which none was under way for `idle` seconds."""
         self.cost = self.cost * self.FADES + cost
         self.seconds = self.seconds * self.FADES + seconds
         self.squares = self.squares * self.FADES + (seconds * seconds / cost if cost else 0.0)
+        self.idle = self.idle * self.FADES + idle
 
     def __add__(self, other: "Lately") -> "Lately":
-        return Lately(self.cost + other.cost, self.seconds + other.seconds, self.squares + other.squares)
+        idle = self.idle + other.idle
+        return Lately(self.cost + other.cost, self.seconds + other.seconds, self.squares + other.squares, idle)
 
     @property
     def pace(self) -> float:
@@ -98,15 +101,15 @@ class Share(Struct):
         cost = self.plan.cost
         return cost.of(batch.spans or batch.rows, batch.tokens + batch.padding) if cost else 0.0
 
-    def take(self, batch: ev.BatchCommitted, dtype: str) -> None:
-        """Count a batch; `dtype` is that of rows that do not say theirs."""
+    def take(self, batch: ev.BatchCommitted, dtype: str, idle: float) -> None:
+        """Count a batch, `idle` seconds after another was under way; `dtype` is that of rows that do not say theirs."""
         flops = self.flops_of(batch)
         self.batches_done += 1
         self.done += batch
         self.flops_done += flops
         hosted = all(map(on_host, batch.device.split(",")))
-        self.by_tokens.setdefault(hosted, Lately()).add(batch.tokens, batch.seconds)
-        self.by_flops.setdefault(hosted, Lately()).add(flops, batch.seconds)
+        self.by_tokens.setdefault(hosted, Lately()).add(batch.tokens, batch.seconds, idle)
+        self.by_flops.setdefault(hosted, Lately()).add(flops, batch.seconds, idle)
         self.took[bisect_left(SECONDS, batch.seconds)] += 1
         self.computed.update(_places(batch, dtype))
 
@@ -308,11 +311,14 @@ class RunStatus(Struct, kw_only=True):
     """When the latest session has to be over; 0 where it has no end."""
     slowest: float = 0.0
     """Seconds of the longest batch of the current pass in this session."""
-    first_done: float = 0.0
     covered: float = 0.0
-    idle: float = 0.0
-    """When this session's first batch was done, and its latest, by the seconds of work in all sessions; and how many
-    seconds between them no batch was under way. A pause is none of them."""
+    busy: float = 0.0
+    opened: int = 0
+    opening: float = 0.0
+    opens: bool = False
+    """When this session's first lease was granted or its latest batch done, by the seconds of work in all sessions; how
+    many from the one to the other were no lease's and no pause's. How often a lease was granted where none was held and
+    a batch followed, how long none was under way the last time, and whether one is to follow now."""
     current_pass: int | None = None
     batch_index: int | None = None
     """That of the latest batch."""
@@ -418,6 +424,16 @@ class RunState(RunStatus, kw_only=True):
             return None
         collection = self.collections[places[at][2]]
         return collection, collection.shares[model_pass]
+
+    def pass_time(self, seconds: float) -> float:
+        """Count the time up to the end of a batch of so many seconds; return those since another one, leases aside."""
+        since, self.covered = self.elapsed - self.covered, self.elapsed
+        idle = max(0.0, since - seconds)
+        if self.opens:
+            self.opened, self.opening, self.opens = self.opened + 1, idle, False
+            since, idle = since - idle, 0.0
+        self.busy += since
+        return idle
 
     def lose(self, model_pass: int, batches: Sequence[int]) -> None:
         """Take committed batches of a pass out again, with the rows that were parked in them."""

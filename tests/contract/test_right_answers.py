@@ -199,6 +199,7 @@ def test_a_companion_goes_back_to_the_gpu_when_the_first_model_has_ended(tmp_pat
     run(chunks, *words)
     granted = told(tmp_path / "runs" / "one", "lease_granted")
     assert [each["devices"] for each in granted if each["model"] == "second"] == [["cpu"], ["cuda:0"]]
+    assert not any(each.get("stays") for each in told(tmp_path / "runs" / "one", "mitigated"))
 
 
 def test_a_name_of_a_store_that_is_too_long_is_refused(chunks, tiny_a):
