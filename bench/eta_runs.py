@@ -7,6 +7,8 @@ seed. What is yielded is the kind of the run, and its directory when it is finis
 """
 
 import math
+import os
+import signal
 import sys
 import threading
 import time
@@ -113,8 +115,8 @@ def _run(
     kind: str, flags: Flags, names: Sequence[str], dice: Random, chunks: Path, backend: Backend, clock: "Clock | None",
     file: Path | None = None,
 ) -> Path:  # fmt: skip
-    """Do a run of these collections, after an earlier one of the first of them or a session that is stopped where the
-    kind asks for that."""
+    """Do a run of these collections, after an earlier one of the first of them, or a session that is stopped (a real
+    one: killed), where the kind asks for that."""
 
     def go(name: str, looks: int = 0, **more: str) -> Path:
         given = {"collections": ",".join(names), "run_id": name, "export": "", **flags, **more}
@@ -129,7 +131,13 @@ def _run(
     if kind == "rows reused":
         return go("run", reuse=str(go("before", collections=names[0])))
     if kind == "resumed":
-        go("run", dice.randint(12, 40) // (1 if clock else 3))  # a real run has fewer batches
+        looks = dice.randint(12, 40)
+        if clock:
+            go("run", looks)
+        elif child := os.fork():
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        else:
+            go("run", looks // 3)  # a real run has fewer batches
         return go("run", resume="yes")
     return go("run")
 
@@ -175,7 +183,7 @@ def _written() -> bool:
 
 class Timed(Controls):
     """Controls that take time of a clock when they are looked at, before each batch and each lease, and stop the run
-    after so many looks."""
+    after so many looks; without a clock they kill its process."""
 
     def __init__(self, clock: Clock | None, looks: int = 0) -> None:
         super().__init__()
@@ -186,7 +194,9 @@ class Timed(Controls):
         if self._clock:
             self._clock.wait(OPENING if sys._getframe(1).f_code.co_name == "run" else BETWEEN)
         self._looks -= 1
-        if not self._looks:
+        if not self._looks and not self._clock:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif not self._looks:
             self.stop(ExitCode.STOPPED)
 
 
