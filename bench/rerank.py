@@ -25,6 +25,7 @@ os.environ.update(machine.SINGLE_THREAD)
 import numpy as np
 import torch
 
+from interlock.engine.compute.context import Granted
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
@@ -89,7 +90,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         model = model_at(Path(place) / "scorer")
         host, peer = CpuDevice(), CrossEncoder(str(model), device="cpu")
         lessor = Lessor([host], host.total)
-        with Rerankers(rerankers({}, [str(model)]), Policy(offline=True), [host], host, lessor, lambda _: None) as ours:
+        on = Granted([], host, lessor, lambda _: None)
+        with Rerankers(rerankers({}, [str(model)]), Policy(offline=True), on) as ours:
             variants = {"interlock": timed(lambda: ours.score(pairs))}
             for size in options.sizes:
                 variants[f"st {size}"] = timed(lambda size=size: peer.predict(pairs, batch_size=size))  # type: ignore[misc]
