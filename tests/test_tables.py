@@ -150,6 +150,47 @@ def test_what_json_has_no_kind_for_is_a_text_with_all_its_digits(tmp_path):
     }
 
 
+def test_a_cell_that_cannot_be_read_costs_its_own_row_and_times_beyond_python_are_texts(tmp_path):
+    whole = pa.array(["aaaa"] * 1500)
+    _, offsets, data = whole.buffers()
+    spoilt = bytearray(data.to_pybytes())
+    spoilt[700 * 4] = 0xFF
+    note = pa.Array.from_buffers(pa.string(), 1500, [None, offsets, pa.py_buffer(bytes(spoilt))])
+    until = pa.array([2**63 - 1] + [0] * 1499, pa.timestamp("us"))
+    took = pa.array([1_000_001] + [1_000] * 1499, pa.duration("ns"))
+    texts = [f"text {each}" for each in range(1500)]
+    inner = pa.array(
+        [{"at": 1, "each": [2]}] * 1500, pa.struct([("at", pa.timestamp("ns")), ("each", pa.list_(pa.int8()))])
+    )
+    names = ["text", "note", "until", "took", "inner"]
+    pq.write_table(pa.table([texts, note, until, took, inner], names), tmp_path / "a.parquet")
+    found = read(tmp_path / "a.parquet", Naming())
+    (refused,) = [each for each in found if not isinstance(each, Chunk)]
+    assert (refused.record, refused.reason) == (701, "column 'note' is not UTF-8: write it as UTF-8")
+    assert [each.text for each in found if isinstance(each, Chunk)] == texts[:700] + texts[701:]
+    first, second = (json.loads(each.record) for each in found[:2])
+    assert first["until"] == "<value out of range: 9223372036854775807>"
+    assert (first["took"], second["took"]) == ("1000001 ns", "PT0.000001S")
+    assert second["until"] == "1970-01-01T00:00:00"
+    assert first["inner"] == {"at": "1970-01-01 00:00:00.000000001", "each": [2]}
+
+
+def test_fields_that_cannot_be_told_apart_cost_their_rows(tmp_path):
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["k", "k"])
+    pq.write_table(pa.table([["a"], twice], ["text", "s"]), tmp_path / "a.parquet")
+    (refused,) = [each for each in read(tmp_path / "a.parquet", Naming()) if each.record]
+    assert refused.reason == "column 's' cannot be read (2 columns are called 'k': rename all but one): drop the column"
+
+
+@pytest.mark.parametrize("name", ["text", "page_content", "body"])
+def test_bytes_are_the_text_that_they_are_and_what_is_no_text_is_not_embedded(tmp_path, name):
+    columns = [pa.array(["größer".encode(), "größer".encode("latin-1")]), pa.array([b"x", b"\xff"])]
+    pq.write_table(pa.table(columns, [name, "note"]), tmp_path / "a.parquet")
+    chunk, refused = read(tmp_path / "a.parquet", Naming("body" if name == "body" else ""))
+    assert (chunk.text, json.loads(chunk.record)) == ("größer", {"note": "x"})
+    assert refused.reason == "its text is bytes that are not UTF-8: write it as UTF-8"
+
+
 def test_a_column_that_happens_to_be_called_metadata_is_one_like_others(tmp_path):
     (tmp_path / "a.csv").write_text('text,metadata\na,"{""x"": 1}"\n')
     (tmp_path / "a.parquet").write_bytes(as_parquet([{"text": "a", "metadata": {"x": 1}}]))

@@ -10,7 +10,7 @@ import codecs
 import gzip
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from io import BufferedReader
 from itertools import chain
@@ -48,18 +48,18 @@ _MARKS = {
 }
 
 
-def records(path: Path, within: Path, read: Read) -> Iterator[Found]:
+def records(path: Path, within: Path, read: Read, texts: Collection[str] = ()) -> Iterator[Found]:
     """Yield every record of a file in order; `read` gets the SHA-256 of the very bytes parsed, once the end is reached.
 
     A file that cannot be opened, or read to its end, is refused from there on, and `read` is not called; one that has
-    become a link out of the directory `within` is not read.
+    become a link out of the directory `within` is not read. What `texts` name, columns may have as bytes.
     """
     form = form_of(path.name)
     assert form, f"{path.name} is no file of texts"
     try:
         if form.layout == "columns":
             with opened_anywhere(path, within, read, form.packing) as columns:
-                yield from rows_of_columns(columns)
+                yield from rows_of_columns(columns, texts)
             return
         with opened(path, within, read, form.packing) as handle:
             if form.layout == "cells":

@@ -1,13 +1,15 @@
 """The rows of a table as records: each a JSON object of its columns, which is read on as that of a chunk file is.
 
 Rows are streamed: of a table of any length a few thousand are held. What is no number, text or list in JSON becomes a
-text: dates in ISO 8601, bytes in base 64, and times in nanoseconds with all their digits.
+text: dates in ISO 8601, bytes as the UTF-8 that they are or in base 64, and times in nanoseconds with all their digits.
+A cell that cannot be read costs its own row.
 """
 
 import csv
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from io import BufferedReader, TextIOWrapper
 from itertools import chain
 from typing import Any, BinaryIO
@@ -72,17 +74,18 @@ def _twice(columns: Sequence[str]) -> str:
     return f"{times} columns are called {safe(name, 40)!r}: rename all but one" if times > 1 else ""
 
 
-def rows_of_columns(handle: BinaryIO) -> Iterator[Found]:
-    """Yield the rows of a parquet, Arrow or Feather file, or of an Arrow stream."""
+def rows_of_columns(handle: BinaryIO, texts: Collection[str] = ()) -> Iterator[Found]:
+    """Yield the rows of a parquet, Arrow or Feather file, or of an Arrow stream; bytes under one of the names `texts`
+    must be UTF-8."""
     import pyarrow as pa
 
     try:
-        yield from _columns(handle)
+        yield from _columns(handle, texts)
     except (pa.ArrowException, OSError, NotImplementedError) as error:
         yield None, f"cannot read the table ({safe(str(error).splitlines()[0], 120)}): write it again"
 
 
-def _columns(handle: BinaryIO) -> Iterator[Found]:
+def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -110,27 +113,67 @@ def _columns(handle: BinaryIO) -> Iterator[Found]:
     number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, ROWS):
-            for row in _plain(batch.slice(start, ROWS)).to_pylist():
+            for row in _rows(batch.slice(start, ROWS)):
                 number += 1
-                yield number, _encoded(row)
+                yield number, row if isinstance(row, str) else _encoded(row, texts)
     if not ends:  # cut between two batches, it reads as if it were whole
         yield None, f"ends behind record {number} without the mark of its end: write it again"
 
 
-def _plain(batch: Any) -> Any:
-    """A batch without what Python has no type for: times in nanoseconds are texts."""
+def _rows(batch: Any) -> list[dict[str, Any] | str]:
+    """Its rows, or why one cannot be read."""
     import pyarrow as pa
     import pyarrow.types as kinds
 
     arrays = []
-    for column in batch.columns:
+    for column in batch.columns:  # Python has no type for times in nanoseconds: they are texts
         fine = (kinds.is_timestamp(column.type) or kinds.is_time(column.type)) and column.type.unit == "ns"
         arrays.append(column.cast(pa.string()) if fine else column)
-    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-
-
-def _encoded(row: dict[str, Any]) -> bytes | str:
     try:
+        return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names).to_pylist()  # type: ignore[no-any-return]
+    except (ArithmeticError, ValueError, pa.ArrowException):  # for one cell among all of them
+        return [_by_cell(batch.schema.names, [column[place] for column in arrays]) for place in range(batch.num_rows)]
+
+
+def _by_cell(names: Sequence[str], cells: Sequence[Any]) -> dict[str, Any] | str:
+    row = dict[str, Any]()
+    for name, cell in zip(names, cells, strict=True):
+        try:
+            row[name] = _value(cell)
+        except UnicodeDecodeError:
+            return f"column {safe(name, 40)!r} is not UTF-8: write it as UTF-8"
+        except ValueError as error:  # Arrow's own too
+            return f"column {safe(name, 40)!r} cannot be read ({safe(str(error), 80)}): drop the column"
+    return row
+
+
+def _value(cell: Any) -> Any:
+    """A cell in Python; a time of which Python has no such, as Arrow writes it."""
+    import pyarrow as pa
+
+    if cell.is_valid and isinstance(cell, pa.StructScalar):
+        names = [field.name for field in cell.type]
+        if problem := _twice(names):
+            raise ValueError(problem)
+        return {name: _value(cell[place]) for place, name in enumerate(names)}
+    if cell.is_valid and isinstance(cell, pa.ListScalar):
+        return [_value(each) for each in cell.values]
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        raise
+    except (ArithmeticError, ValueError):
+        return f"{cell.cast(pa.string()).as_py()}{f' {cell.type.unit}' if pa.types.is_duration(cell.type) else ''}"
+
+
+def _encoded(row: dict[str, Any], texts: Collection[str]) -> bytes | str:
+    try:
+        for name, value in row.items():
+            if isinstance(value, bytes):
+                with nullcontext() if name in texts else suppress(UnicodeDecodeError):
+                    row[name] = value.decode()
         return bounded(msgspec.json.encode(row))
+    except UnicodeDecodeError:
+        return "its text is bytes that are not UTF-8: write it as UTF-8"
     except (TypeError, ValueError, RecursionError) as error:
         return f"cannot be written as JSON ({safe(str(error), 80)}): drop the column"
