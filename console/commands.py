@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, parse, parser
+from interlock.console.writing import check_outputs, check_summary
 from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
 from interlock.engine.record.words import command, safe
 from interlock.engine.settings import Configuration, limit_threads
@@ -67,17 +68,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
     """The settings of a run of `chunks`, or a UsageError that the summary says too where one was asked for."""
-    from interlock.console.front_ends import dispatch, headless
+    from interlock.console.front_ends import dispatch
     from interlock.console.metrics import check_target
 
-    headless.check_outputs(options.events, options.summary)
+    check_outputs(options.events, options.summary)
     check_target(options.metrics)
     try:
         settings = configuration(options)
     except UsageError as error:
         dispatch.summarise_failure(chunks, None, error, _audience(options))
         raise
-    headless.check_summary(options.summary, settings.settings.out)
+    check_summary(options.summary, settings.settings.out)
     limit_threads(settings)
     return settings
 

@@ -5,9 +5,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from interlock.engine import parsers
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.words import LONG, drawn, safe, several
@@ -56,10 +58,40 @@ def check_directory(flag: str, file: Path | None) -> None:
         raise UsageError(f"{flag}: {file.parent} does not exist: create it, or name another file")
 
 
+def check_outputs(events: str | None, summary: str | None) -> None:
+    """Raise UsageError where events and summary both want stdout, and where no summary could be or what is none is."""
+    if events and summary == "-":
+        raise UsageError("--events - and --summary - both write to stdout: give --summary a path")
+    if summary is None or summary == "-":
+        return
+    try:
+        path = parsers.path(summary)
+    except ValueError as wanted:
+        raise UsageError(f"--summary: {wanted}, got {summary!r:.100}") from None
+    if path.is_dir():
+        raise UsageError(f"--summary {summary}: expected a file, found a directory: name a file in it")
+    if path.is_file() and path.stat().st_size:
+        from interlock.console.summary.document import load
+
+        try:
+            load(path)
+        except UsageError:
+            raise UsageError(f"--summary {summary}: would replace a file that is no summary: name another") from None
+
+
+def check_summary(summary: str | None, out: Path) -> None:
+    """Raise UsageError for a summary in a directory that is not there; `out` is made by the run itself."""
+    path = parsers.path(summary) if summary and summary != "-" else out / "any"
+    if not path.parent.is_dir() and path.parent.absolute() != out.absolute():
+        raise UsageError(f"--summary {summary}: {path.parent} is not a directory: create it, or give another path")
+
+
 @contextmanager
 def writing(file: Path | None) -> Iterator[Callable[[str], object]]:
-    """Take text for stdout, or for a file that is there whole or not at all."""
+    """Take text for stdout, or for a file that is there whole or not at all: in UTF-8 but on a terminal."""
     if file is None:
+        if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.isatty():
+            sys.stdout.reconfigure(encoding="utf-8")
         yield sys.stdout.write
         return
     with atomic.replacing(file) as partial, partial.open("w", encoding="utf-8") as handle:

@@ -115,6 +115,21 @@ def test_a_run_of_documents_says_how_they_are_chunked(pages, tmp_path, tiny_a):
     assert "has no documents" in interlock("chunk", empty, "--out", tmp_path / "x.jsonl", check=2).stderr
 
 
+def test_directories_that_are_left_out_are_told(pages, tmp_path, tiny_a):
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "a.md").write_text("words")
+    (pages / "linked").symlink_to(tmp_path / "else")
+    (pages / "again").symlink_to(pages)
+    (pages / ".notes").mkdir()
+    (pages / ".notes" / "b.md").write_text("words")
+    said = interlock(
+        "chunk", pages, "--out", tmp_path / "c.jsonl", "--roster", tiny_a, "--tokens", 40, check=None
+    ).stderr
+    assert "linked refused: link points outside the root" in said
+    assert "1 hidden" in said
+    assert "again" not in said
+
+
 def test_where_nothing_can_be_read_nothing_is_written(tmp_path, tiny_a):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.md").write_bytes("é".encode("latin-1"))

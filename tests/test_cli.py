@@ -248,6 +248,31 @@ def test_a_summary_path_gets_a_copy_and_leaves_stdout_to_events(call, tmp_path, 
     assert json.loads(out.splitlines()[-1])["body"]["event"] == "run_closed"
 
 
+def test_a_link_to_a_run_beside_it_is_no_run_of_its_own(call, tmp_path, root, tiny_a):
+    begin = ("run", root, "--roster", tiny_a, "--no-ui", "--quiet")
+    assert call(*begin, "--run-id", "r1")[0] == ExitCode.FAILED
+    (tmp_path / "runs" / "latest").symlink_to("r1")
+    assert call(*begin, "--resume")[0] == ExitCode.FAILED
+    assert {each.name for each in (tmp_path / "runs").iterdir()} == {"r1", "latest"}
+    assert [each["run"] for each in json.loads(call("runs", "--json")[1])] == ["runs/r1"]
+
+
+def test_a_summary_replaces_a_summary_and_nothing_else(call, tmp_path, root, tiny_a):
+    chunks, journal = next(root.rglob("*.json*")), tmp_path / "runs" / "a" / "journal.jsonl"
+    begin = ("run", root, "--roster", tiny_a, "--no-ui", "--quiet")
+    for name in ("a", "b"):
+        assert call(*begin, "--run-id", name, "--summary", tmp_path / "s.json")[0] == ExitCode.FAILED
+    assert json.loads((tmp_path / "s.json").read_text())["run_id"] == "b"
+    for file in (chunks, journal):
+        before = file.read_bytes()
+        code, out, err = call(*begin, "--run-id", "c", "--summary", file)
+        assert (code, out) == (ExitCode.USAGE, "")
+        assert f"--summary {file}: would replace a file that is no summary: name another" in err
+        assert call(*begin, "--window", "x", "--summary", file)[0] == ExitCode.USAGE
+        assert file.read_bytes() == before
+    assert not (tmp_path / "runs" / "c").exists()
+
+
 @pytest.mark.parametrize("name", ["run", "demo"])
 def test_events_and_summary_both_on_stdout_are_refused_before_any_work(call, tmp_path, root, name):
     code, out, err = call(name, *([root] if name == "run" else []), "--events", "-", "--summary", "-")

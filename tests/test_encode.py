@@ -328,3 +328,12 @@ def test_what_a_command_cannot_encode_is_refused_and_nothing_is_written(
     code, out, said = command(call, place, place / words[0], *words[1:], monkeypatch=monkeypatch, stdin=stdin)
     assert (code, out) == (ExitCode.USAGE, "") and told in said
     assert not list(tmp_path.glob("v.*"))
+
+
+def test_lines_for_programs_are_utf8_in_any_locale(place, tmp_path):
+    (tmp_path / "texts.tsv").write_text("日\tcat\né\t中\n", encoding="utf-8")
+    words = ("encode", place / "lean", "--config", place / "interlock.toml", "--file", tmp_path / "texts.tsv")
+    env = environment({"PYTHONIOENCODING": "latin-1"})
+    out = subprocess.run(processes(*words), env=env, check=True, capture_output=True).stdout
+    found = [json.loads(line) for line in out.decode().splitlines()]
+    assert [(each["id"], each["text"]) for each in found] == [("日", "cat"), ("é", "中")]

@@ -189,3 +189,19 @@ def test_the_roster_says_what_tokenizer_it_was_where_its_file_does_not(model):
     (spec,) = find({}, [str(model)])
     card = card_for(spec, resolve(spec, Policy(offline=True), lambda _: None), [CpuDevice()])
     assert entry_of(card, 1.0, card.dim).tokenizer == card.tokens_digest != ""
+
+
+@pytest.mark.parametrize("said", [{}, {"do_lower_case": False}])
+def test_a_bit_that_fell_in_what_a_trial_found_is_found_by_a_trial(model, monkeypatch, said, tmp_path):
+    """A cache flipped by a disk would cut, or split, texts elsewhere under the same fingerprint."""
+    monkeypatch.setenv("INTERLOCK_CACHE", str(tmp_path / "cache"))
+    edit(model / CONFIG, **said)
+    right = vectors(card_of(model))
+    for file in (
+        each for each in (tmp_path / "cache").rglob("*.json") if each.name in ("found.json", "tokenizer.json")
+    ):
+        whole = file.read_bytes()
+        for sign in b"0123456789":
+            file.write_bytes(whole.replace(bytes([sign]), bytes([sign ^ 1])))
+            np.testing.assert_array_equal(vectors(card_of(model)), right)
+        assert file.read_bytes() == whole

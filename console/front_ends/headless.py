@@ -20,8 +20,7 @@ from interlock.console.text.event_text import describe, line_of
 from interlock.console.text.progress_text import bar, interval, progress
 from interlock.console.text.recap import next_commands
 from interlock.console.writing import silence
-from interlock.engine import parsers
-from interlock.engine.errors import DiskError, ExitCode, UsageError
+from interlock.engine.errors import DiskError, ExitCode
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import (
     AnyEvent,
@@ -328,23 +327,3 @@ def _put_out(data: bytes) -> bool:
             return False
         raise
     return True
-
-
-def check_outputs(events: str | None, summary: str | None) -> None:
-    """Raise UsageError where both events and summary want stdout."""
-    if events and summary == "-":
-        raise UsageError("--events - and --summary - both write to stdout: give --summary a path")
-
-
-def check_summary(summary: str | None, out: Path) -> None:
-    """Raise UsageError for a place where no summary could be written; `out` is made by the run itself."""
-    if summary is None or summary == "-":
-        return
-    try:
-        path = parsers.path(summary)
-    except ValueError as wanted:
-        raise UsageError(f"--summary: {wanted}, got {summary!r:.100}") from None
-    if path.is_dir():
-        raise UsageError(f"--summary {summary}: expected a file, found a directory: name a file in it")
-    if not path.parent.is_dir() and path.parent.absolute() != out.absolute():
-        raise UsageError(f"--summary {summary}: {path.parent} is not a directory: create it, or give another path")

@@ -129,10 +129,13 @@ def _documents(root: Path, report: ChunkedFiles) -> Iterator[Path]:
         raise UsageError(f"{root} does not exist{near(root)}: name a directory of documents")
     found = list[Path]()
     for folder, folders, names in os.walk(root):
+        report.others.update("hidden" for name in (*folders, *names) if name[0] == ".")
         folders[:] = [name for name in folders if name[0] != "."]
+        links = (Path(folder, name) for name in folders if Path(folder, name).is_symlink())
+        found += [link for link in links if not link.resolve().is_relative_to(root)]  # refused below
         found += [Path(folder, name) for name in names if name[0] != "."]
     for file in sorted(found):
-        if file.suffix.lower() not in DOCUMENTS:
+        if file.suffix.lower() not in DOCUMENTS and not file.is_dir():
             report.others[file.suffix.lower() or "without an ending"] += 1
         elif reason := refuse_path(file, root):
             report.refusals.append(Refusal(printable(file.relative_to(root).as_posix()), None, reason))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Raw
 
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import quoted, safe
 
 TEXTS = ("page_content", "content")
 """What other producers call a text, whose metadata may be their `meta`."""
@@ -57,9 +57,14 @@ def unnamed(fields: Mapping[str, Raw], wanted: str) -> str:
     """Say that a record has no field `wanted`: what it has instead, with a sample of each, and which may be meant."""
     if not (there := found_in(fields)):
         return f'no field "{wanted}"'
-    texts = {name: len(raw) for name, value in fields.items() if (raw := bytes(value))[:1] == b'"' and b" " in raw}
+    texts = {
+        name: len(raw)
+        for name, value in fields.items()
+        if len(name) <= SIGNS and (raw := bytes(value))[:1] == b'"' and b" " in raw
+    }
     likely = max(texts, key=texts.__getitem__) if texts else "NAME"
-    return f'no field "{wanted}"{there}: say which holds the text, such as --text-field {likely[:SIGNS]}'
+    flag = f"--text-field={quoted(likely)}" if likely[:1] == "-" else f"--text-field {quoted(likely)}"
+    return f'no field "{wanted}"{there}: say which holds the text, such as {flag}'
 
 
 def found_in(fields: Mapping[str, Raw]) -> str:

@@ -195,10 +195,17 @@ def _copied(folder: Path, config: Mapping[str, object]) -> Iterator[Path]:
 def _known(kept: Path) -> Tried | None:
     """What an earlier trial found."""
     try:
-        found = msgspec.json.decode((kept / "found.json").read_bytes(), type=Tried)
-    except (OSError, msgspec.MsgspecError):
+        *_, sealed, seal = (kept / "found.json").read_bytes().split(b"\n")
+        found = msgspec.json.decode(sealed, type=Tried)
+        built = b"" if found.same else (kept / "tokenizer.json").read_bytes()
+    except (OSError, ValueError, msgspec.MsgspecError):
         return None
-    return found if found.same or (kept / "tokenizer.json").is_file() else None
+    return found if seal == _seal(sealed, built) else None  # a bit that fell would cut texts elsewhere
+
+
+def _seal(found: bytes, built: bytes) -> bytes:
+    """What a trial found, and built, as few bytes that tell whether it is still that."""
+    return hashlib.sha256(found + b"\n" + built).hexdigest().encode()
 
 
 def _made(file: Path, config: Mapping[str, object], kept: Path) -> Tried:
@@ -206,10 +213,12 @@ def _made(file: Path, config: Mapping[str, object], kept: Path) -> Tried:
     with _copied(file.parent, config) as folder:
         found = _tried(folder, "lower" if lowercases(file) else "")
         if not found.fault:
+            built, sealed = b"", msgspec.json.encode(found)
             if not found.same:
-                atomic.write_bytes(kept / "tokenizer.json", (folder / "built.json").read_bytes())
+                built = (folder / "built.json").read_bytes()
+                atomic.write_bytes(kept / "tokenizer.json", built)
             with suppress(InterlockError):  # it can be tried again
-                atomic.write_bytes(kept / "found.json", msgspec.json.encode(found))
+                atomic.write_bytes(kept / "found.json", sealed + b"\n" + _seal(sealed, built))
     return found
 
 

@@ -229,7 +229,7 @@ def choose(
             return _fresh(out)
         same: list[tuple[int, RunDirectory]] = []
         elsewhere: list[tuple[int, RunDirectory]] = []
-        for run in (RunDirectory(file.parent) for file in out.glob(f"*/{RUN}")):
+        for run in (RunDirectory(file.parent) for file in out.glob(f"*/{RUN}") if not _is_alias(file.parent)):
             try:
                 inputs = run.inputs()
                 written, there = (run.path / RUN).stat().st_mtime_ns, Path(inputs.get("chunks", ""))
@@ -263,13 +263,18 @@ def _checked(run: RunDirectory, out: Path, *, resume: bool) -> RunDirectory:
     return run
 
 
+def _is_alias(run: Path) -> bool:
+    """Tell whether it is a link to the run beside it, as `latest` often is."""
+    return run.is_symlink() and run.resolve().parent == run.parent.resolve()
+
+
 def runs_in(out: Path) -> list[Path]:
-    """List the directories of the runs in `out`, the one written last first."""
+    """List the directories of the runs in `out`, the one written last first; links to others of them are none."""
     runs: list[tuple[int, Path]] = []
     with suppress(OSError):
         for file in out.glob(f"*/{JOURNAL}"):
-            with suppress(OSError):
-                runs.append((file.stat().st_mtime_ns, file.parent))
+            with suppress(OSError, RuntimeError):
+                runs += [(file.stat().st_mtime_ns, file.parent)] * (not _is_alias(file.parent))
     return [path for _, path in sorted(runs, reverse=True)]
 
 
