@@ -16,6 +16,7 @@ from interlock.console.text.answer_text import answer_lines, cut_text, hit_lines
 from interlock.console.writing import (
     Telemetry,
     check_directory,
+    check_own,
     check_telemetry,
     progress,
     same_file,
@@ -297,8 +298,9 @@ def eval(options: argparse.Namespace) -> int:
         options.qrels,
         options.collection,
     )
-    for flag, file in (("--json", options.json), ("--calibrate", options.calibrate)):
+    for flag, file, begin in (("--json", options.json, b'{\n "'), ("--calibrate", options.calibrate, b"roster = ")):
         check_directory(flag, file)
+        check_own(flag, file, begin)
     if options.calibrate and options.config:
         raise UsageError(
             f"--calibrate writes a file for --config, which takes one: drop it, and set roster in {options.config}"

@@ -58,6 +58,14 @@ def check_directory(flag: str, file: Path | None) -> None:
         raise UsageError(f"{flag}: {file.parent} does not exist: create it, or name another file")
 
 
+def check_own(flag: str, file: Path | None, begin: bytes) -> None:
+    """Raise UsageError for a file that is there and does not `begin` as what `flag` writes does: it may be anything."""
+    if file and file.is_file():
+        with atomic.explaining(file), file.open("rb") as there:
+            if there.read(len(begin)) not in (b"", begin):
+                raise UsageError(f"{flag}: {file} holds something else, which stays: name another file")
+
+
 def check_outputs(events: str | None, summary: str | None) -> None:
     """Raise UsageError where events and summary both want stdout, and where no summary could be or what is none is."""
     if events and summary == "-":
@@ -76,7 +84,7 @@ def check_outputs(events: str | None, summary: str | None) -> None:
         try:
             load(path)
         except UsageError:
-            raise UsageError(f"--summary {summary}: would replace a file that is no summary: name another") from None
+            raise UsageError(f"--summary {summary}: {path.name} is there and no summary: name another file") from None
 
 
 def check_summary(summary: str | None, out: Path) -> None:

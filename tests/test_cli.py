@@ -267,7 +267,7 @@ def test_a_summary_replaces_a_summary_and_nothing_else(call, tmp_path, root, tin
         before = file.read_bytes()
         code, out, err = call(*begin, "--run-id", "c", "--summary", file)
         assert (code, out) == (ExitCode.USAGE, "")
-        assert f"--summary {file}: would replace a file that is no summary: name another" in err
+        assert f"--summary {file}: {file.name} is there and no summary: name another file" in err
         assert call(*begin, "--window", "x", "--summary", file)[0] == ExitCode.USAGE
         assert file.read_bytes() == before
     assert not (tmp_path / "runs" / "c").exists()

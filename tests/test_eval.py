@@ -441,6 +441,15 @@ def evaluated(place):
     return run(place, "--plan"), run(place, "--json", "eval.json")
 
 
+@pytest.mark.parametrize("flag", ["--json", "--calibrate"])
+def test_an_evaluation_is_written_over_nothing_else(place, evaluated, flag):
+    corpus = next((place / "set").glob("corpus.jsonl*"))
+    before = corpus.read_bytes()
+    said = run(place, flag, corpus, check=2).stderr
+    assert f"{flag}: {corpus} holds something else, which stays: name another file" in said
+    assert corpus.read_bytes() == before
+
+
 def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(place, evaluated):
     plan, first = evaluated
     lines = [line.split()[:3] for line in plan.stdout.splitlines()[2:]]

@@ -141,6 +141,22 @@ def contents(directory):
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+def test_files_of_two_runs_never_stand_side_by_side(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    before, _ = exported(run, tmp_path / "to", "npy,jsonl")
+    held = {name: path.read_bytes() for name, path in before.items()}
+    said = (
+        r"Docs has .*fused\.npy of run r, whose rows are others: choose another --to, or export what replaces them too"
+    )
+    with pytest.raises(UsageError, match=said):
+        exported(other, tmp_path / "to", "jsonl")
+    assert {name: path.read_bytes() for name, path in before.items()} == held
+    after, _ = exported(other, tmp_path / "to", "jsonl,npy")
+    assert set(after) == set(before)
+    assert json.loads((tmp_path / "to" / "Docs" / "export.json").read_text())["run"] == "other"
+    assert set(exported(other, tmp_path / "to", "jsonl")[0]) == {"points.jsonl"}
+
+
 def test_nothing_of_others_goes_to_make_place_for_an_export(run, tmp_path):
     theirs, out = tmp_path / "theirs", tmp_path / "out" / "Docs"
     (theirs / "below").mkdir(parents=True)

@@ -173,8 +173,13 @@ def _into_files(delivery: Delivery, to: Destination, above: Path, emit: Emit) ->
     collection, told = delivery.rows.collection.name, list[AnyEvent]()
     directory = above / collection
     with staging(directory) as staged:
-        record = read_record(directory)
-        check_ours(directory, _names(delivery, to), record)
+        record, names = read_record(directory), _names(delivery, to)
+        check_ours(directory, names, record)
+        if record.run not in ("", to.run.id) and (left := [name for name in record.files if name not in names]):
+            raise UsageError(
+                f"{directory} has {few(left)} of run {record.run}, whose rows are others: choose another --to, or "
+                "export what replaces them too"
+            )
         losses = deliver(delivery, replace(to, directory=staged), told.append)
         made = {Path(each.path).name: each.sha256 for each in told if isinstance(each, ArtefactWritten)}
         check_ours(directory, made, record)  # nobody has put another one there meanwhile

@@ -125,8 +125,11 @@ class Journal:
         """
         line = encode(entry)
         try:
-            if self._handle.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            left = memoryview(line)
+            while left:  # after a part of it, the next try says why it was no more
+                if not (written := self._handle.write(left)):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                left = left[written:]
         except OSError as error:
             self._handle.truncate(self._end)
             raise DiskError(f"cannot write {self.path}: {error.strerror}; free space and --resume") from error
