@@ -140,6 +140,14 @@ def test_a_mixture_of_poolings_goes_through_a_run(tmp_path, model):
     assert np.load(run.directory.exports("Docs") / "fused.npy").shape == (len(TEXTS), 64)
 
 
+def test_a_pooling_without_a_width_is_no_whole_one(model):
+    (model / "1_Pooling" / "config.json").write_text("{}")
+    with pytest.raises(
+        UnavailableError, match=r"1_Pooling/config\.json has no embedding_dimension, so it is not whole"
+    ):
+        card_of(model)
+
+
 def test_a_pooling_that_is_none_is_refused(model):
     edit(model / "1_Pooling" / "config.json", pooling_mode=["mean", "median"])
     with pytest.raises(

@@ -152,7 +152,12 @@ def poolings_of(spec: ModelSpec, path: Path, config: Mapping[str, Any], modules:
 
 
 def _check_widths(file: Path, told: Mapping[str, object]) -> None:
-    """Refuse the width of a pooling that is no number, which sentence-transformers counts with."""
-    for name in ("embedding_dimension", "word_embedding_dimension"):
+    """Refuse the width of a pooling that is not there or no number, which sentence-transformers counts with."""
+    widths = ("embedding_dimension", "word_embedding_dimension")
+    for name in widths:
         if not isinstance(told.get(name, 0), int):
             raise UnavailableError(f"{file}: {name} is {told[name]!r:.100}: set it to the width of the vectors")
+    if not any(name in told for name in widths):  # cut, most likely, and with it the way that is meant
+        raise UnavailableError(
+            f"{file} has no embedding_dimension, so it is not whole: replace it with the publisher's"
+        )
