@@ -1,6 +1,7 @@
 """The main screen on a recorded run: what it shows at every size, and what an operator's keys do to it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from copy import copy
@@ -28,6 +29,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import rundir
+from interlock.engine.record.health import health
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import LATEST
 from interlock.engine.record.words import duration
@@ -601,16 +603,39 @@ async def test_the_console_ends_by_itself_when_the_run_has_ended_that_is_to_be_u
     assert app.return_value is Leave.OVER
 
 
-@pytest.mark.parametrize("size", [(80, 24), (60, 15)])
-async def test_the_answers_of_a_recap_and_the_reason_of_a_state_stand_at_any_size(recorded, size):
-    recorded.play_to(0.9)
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 15), (40, 10)])
+async def test_no_reason_time_failing_text_or_command_that_goes_on_is_cut_at_any_size(recorded, size):
+    recorded.play_to(0.1)
+    recorded.recorder.emit(PARKED)
+    recorded.play_to(0.3)
     async with shown(recorded, size) as (app, pilot):
-        missing = recorded.snapshot().first_parked
-        assert missing.chunk_id in "".join(line.strip() for line in (await seen(app, pilot))[1:4])
+        lines = await seen(app, pilot)
+        why = health(recorded.snapshot(), recorded.snapshot().latest_at).detail
+        assert PARKED.place in why and together(why) in together("".join(lines)) and " eta " in lines[0]
+        assert any("cuda:" in line and "%" in line for line in lines)
+        if size < (80, 24):
+            await pilot.press("z")
+            assert PARKED.chunk_id not in together("".join(await seen(app, pilot)))  # the pane has its lines
+            await pilot.press("z")
         recorded.play_to(1.0)
         text = "\n".join(await seen(app, pilot))
         assert isinstance(app.screen, Recap)
         assert "show the summary" in text and "quit" in text and "back to the run" in text
+        assert "--resume--retry-parked" in together(text)
+        recorded.note = "continue it with interlock run chunks --resume"
+        await pilot.press("escape")
+        assert together(recorded.note) in together("".join(await seen(app, pilot)))
+
+
+PARKED = ev.RowParked(
+    model_pass=0, model="sim-bge-m3", row=77, reason="not finite", collection="Sim-Source-Code",
+    file="Engineering-Handbook/part-0007_chunks.json", record=1284, chunk_id="f3b1c2d4-5e6f-4a7b-8c9d-0e1f2a3b4c5d",
+)  # fmt: skip
+
+
+def together(text: str) -> str:
+    """A text without the places where it was broken into lines."""
+    return re.sub(r"[\s│]+", "", text)
 
 
 async def test_a_look_that_comes_while_the_console_is_being_left_does_no_harm(recorded):

@@ -30,15 +30,15 @@ def test_every_phase_has_its_word_and_how_bad_it_is(phase: str, word: str, level
 
 
 def test_a_run_that_goes_on_without_a_gpu_or_a_model_is_degraded_and_says_why() -> None:
-    assert now(sample(lost=(1,))) == Health("DEGRADED", "warn", "1 GPU lost (cuda:1)")
-    run = sample(lost=(0, 1))
+    assert now(sample(lost=(1,), parked=0)) == Health("DEGRADED", "warn", "1 GPU lost (cuda:1)")
+    run = sample(lost=(0, 1), parked=0)
     failed = replace(run, passes=(replace(run.passes[0], failure="no weights"), *run.passes[1:]))
     assert now(failed).detail == f"2 GPUs lost (cuda:0, cuda:1), 1 model failed ({run.passes[0].model}: no weights)"
 
 
 def test_a_run_on_gpus_that_computes_on_the_cpu_is_degraded_and_one_that_has_none_is_not() -> None:
     on_host = one_lease(3, held=None, devices=["cpu"])
-    assert now(replace(sample(), leases=(on_host,))).detail == f"{on_host.model} on the CPU"
+    assert now(replace(sample(parked=0), leases=(on_host,))).detail == f"{on_host.model} on the CPU"
     assert now(replace(sample(1, kind="cpu"), leases=(on_host,))).word == "RUN"
 
 
@@ -52,7 +52,7 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
         fold(state, ev.Entry(seq=seq, at=1.0, session=0, elapsed=1.0, device_kind="cuda", body=body))
     hosted = snapshot(state, 1).hosted
     on_host = one_lease(3, held=None, devices=["cpu"])
-    run = replace(sample(), leases=(on_host,), hosted={int(on_host.model_pass): hosted[0]})
+    run = replace(sample(parked=0), leases=(on_host,), hosted={int(on_host.model_pass): hosted[0]})
     assert now(run).detail == f"{on_host.model} on the CPU: cause None; raise --ceiling"
 
 
@@ -162,3 +162,4 @@ def test_of_several_things_that_are_wrong_none_hides_another() -> None:
     found = now(replace(run, devices=(full, *rest), deadline=run.latest_at + left.seconds / 2))
     assert found.word == "LOW DISK"
     assert "5.0 MiB free" in found.detail and "1 GPU lost (cuda:1)" in found.detail and "to be resumed" in found.detail
+    assert found.detail.endswith("; 1 text without a vector; --retry-parked tries again")

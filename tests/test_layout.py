@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.console.screens.layout import SHARED, Box, Wants, layout, tabs, too_small
+from interlock.console.screens.layout import SHARED, Box, Wants, layout, reason_lines, tabs, too_small
 from interlock.widgets.panes import PANES as KINDS
 
 SIZES = [(80, 24), (120, 40), (200, 60), (60, 15)]
@@ -53,6 +53,14 @@ def test_a_terminal_that_is_too_small_has_no_pane():
     assert too_small(39, 24)
     assert too_small(80, 9)
     assert not too_small(40, 10)
+
+
+@given(st.integers(40, 240), st.integers(10, 80), WANTS, st.sampled_from(PANES), st.booleans())
+def test_below_the_longest_reason_every_pane_that_stands_has_a_line(width, height, wants, chosen, zoomed):
+    header = 1 + reason_lines(width, height, zoomed=zoomed)
+    boxes = layout(width, height, wants, chosen, zoomed=zoomed, header=header)
+    assert sum(len(cells(box)) for box in boxes.values()) == width * (height - header - 1)
+    assert chosen in boxes and all(box.height > 0 for box in boxes.values())
 
 
 def test_a_zoomed_pane_is_alone():

@@ -769,10 +769,17 @@ def test_a_pass_that_does_not_go_on_promises_no_end_and_a_dead_run_holds_nothing
     assert ("HELD" in held) is (word == "paused")
 
 
+@pytest.mark.parametrize("width", range(40, 120, 4))
+def test_a_reason_that_would_push_out_when_it_ends_stands_below_the_header(width) -> None:
+    first, *below = plain(_head(sample(kind="sim", lost=(1,)), width))
+    why = "1 GPU lost (cuda:1)"
+    assert " eta " in first and (why in first) != (why in "".join(below))
+
+
 @pytest.mark.parametrize("width", range(110, 170, 5))
 def test_the_header_gives_up_the_names_of_what_went_wrong_before_it_gives_up_when_it_ends(width) -> None:
     many = Attention(lost=1, parked=3, warnings=1_000, mitigations=2_200, refused=2)
-    line = _text(_head(sample(kind="sim", lost=(1,)), width, fresh=many))
+    line = _text(_head(sample(kind="sim", lost=(1,), parked=0), width, fresh=many))
     assert "eta 6:47" in line and ("!3205" in line) != ("2,200 mitigations" in line)
     assert line.count("1 GPU lost") == 1
     assert "±" not in line or line.index("eta") < line.index("±")

@@ -7,6 +7,8 @@ toggles that are not as usual, that the picture is old or frozen) goes last.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rich.cells import chop_cells
+
 from interlock.engine.record.health import DEGRADED, Health, batches_of
 from interlock.engine.record.judgement import CALM, Attention, Judgement
 from interlock.engine.record.outlook import Outlook
@@ -23,8 +25,9 @@ MARKS = {"watch": ("◇", "WATCH"), "past": ("▷", "PAST"), "replay": ("▷", "
 """What stands before the word of a run that is not of this process, so that it never looks live."""
 SPELT = 120
 """Columns from which on the counts of what went wrong are named."""
-WHOLE = 32
-"""Cells of the reason of a state up to which it stands beside the rest; a longer one has lines of its own."""
+WHOLE, ROOMY = 32, 60
+"""Cells of the reason of a state up to which it stands beside the rest, where nothing that matters more goes for it; a
+longer one has lines of its own, indented from so many columns on."""
 ELAPSED = 40
 END = 4
 """The rank of when it ends."""
@@ -59,20 +62,24 @@ def rows(
     seconds since anything was heard, `dropped` the events that were not shown."""
     kind = "past" if where and source_kind == "watch" else source_kind
     moment = _moment(where, kind)
-    reason = min(WHOLE, max(10, width - 32 - (moment[0].size + GAP if moment else 0)))
+    reason = 0 if lines else min(WHOLE, max(10, width - 32 - (moment[0].size + GAP if moment else 0)))
     chip = _chip(snapshot, judged.health, kind, pending, reason)
-    below: list[Row] = []
-    if lines and len(chip) > 1 and width_of(chip[1].text) > reason:
-        told = wrapped(chip[1].text, width - 4)
-        told[lines - 1 :] = [" ".join(told[lines - 1 :])] * (len(told) >= lines)
-        below = [fitted([Span("   "), Span(fit(line, width - 4), chip[1].style)], width) for line in told]
-        chip = chip[:1]
     left = [*chip, *moment, *_marks(snapshot, source_kind, readonly), *_where(snapshot)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]
+    below: list[Row] = []
+    if lines and len(chip) > 1 and (width_of(chip[1].text) > WHOLE or 1 not in _standing(left, width)):
+        indent = 3 if width >= ROOMY else 1
+        room = max(1, width - indent - 1)
+        told = wrapped(chip[1].text, room)
+        if len(told) > lines:  # between words it is longer
+            told = chop_cells(chip[1].text, room)
+            told[lines - 1 :] = ["".join(told[lines - 1 :])]
+        below = [fitted([Span(" " * indent), Span(fit(line, room), chip[1].style)], width) for line in told]
+        del left[1]
     if judged.health.word == DEGRADED:  # which says it already
         fresh -= Attention(lost=fresh.lost, nodes=fresh.nodes)
-    if not snapshot.over and snapshot.parked and judged.health.word == "RUN":
+    if snapshot.parked and judged.health.level == "warn" and not (snapshot.over or snapshot.paused):
         fresh -= Attention(parked=fresh.parked)
     rest = [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
     rest += _warnings(snapshot, stale, dropped, frozen)
@@ -95,8 +102,9 @@ def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping
     if (mark := MARKS.get(source_kind)) and snapshot.phase != GONE:  # of which nothing looks live
         sign, word, style = mark[0], f"{mark[1]} {word}", "accent" if health.level in ("ok", "idle") else style
     fields = [Field(0, f"{sign} {word}", style)]
-    # Where there is hardly room for any of the reason, how far the run is matters more.
-    return fields + [Field(1 if reason > 10 else END, health.detail, style, least=reason)] * bool(health.detail)
+    # Beside the state it stands whole or not at all; on a screen of one line a part of it, if there is room for any.
+    rank = END + 1 if not reason else 1 if reason > 10 else END
+    return fields + [Field(rank, health.detail, style, least=reason)] * bool(health.detail)
 
 
 def _moment(where: str, kind: str) -> list[Field]:

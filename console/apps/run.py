@@ -27,6 +27,7 @@ from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 from interlock.engine.record.summary import summarise
 from interlock.engine.record.words import safe, several
+from interlock.widgets.text import wrapped
 
 CALL = 200
 """Signs of a message that calls an operator who looks elsewhere."""
@@ -122,7 +123,10 @@ class Console(Frame[Leave]):
         path = self._summary_path
         if path is None:
             return
-        lines = recap(self.seen(), path.parent, Recap.columns(self.size.width))
+        columns = Recap.columns(self.size.width)
+        lines = recap(self.seen(), path.parent, columns)
+        if sum(len(wrapped(line, columns)) for line in lines) > self.size.height - Recap.TAKEN:
+            lines.sort(key=lambda line: not line.startswith("next: "))  # what there is to do is never below the edge
         choices = [Choice("s,enter", "show the summary", "summary"), Choice("q", "quit", Leave.OVER)]
         self.push_screen(Recap("The run has ended", lines, choices), self._after_recap)
 

@@ -95,7 +95,8 @@ class Recap(Dialog):
     DEFAULT_CSS = """
     Recap > Vertical { width: 108; }
     """
-    WIDTH, FRAME = 108, 4
+    WIDTH, FRAME, TAKEN = 108, 4, 5
+    """Cells across at most, those of its frame and margin, and the lines that its frame and answers take."""
 
     @classmethod
     def columns(cls, screen: int) -> int:

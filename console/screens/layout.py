@@ -14,6 +14,10 @@ SIDE, GRAPHS = 38, 44
 """Cells of the cache beside passes, and of the column of graphs, at least."""
 EVENTS = 5
 """Lines of the events beside all other panes, at least: three and their border."""
+STEP = 4
+"""Lines by which leases and mitigations grow: whatever is below them moves then, and is painted anew."""
+REASON = 6
+"""Lines of a reason that is never cut on a small screen."""
 SHARED = ("leases", "mitigations", "cache")
 """Panes that take turns where there is no room for all."""
 
@@ -50,12 +54,24 @@ def layout(
         return _accordion(room, wants, chosen)
     if not _fits(GRID, width, height):
         return _column(room, wants, chosen if chosen in SHARED else turn)
+    still = _grid(Box(0, 1, width, height - 2), wants)
+    shorter = still["vram"]._replace(y=header, height=still["vram"].height + 1 - header)
+    if shorter.height >= _gauge_lines(wants.devices, height) + BORDER:  # what moves is painted anew: graphs give way
+        return still | {"vram": shorter}
     return _grid(room, wants)
 
 
 def too_small(width: int, height: int) -> bool:
     """Tell whether only one line can be shown."""
     return width < LEAST_WIDTH or height < LEAST_HEIGHT
+
+
+def reason_lines(width: int, height: int, *, zoomed: bool) -> int:
+    """Say how many lines below the header the reason of the run's state may have: on a small screen it matters more
+    than any pane, but for one that was zoomed."""
+    if too_small(width, height):
+        return 0
+    return max(height // 6, REASON if not zoomed and not _fits(COLUMN, width, height) else 1)
 
 
 def tabs(width: int, height: int) -> tuple[str, ...]:
@@ -99,7 +115,7 @@ def _grid(room: Box, wants: Wants) -> dict[str, Box]:
         graphs = min(4, max(2, (room.height // 3 - BORDER - 1) // lines - 1))
         top = min(lines * (1 + graphs) + 1 + BORDER, room.height * 2 // 5)
     upper = min(max(wants.passes + 2, 4), fifth) + BORDER
-    lower = min(max(wants.leases, wants.mitigations + 1, 2), fifth) + BORDER
+    lower = min(-(-max(wants.leases, wants.mitigations + 1, 1) // STEP) * STEP, fifth) + BORDER
     top = min(top, room.height - upper - lower - EVENTS)
     side = max(GRAPHS, room.width // 4) if wide else max(SIDE, room.width * 3 // 10)
     left, half = room.width - side, (room.width - side * wide) // 2

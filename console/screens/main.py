@@ -5,6 +5,7 @@ It draws how a source tells that the run stands (`update`); a replay, a journal 
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar, NamedTuple
 
@@ -16,14 +17,14 @@ from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Help
 from interlock.console.screens.base import Host
 from interlock.console.screens.event import EventScreen
-from interlock.console.screens.layout import SHARED, Wants, layout, tabs, too_small
+from interlock.console.screens.layout import BORDER, SHARED, Wants, layout, reason_lines, tabs, too_small
 from interlock.console.screens.seeking import Seeking
 from interlock.console.sources.session import Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed
 from interlock.engine.record.events import Entry
 from interlock.engine.record.judgement import Attention, attention, judge
-from interlock.engine.record.snapshot import PassCells, Snapshot
+from interlock.engine.record.snapshot import GONE, PassCells, Snapshot
 from interlock.engine.record.words import drawn, several
 from interlock.widgets import header
 from interlock.widgets.pane import Bar, Key, Pane, RunPane, View
@@ -54,6 +55,7 @@ class Main(Seeking):
     Main > Pane { position: absolute; }
     Main > Bar { width: 100%; }
     Main > .hidden { display: none; }
+    Main > .bare { border: none; }
     """
 
     def __init__(self, source: Source, look: Look, host: Host) -> None:
@@ -105,7 +107,7 @@ class Main(Seeking):
         if self._begun != self.source.begun:  # another moment is shown, or what was told was taken back
             self._begun, self.seen, self._dropped = self.source.begun, -1, 0
             self._feed = Feed(verbose=self._look.verbose)
-            self._marks = None
+            self._marks, self._wants = None, Wants(1, 1)
             self._events.follow()
         entries, dropped = self.source.entries(self.seen)
         if entries:
@@ -161,12 +163,14 @@ class Main(Seeking):
             max(1, lines_wanted(snapshot.devices)), max(1, len(snapshot.passes)),
             leases.lines_wanted(snapshot), len(ladders(mitigations)),
         )  # fmt: skip
+        wants = Wants(*map(max, wants, self._wants))  # what moves is painted anew: panes grow, and stay so
         if wants != self._wants:
             self._wants = wants
             self._arrange()
         self._draw_header()
         self._draw_footer()
-        self._events.entitle(below=drawn(self.source.note))
+        told = snapshot.over or snapshot.phase == GONE  # by the header
+        self._events.entitle(below="" if told else drawn(self.source.note))
         shown = [name for name, pane in self._panes.items() if pane.display]
         cells = self._picture.cells
         view = View(snapshot, zoomed=self._zoomed, shown=shown, cells=cells, mitigations=mitigations)
@@ -198,6 +202,9 @@ class Main(Seeking):
         snapshot, now = self._picture[:2]
         past = self.source.past  # it stands as it did at the moment that is shown
         judged = judge(snapshot, snapshot.latest_at if past else now)
+        if snapshot.over and self.source.note:
+            detail = "; ".join(filter(None, [judged.health.detail, self.source.note]))
+            judged = replace(judged, health=replace(judged.health, detail=detail))
         # Seconds since anything was heard of a run that is expected to say something.
         stale = None if snapshot.over or past or not snapshot.latest_at else now - snapshot.latest_at
         shown = header.rows(
@@ -205,7 +212,7 @@ class Main(Seeking):
             where=self._watched.pace if self._watched else "",
             pending=self.pending, stale=stale, dropped=self._dropped + self.host.skipped,
             frozen=self._frozen is not None, readonly=self.readonly,
-            lines=0 if too_small(*self.size) else max(1, self.size.height // 8),
+            lines=reason_lines(*self.size, zoomed=self._zoomed),
         )  # fmt: skip
         if len(shown) != self._header_lines:
             self._header_lines = len(shown)
@@ -239,6 +246,7 @@ class Main(Seeking):
             box = boxes.get(name)
             pane.set_class(box is None, "hidden")
             if box:
+                pane.set_class(box.height <= BORDER, "bare")
                 pane.styles.offset = (box.x, box.y)
                 pane.styles.width, pane.styles.height = box.width, box.height
         self._footer.styles.offset = (0, max(0, self.size.height - 1))

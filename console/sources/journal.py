@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen
 from interlock.console.sources.past import Moment, Past
+from interlock.console.text.recap import resuming
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record.atomic import held
@@ -58,8 +59,8 @@ class Watched:
         self.begun = 0
         self.speed, self.paused = 1.0, False
         """How fast the past goes on, and whether it stands still."""
-        self._death = ""
-        """What is said of a run that is gone."""
+        self._death, self._onward = "", ""
+        """What is said of a run that is gone, and how one goes on with one that ended before its work did."""
         self._clock = clock
         self._anchor = (clock(), 0.0)
         self._tail = Tail(self.path)
@@ -145,7 +146,7 @@ class Watched:
             return str(self.failure)
         if self.gone:
             return self._death
-        return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
+        return self._onward if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 
     @property
     def past(self) -> bool:
@@ -254,7 +255,7 @@ class Watched:
         if entries:
             # What was written long ago is not waited for again.
             age = min(max(0.0, time.time() - entries[-1].at), QUIET_SECONDS)
-            self._grew, self.gone = time.monotonic() - age, False
+            self._grew, self.gone, self._onward = time.monotonic() - age, False, ""
             self._take(entries)
             for body in (entry.body for entry in entries):
                 if self._remote and isinstance(body, ControlApplied | ControlRefused):
@@ -263,9 +264,11 @@ class Watched:
         self._caught_up = True
         if self.kind == "watch" and self._seq >= 0 and not self.gone and time.monotonic() - self._grew >= QUIET_SECONDS:
             self._grew = time.monotonic()
-            if not self.closed and not held(self.path):
-                seen = snapshot(self._state, self._seq)
-                run = self.path.parent
+            seen, run = snapshot(self._state, self._seq), self.path.parent
+            if self.closed:
+                again = resuming(seen, run)
+                self._onward = f"continue it with {again}" * bool(again)
+            elif not held(self.path):
                 words = resume_words(chunks_of(run, seen.chunks, seen.config), run, seen.config)
                 self._death = f"{death_of(run)}; continue it with {command(words)}"
                 self.gone = True

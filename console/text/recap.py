@@ -33,18 +33,22 @@ def recap(snapshot: Snapshot, run: Path, width: int | None = None, server: str =
 
 def next_commands(snapshot: Snapshot, run: Path, server: str = "") -> list[str]:
     """Name what an operator would run next, ready to be pasted."""
-    commands = []
-    if snapshot.phase in RESUMABLE and (snapshot.resumes or snapshot.untried):
-        words = resume_words(snapshot.chunks, run, snapshot.config)
-        words += ["--retry-parked"] * (not snapshot.resumes)
-        commands.append(command([*words, "--qdrant", server] if server else words))
-    elif snapshot.store and not snapshot.rehearsed:  # whose models have no weights
+    commands = [again] if (again := resuming(snapshot, run, server)) else []
+    if not again and snapshot.store and not snapshot.rehearsed:  # whose models have no weights
         stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]
         chosen = [f"--collection={stored[0]}"] if len(stored) > 1 else []
         bundle = ["--models", str(snapshot.config["models"].value)] if "models" in snapshot.config else []
         words = ["search", argument(_from_here(snapshot.store)), *chosen, *bundle]
         commands.append(command(words) + ' "your question"')
     return [*commands, command(["view", argument(str(run))])]
+
+
+def resuming(snapshot: Snapshot, run: Path, server: str = "") -> str:
+    """Name the command that goes on with a run that ended before its work did; empty where none would."""
+    if snapshot.phase not in RESUMABLE or not (snapshot.resumes or snapshot.untried):
+        return ""
+    words = resume_words(snapshot.chunks, run, snapshot.config) + ["--retry-parked"] * (not snapshot.resumes)
+    return command([*words, "--qdrant", server] if server else words)
 
 
 def _from_here(place: str) -> str:

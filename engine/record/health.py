@@ -57,16 +57,17 @@ def health(snapshot: Snapshot, now: float) -> Health:
     if stopped := next((device for device in taken if not device.leased and snapshot.phase == "running"), None):
         return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there")
     running, without = snapshot.phase == "running", degraded(snapshot)
+    word = "RUN" if running else snapshot.phase.upper()
     found = {
         LOW_DISK: _low_disk(snapshot),
         DEGRADED: without and without + f", {snapshot.phase}" * (not running),
         CROWDED: "; ".join(str(device.taken) for device in taken),
         LATE: _late(snapshot, now),
+        word: _missing(snapshot) * bool(snapshot.parked),
     }
     if told := {word: why for word, why in found.items() if why}:  # the first gives the word, none hides another
         return Health(next(iter(told)), "warn", "; ".join(told.values()))
-    word = "RUN" if running else snapshot.phase.upper()
-    return Health(word, "warn", _missing(snapshot)) if snapshot.parked else Health(word, "ok" if running else "idle")
+    return Health(word, "ok" if running else "idle")
 
 
 def _low_disk(snapshot: Snapshot) -> str:
