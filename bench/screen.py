@@ -36,7 +36,7 @@ SLOW_LINK = 800.0
 STALL = 5.0
 CLOSED = b'"event":"run_closed"'
 COMMITTED = b'"event":"batch_committed"'
-PAINTED = ("Memory", "Events", "Quit")
+PAINTED = ("Passes", "Events", "Quit")
 CHANGED = 0.2
 """Share of the signs on the screen that a key has to change before it counts as answered; a tick changes fewer."""
 
