@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 from msgspec.structs import replace
 from textual.command import CommandList
+from textual.containers import Vertical
 from textual.pilot import Pilot
 
 from interlock.console.actions import MAIN, actions_of
@@ -621,7 +622,12 @@ async def test_no_reason_time_failing_text_or_command_that_goes_on_is_cut_at_any
         text = "\n".join(await seen(app, pilot))
         assert isinstance(app.screen, Recap)
         assert "show the summary" in text and "quit" in text and "back to the run" in text
-        assert "--resume--retry-parked" in together(text)
+        box = app.screen.query_one(Vertical).region  # beside it stand the panes
+        said = [line[box.x : box.right] for line in text.splitlines()]
+        for _ in range(9 * (size == (40, 10))):  # behind a long path it is read on
+            await pilot.press("down")
+            said += [line[box.x : box.right] for line in await seen(app, pilot)]
+        assert "--retry-parked" in together("".join(said))
         recorded.note = "continue it with interlock run chunks --resume"
         await pilot.press("escape")
         assert together(recorded.note) in together("".join(await seen(app, pilot)))

@@ -125,7 +125,7 @@ class Journal:
         """
         line = encode(entry)
         try:
-            left = memoryview(line)
+            left = line
             while left:  # after a part of it, the next try says why it was no more
                 if not (written := self._handle.write(left)):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

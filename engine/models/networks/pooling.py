@@ -157,7 +157,9 @@ def _check_widths(file: Path, told: Mapping[str, object]) -> None:
     for name in widths:
         if not isinstance(told.get(name, 0), int):
             raise UnavailableError(f"{file}: {name} is {told[name]!r:.100}: set it to the width of the vectors")
-    if not any(name in told for name in widths):  # cut, most likely, and with it the way that is meant
+    if file.is_file() and not any(
+        name in told for name in widths
+    ):  # cut, most likely, and with it the way that is meant
         raise UnavailableError(
             f"{file} has no embedding_dimension, so it is not whole: replace it with the publisher's"
         )
