@@ -67,7 +67,7 @@ def check_own(flag: str, file: Path | None, begin: bytes) -> None:
 
 
 def check_outputs(events: str | None, summary: str | None) -> None:
-    """Raise UsageError where events and summary both want stdout, and where no summary could be or what is none is."""
+    """Raise UsageError where events and summary both want stdout, and for a place where no summary can be."""
     if events and summary == "-":
         raise UsageError("--events - and --summary - both write to stdout: give --summary a path")
     if summary is None or summary == "-":
@@ -78,13 +78,7 @@ def check_outputs(events: str | None, summary: str | None) -> None:
         raise UsageError(f"--summary: {wanted}, got {summary!r:.100}") from None
     if path.is_dir():
         raise UsageError(f"--summary {summary}: expected a file, found a directory: name a file in it")
-    if path.is_file() and path.stat().st_size:
-        from interlock.console.summary.document import load
-
-        try:
-            load(path)
-        except UsageError:
-            raise UsageError(f"--summary {summary}: {path.name} is there and no summary: name another file") from None
+    check_own("--summary", path, b'{\n  "schema_version": "1",\n  "run_id"')
 
 
 def check_summary(summary: str | None, out: Path) -> None:

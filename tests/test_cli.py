@@ -263,11 +263,11 @@ def test_a_summary_replaces_a_summary_and_nothing_else(call, tmp_path, root, tin
     for name in ("a", "b"):
         assert call(*begin, "--run-id", name, "--summary", tmp_path / "s.json")[0] == ExitCode.FAILED
     assert json.loads((tmp_path / "s.json").read_text())["run_id"] == "b"
-    for file in (chunks, journal):
+    for file in (chunks, journal, journal.with_name("run.json")):
         before = file.read_bytes()
         code, out, err = call(*begin, "--run-id", "c", "--summary", file)
         assert (code, out) == (ExitCode.USAGE, "")
-        assert f"--summary {file}: {file.name} is there and no summary: name another file" in err
+        assert f"--summary: {file} holds something else, which stays: name another file" in err
         assert call(*begin, "--window", "x", "--summary", file)[0] == ExitCode.USAGE
         assert file.read_bytes() == before
     assert not (tmp_path / "runs" / "c").exists()

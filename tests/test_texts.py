@@ -104,6 +104,7 @@ def test_a_data_frame_is_a_table(tmp_path, library):
         (["a", 5], r"chunks\[1\]: expected a text, a record or a document, got 5"),
         ([{"text": "a", "raw": object()}], r"chunks\[0\]: .*object"),
         (["\ud800"], r"chunks\[0\]: "),
+        ([None, "a"], r"chunks\[0\]: expected a text, a record or a document, got None"),
         ({"text": ["a"]}, "expected a path or texts, got a dict: pass one of its values"),
         (b"in", "expected a path, got b'in'"),
         (5, "expected a path, got 5"),

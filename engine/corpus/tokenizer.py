@@ -204,7 +204,7 @@ def _known(kept: Path) -> Tried | None:
 
 
 def _seal(found: bytes, built: bytes) -> bytes:
-    """What a trial found, and built, as few bytes that tell whether it is still that."""
+    """A digest of what a trial found and built."""
     return hashlib.sha256(found + b"\n" + built).hexdigest().encode()
 
 

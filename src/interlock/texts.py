@@ -73,8 +73,8 @@ def _write_table(texts: Any, file: Path) -> None:
 
 def _write_lines(texts: Iterable[object], file: Path) -> None:
     items = iter(texts)
-    first = next(items, None)
-    if first is None:
+    first = next(items, items)  # which is none of its own
+    if first is items:
         raise UsageError("chunks: expected at least one text, got none: pass some")
     if hasattr(texts, "columns"):  # of an old pandas, which iterates over the names of its columns
         raise UsageError("chunks: this table does not give itself as Arrow: pass table.to_dict('records')")
