@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from interlock.console.text.event_text import line_of
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings
 from interlock.engine.record.fold import fold
@@ -151,6 +152,13 @@ def test_a_run_with_a_text_that_has_no_vector_names_its_place_while_it_runs() ->
         found.detail
         == "2 texts without a vector (first a_chunks.json record 8, chunk c8: not finite); --retry-parked tries again"
     )
+
+
+def test_a_text_whose_file_nobody_wrote_down_counts_from_1_like_its_event() -> None:
+    parked = ev.RowParked(model_pass=0, model="a", row=1395, reason="not finite", collection="d")
+    found = now(replace(sample(), parked=1, first_parked=parked))
+    assert "(text 1,396: not finite)" in found.detail
+    assert "text 1,396 of the run" in line_of(parked)
 
 
 def test_of_several_things_that_are_wrong_none_hides_another() -> None:

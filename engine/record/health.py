@@ -97,7 +97,7 @@ def _late(snapshot: Snapshot, now: float) -> str:
 def _missing(snapshot: Snapshot) -> str:
     """Say which text has no vector, the first of several, and why."""
     count, first = several(snapshot.parked, "text"), snapshot.first_parked
-    where = first and f" ({'first ' * (snapshot.parked > 1)}{first.place or f'text {first.row}'}: {first.reason})"
+    where = first and f" ({'first ' * (snapshot.parked > 1)}{first.place or f'text {first.row + 1:,}'}: {first.reason})"
     return f"{count} without a vector{where or ''}; --retry-parked tries again"
 
 
