@@ -98,6 +98,15 @@ def test_a_row_laid_end_to_end_gets_what_it_gets_padded(name, way):
         torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
+def test_weights_of_a_norm_that_say_how_far_they_are_from_one_keep_their_bits_in_bfloat16():
+    plain, ours = (network("gemma3_text", "sdpa").bfloat16() for _ in range(2))
+    fuse(ours)
+    rows = torch.randn(4096, plain.norm.weight.shape[0], generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.inference_mode():
+        channels = (ours.norm(rows).float() / plain.norm(rows).float()).nanmean(0)
+    assert (channels - 1).abs().max() < 5e-4  # 1 + w in bfloat16 is off by up to 39e-4
+
+
 def test_modernbert_is_padded_by_a_transformers_that_does_not_let_it_attend_otherwise(monkeypatch):
     monkeypatch.setattr(attention, "version", lambda _: "5.5.4")
     assert why_padded({"model_type": "modernbert"}, "sdpa") == (

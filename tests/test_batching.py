@@ -37,7 +37,7 @@ def test_padding_is_for_networks_that_were_tried_and_whose_positions_stay():
 
 
 def test_what_passed_holds_for_rows_as_long_and_as_mixed_as_those_that_were_seen():
-    found = Finding(outcome="passed", cosine=1.0, rows=2, tokens=9, reference="")
+    found = Finding(outcome="passed", cosine=1.0, least=0.9, rows=2, tokens=9, reference="")
     seen = Remembered(
         model="m", label="host", dtype="float32", attention="sdpa", finding=found, shortest=60, longest=100, beside=40
     )

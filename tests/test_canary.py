@@ -427,6 +427,26 @@ def test_vectors_in_float16_have_to_reach_a_cosine_of_0_999(desk, monkeypatch, c
     assert events_of(desk.run()[1], ev.CanaryChecked)[0].outcome == outcome
 
 
+@pytest.mark.parametrize(("own", "outcome"), [(0.9991, "passed"), (0.9995, "failed"), (0.6, "failed")])
+def test_vectors_in_bfloat16_may_be_twice_as_far_off_as_those_of_the_plain_path_in_bfloat16(
+    desk, monkeypatch, own, outcome
+):
+    cosines = iter([0.9985 if own > 0.99 else 0.985, own, 1.0])
+    monkeypatch.setattr(canary, "lowest_cosine", lambda *_: next(cosines))
+    found = events_of(desk.run("bfloat16")[1], ev.CanaryChecked)[0]
+    assert (found.dtype, found.outcome) == ("bfloat16", outcome)
+    assert (found.cosine >= found.least) == (outcome == "passed")
+
+
+def test_a_deep_network_whose_own_rounding_in_bfloat16_is_coarse_keeps_its_precision(desk):
+    shape = {"num_key_value_heads": 2, "head_dim": 16, "initializer_range": 1.0}
+    desk.model = tiny_model(desk.place / "deep", kind="qwen3", width=64, layers=28, pooling="lasttoken", **shape)
+    found = events_of(desk.run("bfloat16")[1], ev.CanaryChecked)
+    assert [(each.dtype, each.outcome) for each in found] == [("bfloat16", "passed")]
+    assert found[0].least <= found[0].cosine < 0.999
+    assert events_of(desk.run("bfloat16", faults="skew:1")[1], ev.CanaryChecked)[0].outcome == "failed"
+
+
 def test_a_wider_precision_is_one_that_every_gpu_of_the_run_has():
     mixed = replace(card_of("XLM-R-large", packed=True), capability=(7, 5))
     then = canary.in_wider(mixed, mixed)

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.assets import Policy, resolve
-from interlock.engine.models.card import ModelCard, read_card
+from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.roster import card_for
 from interlock.engine.models.weights import DTYPES
 from tests.architectures import MODERNBERT_BASE, QWEN2_15B, QWEN3_06B, XLM_R_LARGE
 from tests.builders import PAD, tiny_model
@@ -56,7 +57,7 @@ def made(device: Device, directory: Path, name: str, longest: int, *, deep: bool
     (directory / "config.json").write_text(json.dumps({**config, "dtype": dtype, "torch_dtype": dtype}))
     save_file(_weights(config, DTYPES[dtype], device), directory / "model.safetensors", {"format": "pt"})
     spec = ModelSpec(directory.name, (str(directory),))
-    return read_card(spec, resolve(spec, Policy(offline=True), lambda _: None), device.kind)
+    return card_for(spec, resolve(spec, Policy(offline=True), lambda _: None), [device])
 
 
 def _small(name: str, longest: int, deep: bool) -> Config:
@@ -74,6 +75,6 @@ def _weights(config: Config, dtype: torch.dtype, device: Device) -> dict[str, to
     generator = torch.Generator(device.torch).manual_seed(7)
     weights = {}
     for name, parameter in blank.named_parameters():
-        numbers = torch.randn(parameter.shape, dtype=dtype, device=device.torch, generator=generator).mul_(0.04)
+        numbers = torch.randn(parameter.shape, dtype=dtype, device=device.torch, generator=generator).mul_(0.02)
         weights[name] = numbers.add_(name in norms).cpu()
     return weights

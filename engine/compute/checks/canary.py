@@ -36,8 +36,9 @@ from interlock.engine.models.networks.kernels import TILE, Kernel, wider
 from interlock.engine.record.events import CanaryChecked
 from interlock.engine.record.words import distinct_sizes
 
-LEAST, LEAST_IN_HALVES = 0.99999, 0.999
-"""The cosine in float32, and in less, below which vectors are not those of the model."""
+LEAST, LEAST_IN_HALVES, LEAST_IN_BFLOAT16 = 0.99999, 0.999, 0.99
+"""The cosine in float32, and in less, below which vectors are not those of the model; in bfloat16 a deep network may
+fall below 0.999 by rounding alone (Qwen3-0.6B of random weights: 0.9991 as published), but not below 0.99."""
 LEAST_OF_TOKENS = 0.9
 """The same of the tokens of a row as they are stored, on average: with a cosine of 0.999 one in 70 bits is another."""
 
@@ -45,6 +46,20 @@ LEAST_OF_TOKENS = 0.9
 def least_cosine(dtype: str) -> float:
     """Return what vectors in this precision have to reach."""
     return LEAST if dtype == "float32" else LEAST_IN_HALVES
+
+
+def enough(
+    card: ModelCard, least: float, cosine: float | None, wanted: Outputs, computed: Callable[[ModelCard], Outputs]
+) -> float:
+    """Return what the lowest cosine of rows has to reach that are to reach `least` and have reached `cosine`.
+
+    In bfloat16 that is at most twice as far from what is `wanted` as the plain path is in bfloat16, which is `computed`
+    only where it matters.
+    """
+    if card.dtype != "bfloat16" or not LEAST_IN_BFLOAT16 <= (cosine or 0.0) < least:
+        return least
+    own = lowest_cosine(computed(dataclasses.replace(plain(card), dtype=card.dtype)), wanted) or 0.0
+    return round(min(least, max(LEAST_IN_BFLOAT16, 1 - 2 * (1 - own))), 7)
 
 
 def plain(card: ModelCard) -> ModelCard:
@@ -156,7 +171,7 @@ class Canaries:
     def _checked(self, job: Job, card: ModelCard, instance: ModelInstance) -> Finding | None:
         """What a canary shows now, or an earlier run saw pass of such rows; None where the device is gone."""
         device, began = instance.device, time.monotonic()
-        found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="")
+        found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="", least=least_cosine(card.dtype))
         lengths = lengths_of(job)
         where, most, lacks = self._where(lengths, card, device)
         if where is None:
@@ -180,7 +195,7 @@ class Canaries:
         self, job: Job, card: ModelCard, instance: ModelInstance, where: Device, most: int
     ) -> tuple[Finding, Sequence[Ids]] | None:
         """What a few rows of at most `most` tokens show, and which those were."""
-        found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="")
+        found = Finding(outcome="skipped", cosine=None, rows=0, tokens=0, reference="", least=least_cosine(card.dtype))
         try:
             rows: Sequence[Ids] = sample(job, card, most, budget_on(where))
             got = _tried(instance, rows)
@@ -197,27 +212,31 @@ class Canaries:
         rows = rows[-len(got) :]
         try:
             wanted = self._plainly(plain(card), rows, where)
+            cosine = lowest_cosine(got, wanted)
+            least = enough(card, found.least, cosine, wanted, lambda card: self._plainly(card, rows, where))
         except Exception as error:  # whatever the plain path lacks, the device has shown no fault
             gone = where is instance.device and classify(error) is Trouble.LOST
             return None if gone else (replace(found, detail=f"its plain path failed: {reason(error)}"), rows)
-        if (cosine := lowest_cosine(got, wanted)) is None:
+        if cosine is None:
             return replace(found, detail="none of its texts has a vector"), rows
-        found = replace(found, rows=len(rows), tokens=sum(map(len, rows)), cosine=round(cosine, 7))
-        if cosine >= least_cosine(card.dtype):
+        found = replace(found, rows=len(rows), tokens=sum(map(len, rows)), cosine=round(cosine, 7), least=least)
+        if cosine >= least:
             return replace(found, outcome="passed", detail=left_out(job, rows)), rows
         if not card.packed:
             if wanted.crc() != self._plainly(plain(card), rows, where).crc():
                 raise UnavailableError("gives another vector each time of the same text: drop it from --roster")
-            self._blame(card, instance, rows, wanted)
+            self._blame(card, instance, rows, wanted, least)
         return replace(found, outcome="failed"), rows
 
-    def _blame(self, card: ModelCard, instance: ModelInstance, rows: Sequence[Ids], wanted: Outputs) -> None:
+    def _blame(
+        self, card: ModelCard, instance: ModelInstance, rows: Sequence[Ids], wanted: Outputs, least: float
+    ) -> None:
         """Find out whether the rows of a padded network come out right where they are computed apart."""
         order = list(Batching)
         for batching in order[order.index(card.batching) + 1 :]:
             with suppress(Exception), instance.device.computing():  # what fails here too, is not the network's alone
                 got = Apart(instance.encoder, batching).encode(rows)
-                if (lowest_cosine(got, wanted) or -1.0) >= least_cosine(card.dtype):
+                if (lowest_cosine(got, wanted) or -1.0) >= least:
                     self._apart[card.key] = batching
                     return
 
@@ -258,7 +277,6 @@ class Canaries:
                 label=device.label,
                 dtype=card.dtype,
                 attention=attention_of(card),
-                least=least_cosine(card.dtype),
                 action=otherwise if found.outcome == "failed" else "",
                 streamed=instance.streamed,
                 **asdict(found),

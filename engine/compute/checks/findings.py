@@ -16,16 +16,18 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.sources import model_cache
 from interlock.engine.record import atomic
 
-VERSION = 4
+VERSION = 5
 _FOLDER = "canaries"
 _LIBRARIES = ("interlock", "torch", "transformers")
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What a canary showed; `cosine` is the lowest of its rows, None where there was nothing to compare."""
+    """What a canary showed: `cosine` is the lowest of its rows, None where nothing was compared, and `least` what
+    it had to reach."""
 
     outcome: Literal["passed", "failed", "skipped"]
     cosine: float | None
+    least: float
     rows: int
     tokens: int
     reference: str

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from interlock.engine.compute.checks.canary import LEAST_IN_HALVES, lowest_cosine, plain
+from interlock.engine.compute.checks.canary import LEAST_IN_HALVES, enough, lowest_cosine, plain
 from interlock.engine.compute.checks.sampling import OPERATIONS_ON_HOST
 from interlock.engine.compute.context import RunContext
 from interlock.engine.compute.encoder import Encoder, one_by_one
@@ -31,7 +31,7 @@ SHARE = 64
 """One batch in so many is computed by another node too: 1.6 % of what nodes compute."""
 LEAST = 0.9999
 """The cosine in float32 below which a row is another one: devices that differ only in the order of their sums should be
-far above it, though no two makes of card were compared. In halves it is a canary's."""
+far above it, though no two makes of card were compared. In halves it is a canary's (`enough`)."""
 
 Given = Mapping[str, Outputs]
 """What a batch gave, by node."""
@@ -88,9 +88,14 @@ class Proofs:
             return {}
         rows = job.ids(job.batches[batch].rows[places])
         wanted, found = one_by_one(self._encoder(job), rows), dict[str, str]()
+
+        def computed(card: ModelCard) -> Outputs:
+            backend, host = self._context.backend, self._context.host
+            return one_by_one(backend.encoders(card, backend.load(card), host), rows)
+
         for node, outputs in given.items():
             cosine = lowest_cosine(outputs.taken(places), wanted)
-            if cosine is not None and not cosine >= least:
+            if cosine is not None and not cosine >= enough(job.card, least, cosine, wanted, computed):
                 found[node] = f"computes {job.card.key} wrongly (cosine {cosine:.5f} with what the head computes)"
         return found
 

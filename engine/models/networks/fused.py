@@ -72,7 +72,7 @@ class _Attention(nn.Module):
             query, key = _Norm(plain.q_norm), _Norm(plain.k_norm)
             counts = self._heads, self.value.weight.shape[0] // self._size
             weights = [norm.weight.expand(count, -1) for norm, count in zip((query, key), counts, strict=True)]
-            self.norm, self._epsilon = _frozen(torch.cat(weights)), query.epsilon
+            self.norm, self._epsilon, self._beyond_one = _frozen(torch.cat(weights)), query.epsilon, query.beyond_one
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: object
@@ -81,7 +81,8 @@ class _Attention(nn.Module):
         rows = hidden_states[0]
         both = self.turned(rows).view(len(rows), -1, self._size)
         if self.norm is not None:
-            both = torch.ops.interlock.rms_norm(both, None, self._epsilon)[0].mul_(self.norm)
+            both = torch.ops.interlock.rms_norm(both, None, self._epsilon)[0]
+            both = both.addcmul_(both, self.norm) if self._beyond_one else both.mul_(self.norm)
         both = turn(both, *(each[0].unsqueeze(1) for each in position_embeddings))
         query, key = both[:, : self._heads], both[:, self._heads :]
         value = self.value(rows).view(len(rows), -1, self._size)
@@ -111,10 +112,15 @@ class _Norm(nn.Module):
         """Take over the weights of a norm that transformers built."""
         super().__init__()
         centred = hasattr(plain, "eps")  # Gemma's weights say by how much they differ from one
-        self.weight = _frozen(plain.weight.data + 1 if centred else plain.weight.data)
+        self.beyond_one = centred and plain.weight.dtype is not torch.float32
+        """Whether weights are kept so: one and a small number lose bits of it where they are added in bfloat16."""
+        self.weight = _frozen(plain.weight.data + 1 if centred and not self.beyond_one else plain.weight.data)
         self.epsilon = float(plain.eps if centred else plain.variance_epsilon)
 
     def forward(self, rows: Tensor) -> Tensor:
+        if self.beyond_one:
+            normed = torch.ops.interlock.rms_norm(rows, None, self.epsilon)[0]
+            return normed.addcmul_(normed, self.weight)  # type: ignore[no-any-return]
         return torch.ops.interlock.rms_norm(rows, self.weight, self.epsilon)[0]  # type: ignore[no-any-return]
 
 
