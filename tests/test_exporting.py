@@ -225,6 +225,20 @@ def test_killed_between_two_files_it_has_whole_ones_alone_and_is_repeated(run, t
     assert all(len(known) == 1 for known in record["files"].values())
 
 
+def test_a_killed_export_of_another_run_leaves_no_file_that_a_narrower_one_keeps(run, tmp_path):
+    other, out = shutil.copytree(run, tmp_path / "other"), tmp_path / "out"
+    exported(run, out, "npy,jsonl")
+    arguments = ["export", str(other), "--to", str(out), "--export", "npy,jsonl", "--project", "4"]
+    told = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, env=os.environ, capture_output=True)
+    assert told.returncode == -signal.SIGKILL, told.stderr
+    with pytest.raises(UsageError, match=r"Docs has .*fused\.npy of an export that was cut short, .*: choose another"):
+        exported(other, out, "jsonl", collection="Docs")
+    assert np.load(out / "Docs" / "fused.npy").shape == (43, 80)
+    whole, _ = exported(other, out, "npy,jsonl", {"project": "4"}, collection="Docs")
+    assert np.load(whole["fused.npy"]).shape == (43, 4)
+    assert set(exported(other, out, "jsonl", collection="Docs")[0]) == {"points.jsonl"}
+
+
 def copied(run, place):
     return shutil.copytree(run, place / "runs" / "r")
 

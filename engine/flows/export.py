@@ -31,7 +31,7 @@ from interlock.engine.record.words import command, differences, few, typed
 from interlock.engine.settings import Configuration, RunSettings, continued
 from interlock.engine.targets.delivery import DeliveryBuilder, Destination, deliver
 from interlock.engine.targets.files.formats import FORMATS, files_of, with_arrays
-from interlock.engine.targets.files.write import check_ours, publish, read_record, staging
+from interlock.engine.targets.files.write import check_ours, of_others, publish, read_record, staging
 from interlock.engine.targets.stores import check_delivery
 from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.fusion import Fusion
@@ -175,10 +175,11 @@ def _into_files(delivery: Delivery, to: Destination, above: Path, emit: Emit) ->
     with staging(directory) as staged:
         record, names = read_record(directory), _names(delivery, to)
         check_ours(directory, names, record)
-        if record.run not in ("", to.run.id) and (left := [name for name in record.files if name not in names]):
+        if left := of_others(directory, names, record, to.run.id):
+            whose = f"run {record.run}" if record.run != to.run.id else "an export that was cut short"
             raise UsageError(
-                f"{directory} has {few(left)} of run {record.run}, whose rows are others: choose another --to, or "
-                "export what replaces them too"
+                f"{directory} has {few(left)} of {whose}, whose rows are others: choose another --to, or export what "
+                "replaces them too"
             )
         losses = deliver(delivery, replace(to, directory=staged), told.append)
         made = {Path(each.path).name: each.sha256 for each in told if isinstance(each, ArtefactWritten)}

@@ -137,6 +137,16 @@ def check_ours(directory: Path, names: Iterable[str], record: ExportRecord) -> N
             raise UsageError(f"{path} was not written by an export, or changed since: choose another --to, or move it")
 
 
+def of_others(directory: Path, names: Iterable[str], record: ExportRecord, run: str) -> list[str]:
+    """Name the files beside these that an export of another run than `run` wrote, or that one which was cut short was
+    to replace."""
+    files = {name: known for name, known in record.files.items() if name not in {*names}}
+    if record.run not in ("", run):
+        return [*files]
+    late = {name: directory / name for name, known in files.items() if len(known) > 1}
+    return [name for name, path in late.items() if path.is_file() and atomic.sha256_of(path) != files[name][0]]
+
+
 def publish(directory: Path, staged: Path, made: Mapping[str, str], record: ExportRecord) -> None:
     """Give the `staged` files, each `made` with a SHA-256, their names; `record` is that of this export, with the files
     of those before it."""
