@@ -56,6 +56,26 @@ def test_what_a_command_prints_at_its_end_and_cannot_be_written_is_one_line_and_
     assert line.startswith("interlock: ")
 
 
+LEFT = """
+import errno, os
+rmdir = os.rmdir
+def left(path, **more):
+    if ".tokens-" in str(path):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+    rmdir(path, **more)
+os.rmdir = left
+"""
+"""What keeps the scratch of a session in its place, as NFS does while a file in it is open."""
+
+
+def test_a_run_is_completed_though_its_scratch_stays_until_the_next_session(tmp_path, words):
+    interlock(*words, first=LEFT)
+    assert summary_of(tmp_path / "runs" / "r")["status"] == "completed"
+    assert len(scratch := list((tmp_path / "runs" / "r").glob(".tokens-*"))) == 1
+    interlock(*words, "--resume")
+    assert not scratch[0].exists()
+
+
 def test_a_summary_goes_into_the_pipe_of_its_name_which_stays_a_pipe(tmp_path, words):
     os.mkfifo(pipe := tmp_path / "pipe")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

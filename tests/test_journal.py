@@ -1,5 +1,6 @@
 """The journal keeps whole lines: through kills, damage, full disks and second openers."""
 
+import errno
 import json
 import os
 import resource
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.errors import DiskError, InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
@@ -189,6 +190,29 @@ def test_the_journal_goes_on_once_a_full_disk_has_room(path):
     with full_disk():
         kept.append(entry(0))
         with pytest.raises(InterlockError):
+            kept.append(entry(1, "far too long " * 100))
+        kept.append(entry(1))
+    kept.close()
+    assert seqs(path) == [0, 1]
+
+
+def test_a_part_of_a_line_that_could_not_be_taken_back_is_taken_back_before_the_next(path, monkeypatch):
+    kept = Journal(path)
+    opened, failing = kept._handle, [OSError(errno.EIO, os.strerror(errno.EIO))]
+
+    class Handle:
+        def truncate(self, size):
+            if failing:
+                raise failing.pop()
+            return opened.truncate(size)
+
+        def __getattr__(self, name):
+            return getattr(opened, name)
+
+    monkeypatch.setattr(kept, "_handle", Handle())
+    with full_disk():
+        kept.append(entry(0))
+        with pytest.raises(DiskError, match=r"cannot write .*journal\.jsonl"):
             kept.append(entry(1, "far too long " * 100))
         kept.append(entry(1))
     kept.close()

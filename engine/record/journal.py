@@ -90,6 +90,8 @@ class Journal:
         """
         self.path = path
         self._begin = self._end = 0
+        self._torn = False
+        """Whether a part of a line may stand at its end."""
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = io.FileIO(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
@@ -125,15 +127,18 @@ class Journal:
         """
         line = encode(entry)
         try:
-            left = line
+            if self._torn:
+                self._handle.truncate(self._end)
+            self._torn, left = True, line
             while left:  # after a part of it, the next try says why it was no more
                 if not (written := self._handle.write(left)):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 left = left[written:]
         except OSError as error:
-            self._handle.truncate(self._end)
+            with contextlib.suppress(OSError):  # else before the next line
+                self._handle.truncate(self._end)
             raise DiskError(f"cannot write {self.path}: {error.strerror}; free space and --resume") from error
-        self._end += len(line)
+        self._end, self._torn = self._end + len(line), False
 
     def sync(self) -> None:
         """Make every line written so far survive a power cut. Raises InterlockError where that cannot be."""

@@ -92,13 +92,14 @@ class RunDirectory:
         return self.path / SUMMARY
 
     def scratch(self) -> TemporaryDirectory[str]:
-        """Make a place for one session's token ids, gone when it ends; clear what a killed session left."""
+        """Make a place for one session's token ids, gone when it ends; clear what a killed session left, or one whose
+        file system (NFS does) kept what was still open."""
         for left in self.path.glob(f"{SCRATCH}*"):
             shutil.rmtree(left, ignore_errors=True)
         for place in (self.path, *self._below()):
             atomic.sweep(place)
         with atomic.explaining(self.path):
-            return TemporaryDirectory(prefix=SCRATCH, dir=self.path)
+            return TemporaryDirectory(prefix=SCRATCH, dir=self.path, ignore_cleanup_errors=True)
 
     def pass_directory(self, model_pass: int, model: str) -> Path:
         """Return where the files of a pass lie, which have a row for each distinct text."""
