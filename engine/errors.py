@@ -34,7 +34,7 @@ MEANINGS = {
     ExitCode.FAILED: "failed, or a collection is incomplete",
     ExitCode.USAGE: "bad usage, configuration or input; nothing was done",
     ExitCode.MITIGATED: "completed, but with mitigations or without refused input (--strict)",
-    ExitCode.STOPPED: "stopped by the operator, for a deadline, or without a GPU left; resumable",
+    ExitCode.STOPPED: "stopped by the operator, a deadline, or no GPU that answers; resumable",
     ExitCode.UNAVAILABLE: "no usable device, model or server",
     ExitCode.HANGUP: "terminal lost, with --on-hangup stop; resumable",
     ExitCode.INTERRUPTED: "interrupted, resumable",

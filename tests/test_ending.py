@@ -20,7 +20,7 @@ from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import close_of
-from tests.builders import corpus, interlock, sentences, summary_of
+from tests.builders import corpus, interlock, sentences, summary_of, toml
 from tools.samples import sample
 
 UNWRITABLE = "import os; os.dup2(os.open(os.devnull, os.O_RDONLY), 1)"
@@ -155,6 +155,31 @@ def test_a_second_signal_in_a_run_closes_its_journal_and_says_how_to_go_on(tmp_p
     assert left == [130] and close_of(directory.journal).exit_code == 130
     (again,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("next: ")]
     assert parse(shlex.split(again)[2:]).resume
+
+
+HANGS = """
+import threading
+from interlock.console.sources import session
+from interlock.engine.compute.instance import ModelInstance
+from interlock.engine.record import health
+session.LOOK, health.SLOW, attempt, tried = 0.2, 1.0, ModelInstance.attempt, []
+def hangs(self, rows, *more):
+    tried.append(len(rows))
+    return threading.Event().wait() if len(tried) == 4 else attempt(self, rows, *more)
+ModelInstance.attempt = hangs
+"""
+
+
+def test_a_gpu_that_hangs_ends_the_run_which_goes_on_from_there(tmp_path, tiny_a):
+    chunks, out = corpus(tmp_path / "in", {"Docs": {"a.jsonl": sentences(60)}}), tmp_path / "runs"
+    limits = toml(tmp_path / "small.toml", {"tiny": {"source": str(tiny_a), "batch_tokens": 64}})
+    words = ("run", chunks, "--config", limits, "--roster", "tiny", "--devices", "sim:T4", "--run-id", "r")
+    told = interlock(*words, "--out", out, "--no-ui", first=HANGS, check=4).stderr
+    summary = summary_of(out / "r")
+    assert (summary["status"], summary["exit_code"]) == ("stopped", 4) and "cuda:0" in summary["reason"]
+    (again,) = [line for line in told.splitlines() if "--resume" in line and line.startswith("next: ")]
+    interlock(*shlex.split(again)[2:], "--no-ui", check=0)
+    assert summary_of(out / "r")["status"] == "completed"
 
 
 def shell(line, *words, cwd):

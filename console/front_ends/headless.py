@@ -276,11 +276,8 @@ def leave_at_once(session: Session, code: ExitCode) -> None:
     """End the process, whatever it computes: the journal says so, and stderr how to go on."""
 
     def close() -> None:
-        if session.work and session.work.recorder.look(lambda state: state.started):
-            mitigations = session.work.recorder.look(lambda state: sum(state.mitigated.values()))
-            reason = "interrupted in a batch: --resume continues"
-            closed = RunClosed(status="stopped", reason=reason, exit_code=code, mitigations=mitigations)
-            seen = session.work.recorder.end(closed)
+        seen = session.close("interrupted in a batch: --resume continues", code)
+        if seen and session.work:
             os.write(2, f"next: {next_commands(seen, session.work.directory.path)[0]}\n".encode())
 
     closing = threading.Thread(target=close, daemon=True)  # the frame that a signal interrupts may hold the lock

@@ -16,11 +16,16 @@ from interlock.console.control.protocol import Foreseen, foreseen
 from interlock.console.control.server import steerable
 from interlock.engine.compute.controls import NO, Controls
 from interlock.engine.compute.schedule import Schedule
-from interlock.engine.errors import ExitCode
-from interlock.engine.record.events import ControlApplied, Entry
+from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.record import summary
+from interlock.engine.record.events import ControlApplied, Entry, RunClosed
+from interlock.engine.record.health import hung
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import PassCells, Snapshot, cells_of
+
+LOOK = 15.0
+"""Seconds from one look for a GPU that hangs to the next."""
 
 
 class Work(Protocol):
@@ -53,6 +58,7 @@ class Session:
         """Begin; once is enough."""
         if self._thread.ident is None:
             self._thread.start()
+            threading.Thread(target=self._look_for_hung, name="watchdog", daemon=True).start()
 
     def stop(self, code: ExitCode) -> None:
         """Ask for an end after the batch in flight; one that was asked for before keeps its code."""
@@ -100,6 +106,30 @@ class Session:
     def summarised(self) -> bool:
         """Whether the summary is of this session: one that is refused leaves that of the session before."""
         return self.work is not None and _written(self.work.directory.summary) != self._before
+
+    def close(self, reason: str, code: ExitCode) -> Snapshot | None:
+        """Record the end of a run whose own thread is caught in a batch; None where none has begun."""
+        if not self.work or not self.work.recorder.look(lambda state: state.started):
+            return None
+        mitigations = self.work.recorder.look(lambda state: sum(state.mitigated.values()))
+        closed = RunClosed(status="stopped", reason=reason, exit_code=code, mitigations=mitigations)
+        return self.work.recorder.end(closed)
+
+    def _look_for_hung(self) -> None:
+        """End the run where a GPU does not come back. What counts is looks, not the clock: a process that is halted, or
+        a machine that sleeps, is not waited for."""
+        still = progressed = 0.0
+        while not self._done.wait(LOOK):
+            if not self.work:
+                continue
+            seen = self.work.recorder.snapshot()
+            still = still + LOOK if seen.progressed_at == progressed else 0.0
+            progressed = seen.progressed_at
+            if (why := hung(seen, still)) and self.close(f"{why}: --resume continues", ExitCode.STOPPED):
+                with suppress(InterlockError):
+                    summary.write(self.work.recorder.look(summary.summarise), self.work.directory.summary)
+                self.code = ExitCode.STOPPED
+                self._done.set()
 
     def _go(self) -> None:
         try:

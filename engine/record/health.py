@@ -22,6 +22,8 @@ Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
 in one that has not, which may be reading its weights; and in any case the time of so many of its longest batches."""
+ANSWERS, SLOW = 20, 1200.0
+"""A GPU has hung where a run makes no progress for the time of so many of its longest batches, and so many seconds."""
 ENDED: dict[str, tuple[str, Level]] = {
     "completed": ("DONE", "ok"),
     "incomplete": ("INCOMPLETE", "warn"),
@@ -139,6 +141,16 @@ def _patience(snapshot: Snapshot) -> float:
     if snapshot.phase != "running" or not snapshot.progressed_at:
         return float("inf")
     return max(PATIENCE if snapshot.slowest else FIRST_PATIENCE, BATCHES * snapshot.slowest)
+
+
+def hung(snapshot: Snapshot, still: float) -> str:
+    """Say which GPUs have not answered for the `still` seconds without progress; empty where they may yet."""
+    held = [device.facts.name for device in snapshot.devices if device.leased and not device.lost]
+    held = [name for name in held if not on_host(name)]
+    waits = snapshot.phase != "running" or snapshot.paused or not held
+    if waits or still < max(SLOW, ANSWERS * snapshot.slowest):
+        return ""
+    return f"{_some(held)} {'has' if len(held) == 1 else 'have'} not answered for {duration(still)}"
 
 
 GOOD: tuple[Status, ...] = ("completed", "skipped")

@@ -46,19 +46,23 @@ class Recorder:
         self.first = self._next
         self.session = self._state.session + 1 if self._next else 0
         self._ring = Ring()
-        self._lock = threading.Lock()
+        self._lock, self._ended = threading.Lock(), threading.Event()
         self._clock, self._wall = clock, wall
         self._began = clock()
 
     def emit(self, event: AnyEvent) -> Entry:
         """Record one event. Raises InterlockError when the journal cannot be written."""
         with self._lock:
-            return self._add(event)
+            if not self._ended.is_set():
+                return self._add(event)
+        while True:  # the process leaves without this thread
+            time.sleep(3600)
 
     def end(self, event: AnyEvent) -> Snapshot:
         """Record the last event of a process that leaves at once: whoever would add another waits for its end."""
-        self._lock.acquire()
-        return snapshot(self._state, self._add(event).seq)
+        with self._lock:
+            self._ended.set()
+            return snapshot(self._state, self._add(event).seq)
 
     def _add(self, event: AnyEvent) -> Entry:
         entry = Entry(
