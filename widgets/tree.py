@@ -11,6 +11,7 @@ from typing import ClassVar
 from rich.style import Style
 from rich.text import Text
 from textual import on
+from textual.content import Content
 from textual.widgets import Tree
 from textual.widgets.tree import TreeNode
 
@@ -145,7 +146,7 @@ class DocumentTree(Tree[Node], inherit_bindings=False):
     def entitle(self, below: str) -> None:
         """Write on the lower border."""
         if below != self._below:
-            self._below = self.border_subtitle = below
+            self._below, self.border_subtitle = below, Content(below)  # what was searched for is no markup
 
     def unfold(self, node: TreeNode[Node]) -> None:
         """Open a branch, with a line for each thing in it."""

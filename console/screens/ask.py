@@ -12,6 +12,7 @@ from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label, Static
 
@@ -73,7 +74,7 @@ class Dialog(ModalScreen[str]):
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
-            box.border_title = self._title
+            box.border_title = Content(self._title)
             with VerticalScroll() as self._told:
                 yield Static(Text("\n".join(drawn(line) for line in self._lines) + "\n"))
             for choice in self._choices:
