@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from interlock.console.writing import check_own
 from interlock.engine import parsers
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.record.events import Mitigated
@@ -100,6 +101,7 @@ def check_file(target: str) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         wrong = "is a directory" if path.is_dir() else f"{path.parent} is not a directory"
         raise UsageError(f"--metrics {target}: {wrong}: name a file in a directory that exists")
+    check_own("--metrics", path, b"# HELP interlock_")
     return path
 
 

@@ -129,7 +129,7 @@ def test_without_partial_nothing_is_exported_before_its_time(go, whole):
 
 
 def test_a_deadline_before_the_first_batch_leaves_all_to_the_next_session(go):
-    with pytest.raises(Stopped, match="while chunks were read") as stopped:
+    with pytest.raises(Stopped, match="the last 30 s, which close a run") as stopped:
         go("at-once", deadline="5s")
     assert stopped.value.exit_code == ExitCode.STOPPED
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.export import ExportRequest, export
 from interlock.engine.flows.run import Run
+from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten
 from interlock.engine.settings import load
 from interlock.engine.targets.files import write as exports
@@ -209,15 +211,20 @@ main(sys.argv[1:])
 """
 
 
-def test_killed_between_two_files_it_has_whole_ones_alone_and_is_repeated(run, tmp_path):
-    out = tmp_path / "out"
+def test_killed_between_two_files_it_has_whole_ones_alone_and_is_repeated(run, tmp_path, monkeypatch):
+    out, temporary = tmp_path / "out", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     before, _ = exported(run, out)  # the same names, with other contents
     arguments = ["export", str(run), "--to", str(out), "--export", "npy,jsonl", "--project", "4"]
     told = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, env=os.environ, capture_output=True)
     assert told.returncode == -signal.SIGKILL, told.stderr
     assert [np.load(path).shape[0] for path in before.values()] == [43, 43, 43]
+    assert len([*temporary.iterdir()]) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(atomic, "FRESH", -1.0)
     after, _ = exported(run, out, "npy,jsonl", {"project": "4"})
-    assert np.load(after["fused.npy"]).shape == (43, 4)
+    assert np.load(after["fused.npy"]).shape == (43, 4) and not [*temporary.iterdir()]
     record = json.loads((out / "Docs" / "export.json").read_text())
     assert sorted(record["files"]) == sorted(
         path.name for path in (out / "Docs").iterdir() if path.name != "export.json"

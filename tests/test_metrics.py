@@ -133,6 +133,8 @@ def test_a_file_has_the_numbers_at_the_end_and_steps_of_the_ladder_and_no_simula
     assert {dict(labels)["rung"] for labels in counted} == {each["rung"] for each in steps}
     assert not [name for name, _ in numbers if name.startswith("interlock_batch_seconds")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "numbers.prom", "runs"]
+    again = ("run", "in", "--out", "runs", "--run-id", "again", "--roster", tiny_a, "--devices", "cpu", "--quiet")
+    assert call(*again, "--metrics", "numbers.prom")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,7 @@ def test_a_file_has_the_numbers_at_the_end_and_steps_of_the_ladder_and_no_simula
     [
         (("--metrics", "numbers.txt"), "ends in .prom"),
         (("--metrics", "nowhere/numbers.prom"), "is not a directory"),
+        (("--metrics", "other.prom"), "name another file"),
         (("--metrics", "70000"), "ports end at 65535"),
         (("--notify", "no-such-program-anywhere x"), "no such program"),
         (("--notify", "'unfinished"), "quotes"),
@@ -147,6 +150,7 @@ def test_a_file_has_the_numbers_at_the_end_and_steps_of_the_ladder_and_no_simula
 )
 def test_what_could_not_be_done_at_the_end_is_refused_at_once(call, tmp_path, tiny_a, flags, says):
     corpus(tmp_path / "in", {"Docs": {"a.jsonl": TEXTS}})
+    (tmp_path / "other.prom").write_text("# HELP node_load1 of another collector\n")
     code, _, err = call("run", "in", "--roster", tiny_a, "--no-ui", *flags)
     assert (code, says in err) == (2, True)
     assert not (tmp_path / "runs").exists()

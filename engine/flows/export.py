@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from msgspec import structs
@@ -72,9 +71,9 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
         kept = form if asked.store else replace(form, quantise="none")  # files have a precision of their own
         kept.check(fusion, arrays=with_arrays(settings.export), store=asked.store is not None)
         told: dict[str, list[Loss]] = {}
-        with TemporaryDirectory(prefix="interlock-export-") as scratch:
+        with atomic.scratch("interlock-export-") as scratch:
             language = settings.language if asked.store else ""
-            builder = DeliveryBuilder(Path(scratch), language, settings.chunk_sparse)
+            builder = DeliveryBuilder(scratch, language, settings.chunk_sparse)
             plan = RunPlan(settings, roster, _corpus(earlier, builder, chunks, settings), builder)
             wanted = _chosen(plan.corpus, asked.collection)
             for rows in wanted:  # what would be refused after the work is refused now

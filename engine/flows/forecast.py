@@ -1,6 +1,5 @@
 """What a plan would take, without doing it: batches, tokens, predicted memory and time, and no weights loaded."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
+from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, Warned
 from interlock.engine.record.facts import RosterEntry, joined
 from interlock.engine.record.inputs import as_input
@@ -125,8 +125,8 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
             mask[rows] = True
         return mask
 
-    with tempfile.TemporaryDirectory(prefix="interlock-plan-") as scratch:
-        plan = read(request, models, roster, Path(scratch), lambda _: None, stopped).laid_out(reusable)
+    with atomic.scratch("interlock-plan-") as scratch:
+        plan = read(request, models, roster, scratch, lambda _: None, stopped).laid_out(reusable)
         longs = [_long(each) for each in plan.passes]
         passes, budget = _forecasts([each.layout for each in plan.passes], devices, settings)
     passes = [replace(each, long=long) for each, long in zip(passes, longs, strict=True)]

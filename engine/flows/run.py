@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from interlock.engine.compute.context import REAL, Backend, Deadline, seconds_until
+from interlock.engine.compute.context import CLOSING_SECONDS, REAL, Backend, Deadline, seconds_until
 from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.compute.job import Job
 from interlock.engine.corpus.corpus import Corpus
@@ -259,8 +259,8 @@ class Run:
         """Whether the operator stops the run. Raises Stopped where it is the deadline that does."""
         if not self.deadline.allows(0.0) and self.deadline.near:
             raise Stopped(
-                f"deadline {self.settings.ends} came while chunks were read: nothing was kept, repeat the command "
-                "with a later --deadline"
+                f"deadline {self.settings.ends}: the last {CLOSING_SECONDS:.0f} s, which close a run, came before "
+                "chunks were read: nothing was kept, repeat the command with a later --deadline"
             )
         return self.controls.stop_requested
 

@@ -11,8 +11,10 @@ import getpass
 import hashlib
 import os
 import secrets
+import shutil
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +33,8 @@ PARTIAL = ".*.partial"
 """What matches the names of files that were never finished."""
 LARGEST = 256 << 20
 """Bytes of a file that is read whole."""
+FRESH = 60.0
+"""Seconds in which a directory that was just made may not be locked yet."""
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -112,6 +116,31 @@ def locked(directory: Path) -> Iterator[None]:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """Make a directory in TMPDIR that goes when the block ends. What processes of this user that were killed left there
+    under this prefix goes too: each may be as large as a store."""
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):  # it is in use, or goes already
+            about = left.lstat()
+            if about.st_uid == os.geteuid() and about.st_mtime < time.time() - FRESH:
+                with _locked_now(left):
+                    shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix) as made, _locked_now(Path(made)):
+        yield Path(made)
+
+
+@contextmanager
+def _locked_now(directory: Path) -> Iterator[None]:
+    """Hold a directory's lock. Raises OSError where another process has it."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(handle)

@@ -10,7 +10,6 @@ ever optimised, so every search is exact.
 
 import fcntl
 import json
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record.atomic import sweep
+from interlock.engine.record import atomic
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.shard import VectorKinds, working
 from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids, fault_of
@@ -95,7 +94,7 @@ class Store:
                 shard.write_projection(path, projection)
             shard.require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
             engine = shard.load(path, dims, sparse, tokens, int8=wanted.get("quantised") == "int8")
-            sweep(path)
+            atomic.sweep(path)
             shard.write_manifest(path, wanted)  # under the lock: the "run" of whoever writes is the one kept
             return cls(path, engine, wanted, VectorKinds(dict(dims), [*sparse], dict(tokens)), held)
 
@@ -111,10 +110,7 @@ class Store:
         run may write to it, which is not seen here. Raises as `open_for_read` and `shard.copied` do."""
         path = stores.alone(directory, collection)
         with ExitStack() as held:
-            shard.remove_left_copies()
-            made = Path(held.enter_context(tempfile.TemporaryDirectory(prefix=shard.COPY)))
-            held.enter_context(shard.holding(made, fcntl.LOCK_EX))
-            place = made / path.name
+            place = held.enter_context(atomic.scratch(shard.COPY)) / path.name
             shard.copied(path, place)
             engine, manifest = shard.load(place, None), shard.read_manifest(place)
             copy = cls(place, engine, manifest, shard.read_kinds(place), held)

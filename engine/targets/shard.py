@@ -13,7 +13,6 @@ import re
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -35,7 +34,7 @@ FREE = ("run", "calibrated", "unfinished")
 CONFIG = "edge_config.json"  # the engine's own
 LEFT = ".atomicwrite*"  # directories in which the engine was about to write when it was killed
 LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
-COPY, FRESH = "interlock-store-", 60.0  # directories of copies; seconds in which one may not be locked yet
+COPY = "interlock-store-"  # directories of copies
 SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
 DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
 LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -149,17 +148,6 @@ def copied(path: Path, place: Path) -> None:
             told = f"{human_bytes(size)}, and {human_bytes(free)} are free in {place.parent}"
             raise InterlockError(f"a copy of {path} takes {told}: free space, or set TMPDIR to another directory")
         shutil.copytree(path, place, ignore=shutil.ignore_patterns(LEFT), copy_function=_copy_data)
-
-
-def remove_left_copies() -> None:
-    """Remove copies of this user's processes that were killed, in TMPDIR: each may be as large as a store."""
-    for left in Path(tempfile.gettempdir()).glob(f"{COPY}*"):
-        with suppress(OSError):  # it is in use, or goes already
-            about = left.lstat()
-            if about.st_uid == os.geteuid() and about.st_mtime < time.time() - FRESH:
-                handle = locked(left, fcntl.LOCK_EX)
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(handle)
 
 
 def _copy_data(source: str, target: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
@@ -43,6 +42,7 @@ from interlock.engine.models.networks.attention import ROTARY
 from interlock.engine.models.networks.checkpoint import PACKED_TYPES
 from interlock.engine.models.networks.kernels import OLDEST, Kernel, kernel_for, lay, precision_for
 from interlock.engine.models.weights import Replica, load
+from interlock.engine.record import atomic
 from interlock.engine.record.words import human_bytes
 
 Outcome = Literal["passed", "limited", "untried", "failed"]
@@ -147,12 +147,12 @@ def ways(card: ModelCard, device: Device) -> Iterator[tuple[ModelCard, ModelCard
 
 def examine(devices: Sequence[Device], ceiling: int) -> Iterator[GpuCheck]:
     """Check devices one after the other; each check is given as soon as it is done."""
-    with TemporaryDirectory(prefix="interlock-checkup-") as place:
+    with atomic.scratch("interlock-checkup-") as place:
         for device in devices:
             first = memory(device, ceiling)
             yield first
             if first.outcome == "passed":
-                yield from _Checkup(device, Path(place) / device.name.replace(":", "-"), ceiling).checks()
+                yield from _Checkup(device, place / device.name.replace(":", "-"), ceiling).checks()
 
 
 class _Checkup:
