@@ -256,6 +256,14 @@ def test_a_run_whose_directory_went_away_fails_and_writes_nothing_into_another(c
     assert [path.name for path in run.directory.path.glob("*")] == ([] if happens is gone else ["journal.jsonl"])
 
 
+def test_a_run_whose_directory_went_away_names_no_command_that_needs_it(chunks, tiny_a, monkeypatch, call):
+    close = SessionEnd.close
+    monkeypatch.setattr(SessionEnd, "close", lambda *more: (gone(Path("runs/r")), close(*more))[1])
+    code, _, told = call("run", chunks, "--roster", tiny_a, "--run-id", "r", "--devices", "cpu", "--no-ui")
+    assert code == ExitCode.FAILED and "start a new run" in told
+    assert not [line for line in told.splitlines() if line.startswith(("next:", "summary:"))]
+
+
 def test_a_link_in_place_of_a_journal_is_not_followed(tmp_path):
     (tmp_path / "other").write_text("mine")
     (tmp_path / "journal.jsonl").symlink_to(tmp_path / "other")
