@@ -159,6 +159,16 @@ def test_files_of_two_runs_never_stand_side_by_side(run, tmp_path):
     assert set(exported(other, tmp_path / "to", "jsonl")[0]) == {"points.jsonl"}
 
 
+def test_two_runs_of_one_name_are_two(run, tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": sentences(3)}})
+    flags = {"roster": f"{tiny_a}=1", "out": str(tmp_path / "runs"), "run_id": "r", "export": "npy"}
+    assert Run(chunks, load(flags, {}, None), Controls()).go() == ExitCode.COMPLETED
+    exported(run, tmp_path / "to", "npy,jsonl", collection="Docs")
+    with pytest.raises(UsageError, match=r"Docs has .*points\.jsonl of another run r, whose rows are others"):
+        exported(tmp_path / "runs" / "r", tmp_path / "to", "npy")
+    assert set(exported(run, tmp_path / "to", "npy", collection="Docs")[0]) >= {"fused.npy"}
+
+
 def test_nothing_of_others_goes_to_make_place_for_an_export(run, tmp_path):
     theirs, out = tmp_path / "theirs", tmp_path / "out" / "Docs"
     (theirs / "below").mkdir(parents=True)

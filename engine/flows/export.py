@@ -87,7 +87,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
                 if asked.to:
                     narrow = delivery.specified(form=replace(form, quantise="none"))
                     to = Destination(directory, settings.export, precision=asked.precision)
-                    told[rows.collection.name] = _into_files(narrow, to, asked.to, emit)
+                    told[rows.collection.name] = _into_files(narrow, to, asked.to, earlier.state.began_at, emit)
                 if asked.store:
                     deliver(delivery, Destination(directory, (), asked.store, settings.prune), emit)
         return told
@@ -167,15 +167,18 @@ def _chosen(corpus: Corpus, name: str) -> list[Rows]:
     return [there[name]] if name else list(there.values())
 
 
-def _into_files(delivery: Delivery, to: Destination, above: Path, emit: Emit) -> list[Loss]:
-    """Write the files of a collection below `above`, and give them their names when all have been read back."""
+def _into_files(delivery: Delivery, to: Destination, above: Path, began: float, emit: Emit) -> list[Loss]:
+    """Write the files of a collection below `above`, and give them their names when all have been read back; the run
+    was begun at `began`."""
     collection, told = delivery.rows.collection.name, list[AnyEvent]()
     directory = above / collection
     with staging(directory) as staged:
         record, names = read_record(directory), _names(delivery, to)
         check_ours(directory, names, record)
-        if left := of_others(directory, names, record, to.run.id):
-            whose = f"run {record.run}" if record.run != to.run.id else "an export that was cut short"
+        same = record.is_of(to.run.id, began)
+        if left := of_others(directory, names, record, same=same):
+            another = "another run" if record.run == to.run.id else "run"
+            whose = "an export that was cut short" if same else f"{another} {record.run}"
             raise UsageError(
                 f"{directory} has {few(left)} of {whose}, whose rows are others: choose another --to, or export what "
                 "replaces them too"
@@ -183,7 +186,9 @@ def _into_files(delivery: Delivery, to: Destination, above: Path, emit: Emit) ->
         losses = deliver(delivery, replace(to, directory=staged), told.append)
         made = {Path(each.path).name: each.sha256 for each in told if isinstance(each, ArtefactWritten)}
         check_ours(directory, made, record)  # nobody has put another one there meanwhile
-        known = structs.replace(record, run=to.run.id, collection=collection, vectors=to.precision, losses=losses)
+        known = structs.replace(
+            record, run=to.run.id, began=began, collection=collection, vectors=to.precision, losses=losses
+        )
         publish(directory, staged, made, known)
     for event in told:
         emit(event)

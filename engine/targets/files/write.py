@@ -89,15 +89,20 @@ def _unlike(path: Path, fault: str) -> InterlockError:
 
 
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What `export.json` says: the run, the numbers and losses of the latest export, and the files of all of them, each
-    with the SHA-256 that it has, or is about to have."""
+    """What `export.json` says: the run, when it was begun (two may have one name), the numbers and losses of the latest
+    export, and the files of all of them, each with the SHA-256 that it has, or is about to have."""
 
     schema_version: Literal["1"]
     run: str = ""
+    began: float = 0.0
     collection: str = ""
     vectors: FilePrecision = "float32"
     losses: list[Loss] = []
     files: dict[str, list[str]] = {}
+
+    def is_of(self, run: str, began: float) -> bool:
+        """Tell whether it may be of this run: one that was never written is of any."""
+        return self.run in ("", run) and self.began in (0.0, began)
 
 
 @contextmanager
@@ -137,11 +142,11 @@ def check_ours(directory: Path, names: Iterable[str], record: ExportRecord) -> N
             raise UsageError(f"{path} was not written by an export, or changed since: choose another --to, or move it")
 
 
-def of_others(directory: Path, names: Iterable[str], record: ExportRecord, run: str) -> list[str]:
-    """Name the files beside these that an export of another run than `run` wrote, or that one which was cut short was
+def of_others(directory: Path, names: Iterable[str], record: ExportRecord, *, same: bool) -> list[str]:
+    """Name the files beside these that an export of another run wrote; of the `same`, that one which was cut short was
     to replace."""
     files = {name: known for name, known in record.files.items() if name not in {*names}}
-    if record.run not in ("", run):
+    if not same:
         return [*files]
     late = {name: directory / name for name, known in files.items() if len(known) > 1}
     return [name for name, path in late.items() if path.is_file() and atomic.sha256_of(path) != files[name][0]]
