@@ -167,7 +167,7 @@ def test_what_is_drawn_in_ascii_takes_as_many_cells(text: str) -> None:
 
 def test_signs_that_stand_beside_one_another_differ_in_ascii_too() -> None:
     gauge = glyphs.WEIGHTS, glyphs.WORK, glyphs.CONTEXT, glyphs.OTHERS, glyphs.FREE, glyphs.CEILING, glyphs.PEAK
-    for signs in (gauge, glyphs.LEVELS[:-1], glyphs.SHADES, "▁▇▲✖", "●○▲✖◇▷"):
+    for signs in (gauge, glyphs.LEVELS[:-1], glyphs.SHADES, "▁▇▲✖", "●○■▲✖◇▷"):
         drawn = ascii_only("".join(signs))
         assert "?" not in drawn and len(set(drawn)) == len(signs)
 

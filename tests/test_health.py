@@ -150,7 +150,8 @@ def test_a_run_with_a_text_that_has_no_vector_names_its_place_while_it_runs() ->
     assert (found.word, found.level) == ("RUN", "warn")
     assert (
         found.detail
-        == "2 texts without a vector (first a_chunks.json record 8, chunk c8: not finite); --retry-parked tries again"
+        == "2 texts without a vector (first a_chunks.json record 8, chunk c8: not finite); once it is over, --resume "
+        "--retry-parked tries again"
     )
 
 
@@ -170,4 +171,4 @@ def test_of_several_things_that_are_wrong_none_hides_another() -> None:
     found = now(replace(run, devices=(full, *rest), deadline=run.latest_at + left.seconds / 2))
     assert found.word == "LOW DISK"
     assert "5.0 MiB free" in found.detail and "1 GPU lost (cuda:1)" in found.detail and "to be resumed" in found.detail
-    assert found.detail.endswith("; 1 text without a vector; --retry-parked tries again")
+    assert found.detail.endswith("; 1 text without a vector; once it is over, --resume --retry-parked tries again")

@@ -245,7 +245,7 @@ def test_from_an_empty_terminal_to_a_search_result_without_a_manual(place):
             watcher.wait_for("WATCH PAUSED", PATIENCE)
             watcher.press("P")
             watcher.wait_for("WATCH RUN", PATIENCE)
-            watcher.wait_for("WATCH DONE", PATIENCE)
+            watcher.wait_for("RUN DONE", PATIENCE)
             watcher.press("s")
             watcher.wait_for("SUMMARY", PATIENCE)
             watcher.press("q")

@@ -169,9 +169,9 @@ def test_a_requested_control_has_a_star_and_a_word() -> None:
     snapshot = sample()
     assert _text(_head(snapshot, 80, pending={"schedule": "exclusive"})).splitlines()[0].split()[-2:] == ["EXCL", "on*"]
     assert "EXCL" not in _text(_head(snapshot, 200)) and "CPU-FB" not in _text(_head(snapshot, 200))
-    assert _text(_head(snapshot, 80, pending={"pause": "yes"})).startswith(" ▲ PAUSING")
+    assert _text(_head(snapshot, 80, pending={"pause": "yes"})).startswith(" ■ PAUSING")
     paused = replace(snapshot, paused=True)
-    assert _text(_head(paused, 80)).startswith(" ▲ PAUSED")
+    assert _text(_head(paused, 80)).startswith(" ■ PAUSED")
     assert "eta" not in _text(_head(paused, 120))
     assert _text(_head(paused, 80, pending={"pause": "no"})).startswith(" ▲ RESUMING")
     assert _text(_head(snapshot, 80, pending={"stop": "yes"})).startswith(" ▲ STOPPING")

@@ -21,6 +21,7 @@ STALE_SECONDS = 5.0
 """Without an event for longer than that, the header says so."""
 GAP = 2
 SIGNS = {"ok": "●", "idle": "○", "warn": "▲", "error": "✖"}
+PAUSE = "■"
 MARKS = {"watch": ("◇", "WATCH"), "past": ("▷", "PAST"), "replay": ("▷", "REPLAY")}
 """What stands before the word of a run that is not of this process, so that it never looks live."""
 SPELT = 120
@@ -91,6 +92,11 @@ def rows(
     return [_laid(left, spelt if fits else [*_counts(fresh, spelt=False), *rest], width), *below]
 
 
+def sign_of(health: Health) -> str:
+    """Name the sign of how a run stands: what somebody asked for has another than what went wrong."""
+    return PAUSE if health.word in ("PAUSED", "PAUSING") else SIGNS[health.level]
+
+
 def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str], reason: int) -> list[Field]:
     """Sign and word for how the run stands, and what it is about; what was asked for is under way until it counts."""
     waits = not snapshot.over and snapshot.phase != GONE
@@ -98,9 +104,10 @@ def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping
         health = Health("STOPPING", "warn")
     elif waits and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
         health = Health("RESUMING" if snapshot.paused else "PAUSING", "warn")
-    sign, word, style = SIGNS[health.level], health.word, words.LEVEL_STYLES[health.level]
+    sign, word, style = sign_of(health), health.word, words.LEVEL_STYLES[health.level]
     if (mark := MARKS.get(source_kind)) and snapshot.phase != GONE:  # of which nothing looks live
-        sign, word, style = mark[0], f"{mark[1]} {word}", "accent" if health.level in ("ok", "idle") else style
+        kind = "RUN" if source_kind == "watch" and snapshot.over else mark[1]  # it is not the watch that has ended
+        sign, word, style = mark[0], f"{kind} {word}", "accent" if health.level in ("ok", "idle") else style
     fields = [Field(0, f"{sign} {word}", style)]
     # Beside the state it stands whole or not at all; on a screen of one line a part of it, if there is room for any.
     rank = END + 1 if not reason else 1 if reason > 10 else END
@@ -169,7 +176,7 @@ def _times(snapshot: Snapshot, left: Outlook | None) -> list[Field]:
         late = snapshot.paused or (left is not None and left.seconds > still)  # the run does not end in this session
         fields.append(Field(18, f"deadline in {duration(still)}", "warn" if late else ""))
     if (rate := words.rates(snapshot)[0]) and not snapshot.paused and snapshot.phase != GONE:
-        fields.append(Field(20, f"{words.count(rate):>5} texts/s"))
+        fields.append(Field(20, f"{words.count(rate):>5} texts/s" + " on average" * snapshot.over))
     return fields
 
 

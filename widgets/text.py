@@ -41,7 +41,7 @@ def plain(rows: Iterable[Row]) -> list[str]:
 
 ELLIPSIS = "…"
 CURSOR, FOLDED, UNFOLDED, DOT = "▸▶▼·"
-ASCII = str.maketrans("…▸·±▁▂▃▄▅▆▇█▒│┤╌●○▲✖◇▷▶▼❯─╭╮╰╯┌┐└┘├┼┬┴━┃", "~>.~_.-:=+##o|+.*o!X<>>v>-++++++++++++-|")
+ASCII = str.maketrans("…▸·±▁▂▃▄▅▆▇█▒│┤╌●○■▲✖◇▷▶▼❯─╭╮╰╯┌┐└┘├┼┬┴━┃", "~>.~_.-:=+##o|+.*o=!X<>>v>-++++++++++++-|")
 """What a sign of ours is on a terminal that has no other; a sign has the same meaning everywhere."""
 
 

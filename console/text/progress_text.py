@@ -2,7 +2,7 @@
 
 from interlock.console.text.machine_text import feigned
 from interlock.engine.record.facts import timed
-from interlock.engine.record.health import batches_of
+from interlock.engine.record.health import DOING, batches_of
 from interlock.engine.record.outlook import time_left, time_left_of
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import drawn, duration, pass_of, percent
@@ -41,20 +41,10 @@ def bar(snapshot: Snapshot, width: int) -> str:
     return cut("  ".join(parts), width)
 
 
-BEFORE = {
-    "starting": "checking the models' files",
-    "resolving": "checking the models' files",
-    "reading": "reading and tokenising chunks",
-    "planning": "planning the passes",
-    "delivering": "writing files and points",
-}
-"""What is being done while no pass is at work."""
-
-
 def progress(snapshot: Snapshot) -> str:
     """Say what is being done and how far it has come: the run, then the pass; nothing of a run that is over."""
-    if snapshot.over or not snapshot.running or snapshot.phase in BEFORE:
-        return "" if snapshot.over else BEFORE.get(snapshot.phase, "")
+    if snapshot.over or not snapshot.running or snapshot.phase in DOING:
+        return "" if snapshot.over else DOING.get(snapshot.phase, "")
     now, *others = snapshot.running
     parts = ["paused"] * snapshot.paused + [f"{percent(snapshot.share_done).strip()} of the run"]
     told = [f"{each.model} {percent(each.share_done).strip()}" for each in snapshot.running]

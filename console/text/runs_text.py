@@ -8,7 +8,7 @@ from interlock.engine.record.judgement import Attention, DeviceUse
 from interlock.engine.record.runs import Overview
 from interlock.engine.record.words import duration, few, human_bytes, named, percent
 from interlock.widgets.formats import LEVEL_STYLES, devices_of, render
-from interlock.widgets.header import SIGNS
+from interlock.widgets.header import sign_of
 from interlock.widgets.text import Column, Row, Span, fitted, in_columns, sized
 
 COLUMNS = (
@@ -31,7 +31,7 @@ def cells(seen: Overview, now: float) -> list[Span]:
     who, wrong, left = seen.occupant, seen.attention, seen.left
     worst = next((level for level in ("error", "warn") if any(each.level == level for each in seen.devices)), "")
     return [
-        Span(f"{SIGNS[seen.health.level]} {seen.health.word}", LEVEL_STYLES[seen.health.level]),
+        Span(f"{sign_of(seen.health)} {seen.health.word}", LEVEL_STYLES[seen.health.level]),
         Span(seen.id),
         Span("" if seen.share_done is None else percent(seen.share_done).strip()),
         Span(duration(left.seconds) if left else ""),

@@ -24,6 +24,14 @@ PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 in one that has not, which may be reading its weights; and in any case the time of so many of its longest batches."""
 ANSWERS, SLOW = 20, 1200.0
 """A GPU has hung where a run makes no progress for the time of so many of its longest batches, and so many seconds."""
+DOING = {
+    "starting": "looking for devices and models",
+    "resolving": "checking the models' files",
+    "reading": "reading and tokenising chunks",
+    "planning": "planning the passes",
+    "delivering": "writing files and points",
+}
+"""What is being done while no pass is at work."""
 ENDED: dict[str, tuple[str, Level]] = {
     "completed": ("DONE", "ok"),
     "incomplete": ("INCOMPLETE", "warn"),
@@ -69,7 +77,7 @@ def health(snapshot: Snapshot, now: float) -> Health:
     }
     if told := {word: why for word, why in found.items() if why}:  # the first gives the word, none hides another
         return Health(next(iter(told)), "warn", "; ".join(told.values()))
-    return Health(word, "ok" if running else "idle")
+    return Health(word, "ok" if running else "idle", DOING.get(snapshot.phase, ""))
 
 
 def _low_disk(snapshot: Snapshot) -> str:
@@ -100,7 +108,7 @@ def _missing(snapshot: Snapshot) -> str:
     """Say which text has no vector, the first of several, and why."""
     count, first = several(snapshot.parked, "text"), snapshot.first_parked
     where = first and f" ({'first ' * (snapshot.parked > 1)}{first.place or f'text {first.row + 1:,}'}: {first.reason})"
-    return f"{count} without a vector{where or ''}; --retry-parked tries again"
+    return f"{count} without a vector{where or ''}; once it is over, --resume --retry-parked tries again"
 
 
 def ended(status: str, reason: str) -> Health:

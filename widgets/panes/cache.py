@@ -138,11 +138,11 @@ def line(snapshot: Snapshot, width: int) -> Row:
     """Draw the most of it in one row, with as much of the history as there is room for."""
     rate, word = rates(snapshot)[0], unreal(snapshot)
     hits, downloads = _outcomes(snapshot)
-    reused, parked = _sums(snapshot.passes, "reused", "parked")
+    (reused,) = _sums(snapshot.passes, "reused")
     parts = [
         (0, f"{count(rate):>5} texts/s" + f" ({word})" * bool(word), ""),
         (1, f"{count(reused)} vectors reused", ""),
-        (2, trouble(snapshot.mitigations, parked), "warn"),
+        (2, trouble(snapshot.mitigations, snapshot.parked), "warn"),
         (3, f"models {hits} hit" + f" {downloads} new" * bool(downloads), "dim"),
     ]
     parts = [part for part in parts if part[1]]
@@ -182,8 +182,7 @@ def _models(snapshot: Snapshot) -> str:
 
 def _trouble(snapshot: Snapshot) -> tuple[str, str]:
     """What an operator may want to look into, and its style."""
-    (parked,) = _sums(snapshot.passes, "parked")
-    parts = [f"{parked} parked"] * bool(parked)
+    parts = [f"{snapshot.parked} parked"] * bool(snapshot.parked)
     parts += [several(snapshot.mitigations, "mitigation")] * bool(snapshot.mitigations)
     parts += [several(snapshot.warnings, "warning")] * bool(snapshot.warnings)
     return (", ".join(parts), "warn") if parts else ("none", "")

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from interlock.engine.record.events import BatchCommitted
 from interlock.engine.record.facts import node_of, on_host
-from interlock.engine.record.health import outputs_of
+from interlock.engine.record.health import DOING, outputs_of
 from interlock.engine.record.outlook import time_left_of
 from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, several
@@ -137,12 +137,9 @@ def _cell(index: int, cells: PassCells, digits: int) -> list[Span]:
 
 def _before(snapshot: Snapshot, width: int) -> Row:
     """What is done while there are no passes yet."""
-    doing = {
-        "starting": "starting: finding devices and models",
-        "resolving": f"resolving models: {len(snapshot.models)} so far",
-        "reading": "reading and tokenising chunks",
-    }
-    text = doing.get(snapshot.phase, f"{snapshot.phase}, no pass planned")
+    text = DOING.get(snapshot.phase, f"{snapshot.phase}, no pass planned")
+    if snapshot.phase == "resolving" and snapshot.models:
+        text += f": {several(len(snapshot.models), 'model')} so far"
     if snapshot.over and snapshot.reason:
         text += f": {snapshot.reason}"
     return fitted([Span(text, STYLES.get(snapshot.phase, "dim"))], width)
