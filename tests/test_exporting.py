@@ -23,7 +23,7 @@ from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten
 from interlock.engine.settings import load
 from interlock.engine.targets.files import write as exports
-from tests.builders import ROOT, corpus, sentences
+from tests.builders import ROOT, corpus, interlock, sentences
 
 TEXTS = [*sentences(40), "said twice", "said twice"]
 METADATA = {"page": 3, "big": 2**70, "float": 1e-7, "nested": {"a b": [None, "line\u2028two"]}}
@@ -309,6 +309,17 @@ def test_a_store_is_written_after_the_fact_and_the_run_is_left_as_it_was(run, ve
             np.testing.assert_allclose(each.vector[name], wanted[row[each.payload["text"]]], atol=1e-6)
         assert each.vector["bm25"].indices
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["docs"]
+
+
+@pytest.mark.parametrize("last", ["shard.load", "embedded.Store.flush"])
+def test_a_store_whose_export_was_killed_says_to_repeat_that_which_does_it(run, tmp_path, last):
+    again = "export", run, "--to-store", tmp_path / "store", "--collection", "Docs"
+    died = f"import os\nfrom interlock.engine.targets import embedded, shard\n{last} = lambda *_, **more: os.abort()"
+    interlock(*again, first=died, check=-signal.SIGABRT)
+    asked = "search", tmp_path / "store", "text", "--only", "bm25"
+    assert "repeat its export" in interlock(*asked, check=None).stderr
+    interlock(*again)
+    assert interlock(*asked).stderr == ""
 
 
 def test_a_record_that_is_damaged_is_refused(tmp_path):

@@ -312,7 +312,7 @@ def _unfinished(path: Path) -> UsageError:
     run = writer_of(read_manifest(path)) or "ID"
     return UsageError(
         f"{path} has no points yet: the first delivery into it did not finish; finish run {run} with "
-        "the command that `interlock ctl RUN_DIR status` tells, or delete that directory"
+        "the command that `interlock ctl RUN_DIR status` tells, repeat its export, or delete that directory"
     )
 
 

@@ -137,10 +137,9 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def gap(self) -> str:
         """What of its run it lacks and why, and what counts instead; empty where it lacks nothing."""
-        if self.unfinished:
-            return f"{self.collection} is not whole: finish run {self.run.run_id} (see `interlock ctl RUN_DIR status`)"
-        if not self.missing:
-            return ""
+        if self.unfinished or not self.missing:
+            again = f"finish run {self.run.run_id} (see `interlock ctl RUN_DIR status`), or repeat its export"
+            return f"{self.collection} is not whole: {again}" if self.unfinished else ""
         lacks = ", ".join(f"{name} ({why})" if (why := self.run.missing.get(name)) else name for name in self.missing)
         left = ", ".join(f"{name}={weight:.3g}" for name, weight in self.weights.items())
         return f"{self.collection} was delivered without {lacks}; it is searched by the rest: {left}"
