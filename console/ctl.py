@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -92,7 +92,7 @@ def status(directory: Path, *, as_json: bool) -> str:
         "run": named(directory),
         "state": "STOPPING" if standing.stopping else seen.health.word,
         "detail": seen.health.detail,
-        "done": round(now.share_done, 4),
+        "done": round(now.share_done if seen.share_done is None else seen.share_done, 4),
         "seconds_left": seen.left.seconds if seen.left else None,
         "schedule": now.schedule,
         "cpu_fallback": now.cpu_fallback,
@@ -107,7 +107,7 @@ def status(directory: Path, *, as_json: bool) -> str:
     left = f"  {duration(seen.left.seconds)} left" if seen.left else ""
     yes = {True: "on", False: "off"}
     lines = [
-        f"{directory}: {facts['state']}  {percent(now.share_done).strip()}{left}",
+        f"{directory}: {facts['state']}  {percent(cast(float, facts['done'])).strip()}{left}",
         seen.health.detail,
         "  ".join(seen.attention.words),
         f"in use by {facts['in_use_by']}" if facts["in_use_by"] else "",

@@ -22,9 +22,9 @@ import interlock
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.flows import upload as upload_flow
 from interlock.engine.record import journal
+from interlock.engine.record.journal import UploadJournal
 from interlock.engine.targets.connection import Address, read_key
 from interlock.engine.targets.upload import MARK
-from interlock.engine.targets.upload_plan import UploadJournal
 from interlock.engine.vectors.bm25 import BM25
 from tests.builders import ROOT, corpus
 from tests.builders import interlock as command

@@ -36,6 +36,7 @@ class Recorded:
     note = ""
     unsteered = "--readonly: controls are off"
     past = False
+    upload = None
 
     def __init__(
         self,

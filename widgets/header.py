@@ -65,7 +65,7 @@ def rows(
     moment = _moment(where, kind)
     reason = 0 if lines else min(WHOLE, max(10, width - 32 - (moment[0].size + GAP if moment else 0)))
     chip = _chip(snapshot, judged.health, kind, pending, reason)
-    left = [*chip, *moment, *_marks(snapshot, source_kind, readonly), *_where(snapshot)]
+    left = [*chip, *moment, *_marks(snapshot, source_kind, readonly), *_where(snapshot, judged.share_done)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]
     below: list[Row] = []
@@ -147,9 +147,9 @@ def _nodes(snapshot: Snapshot) -> list[Field]:
     return [Field(12, several(here, "node"))]
 
 
-def _where(snapshot: Snapshot) -> list[Field]:
+def _where(snapshot: Snapshot, done: float | None) -> list[Field]:
     """How far, in which pass, which batch and whose."""
-    fields = [Field(3, percent(snapshot.share_done), "bold")] if snapshot.passes else []
+    fields = [Field(3, percent(snapshot.share_done if done is None else done), "bold")] if snapshot.passes else []
     fields += [Field(11, "resumed", "dim")] * (snapshot.sessions > 1 and not snapshot.over and snapshot.phase != GONE)
     running = snapshot.running if snapshot.phase == "running" else ()
     if len(running) > 1:  # which batch came last says nothing of how far they are

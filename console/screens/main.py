@@ -201,8 +201,8 @@ class Main(Seeking):
         width = self.size.width
         snapshot, now = self._picture[:2]
         past = self.source.past  # it stands as it did at the moment that is shown
-        judged = judge(snapshot, snapshot.latest_at if past else now)
-        if snapshot.over and self.source.note:
+        judged = judge(snapshot, snapshot.latest_at if past else now, None if past else self.source.upload)
+        if snapshot.over and self.source.note and not self.source.upload:
             detail = "; ".join(filter(None, [judged.health.detail, self.source.note]))
             judged = replace(judged, health=replace(judged.health, detail=detail))
         # Seconds since anything was heard of a run that is expected to say something.

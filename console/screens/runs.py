@@ -158,7 +158,7 @@ class RunsScreen(Keyed):
             return
         if chosen.health.word == "UNREADABLE":
             self.say(chosen.health.detail)
-        elif chosen.exit_code is None or chosen.held:
+        elif chosen.exit_code is None or chosen.held or chosen.uploading:
             self._go(["watch", str(chosen.path)])
         else:
             self._view(chosen.path)

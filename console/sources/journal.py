@@ -24,6 +24,7 @@ from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
+from interlock.engine.record.journal import Upload, upload_of
 from interlock.engine.record.recorder import Ring, Tail, journal_at
 from interlock.engine.record.rundir import death_of
 from interlock.engine.record.runs import chunks_of, resume_words
@@ -54,6 +55,7 @@ class Watched:
         """
         self.path = journal_at(path)
         self.failure: InterlockError | None = None
+        self.upload: Upload | None = None
         self.gone = False
         """Whether the process that wrote it is there no more, and the run was not closed."""
         self.begun = 0
@@ -266,6 +268,7 @@ class Watched:
             self._grew = time.monotonic()
             seen, run = snapshot(self._state, self._seq), self.path.parent
             if self.closed:
+                self.upload = upload_of(run)
                 again = resuming(seen, run)
                 self._onward = f"continue it with {again}" * bool(again)
             elif not held(self.path):

@@ -132,7 +132,7 @@ class RunList:
             if self._ended.is_set():
                 return
             stamp, known = _stamp(path), self._known.setdefault(path, _Run(Tail(path / JOURNAL)))
-            if known.seen and known.stamp == stamp and not known.seen.held:
+            if known.seen and known.stamp == stamp and not (known.seen.held or known.seen.uploading):
                 continue
             known.seen, known.stamp = overview(path, time.time(), self._folded), stamp
             if not known.seen.held:  # what may go on is read from its beginning
@@ -159,9 +159,9 @@ class RunList:
 def _stamp(path: Path) -> Stamp:
     """What changes when a run is written to, or somebody has it in use no more."""
     found = []
-    for name in (JOURNAL, SUMMARY, SESSION):
+    for file in (path / JOURNAL, path / SUMMARY, path / SESSION, *sorted(path.glob("uploads/*.jsonl"))):
         try:
-            status = (path / name).stat()
+            status = file.stat()
             found.append((status.st_ino, status.st_size, status.st_mtime_ns))
         except OSError:
             found.append((0, 0, 0))

@@ -20,6 +20,7 @@ from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import summary
 from interlock.engine.record.events import ControlApplied, Entry, RunClosed
 from interlock.engine.record.health import hung
+from interlock.engine.record.journal import Upload
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import PassCells, Snapshot, cells_of
@@ -207,6 +208,10 @@ class Source(Protocol):
     def note(self) -> str:
         """What an operator must know of where this comes from; mostly nothing."""
 
+    @property
+    def upload(self) -> Upload | None:
+        """How a run that has ended is brought to a server, as far as that is to be told."""
+
     def snapshot(self) -> Snapshot:
         """Copy the state of the run."""
 
@@ -223,7 +228,7 @@ class Source(Protocol):
 class Live:
     """The run of a session of this process."""
 
-    kind, begun, past = "live", 1, False
+    kind, begun, past, upload = "live", 1, False, None
 
     def __init__(self, session: Session, *, readonly: bool = False) -> None:
         self.controls = None if readonly else session.controls

@@ -1,18 +1,29 @@
-"""The append-only event file of a run: one JSON object a line, each with a CRC-32 of its own bytes.
+"""The append-only files of a run: its events, and of each upload how far it is. One JSON object a line, each with a
+CRC-32 of its own bytes.
 
 A torn last line (the process was killed while writing) is cut off when the journal is opened again; a
 line damaged anywhere else is an error that names it. One process at a time may hold a journal.
+
+That of an upload says how many rows of what a server has acknowledged, so that another process goes on there, and what
+is waited for. Rows go in order, so the last line says it all. One of something else, or a damaged one, is begun anew:
+points have ids that stay, and sending them twice changes nothing. Each beginning has a mark of its own, which its
+collection is given: with another mark there, nothing that was acknowledged here is sure to be there still.
 """
 
 import contextlib
 import errno
 import io
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
 from zlib import crc32
 
 import msgspec
+from msgspec import Struct
 
 from interlock.engine.errors import DiskError, InterlockError, UsageError
 from interlock.engine.record import atomic
@@ -163,3 +174,160 @@ class Journal:
             self.sync()
         atomic.leave(self.path.parent)  # before the lock goes: the next session says who it is
         self._handle.close()
+
+
+BEAT = 5.0
+"""Seconds between two lines of an upload that say nothing new but that the server answers."""
+
+INTERRUPTED = "it was interrupted"
+
+
+class UploadBinding(Struct, frozen=True, tag_field="entry", tag="begun"):
+    """What a journal is about: a collection of a server, the SHA-256 of what is uploaded, its rows, and its mark."""
+
+    url: str
+    collection: str
+    fingerprint: str
+    rows: int
+    mark: str = ""
+
+
+class Acknowledged(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry", tag="acknowledged"):
+    """All rows before `rows` are in the collection. At `at`, in seconds since the epoch, `left` seconds more were
+    foreseen; or what `waits` says was waited for, since `since`, after so many attempts, up to `until` at most. Why the
+    upload `ended`; empty: all was done. Earlier versions told the rows alone."""
+
+    rows: int
+    at: float = 0.0
+    left: float | None = None
+    waits: str = ""
+    since: float = 0.0
+    attempts: int = 0
+    until: float = 0.0
+    ended: str | None = None
+
+
+class Upload(NamedTuple):
+    """An upload of the run in a directory as its journal tells of it; whether a process is at it."""
+
+    run: Path
+    to: UploadBinding
+    latest: Acknowledged
+    live: bool
+
+
+class UploadJournal:
+    """An open journal, locked for this process; a context manager, which notes how the upload ended. `rows` is how many
+    are acknowledged, `mark` what the collection is marked with while that holds."""
+
+    def __init__(self, path: Path, binding: UploadBinding) -> None:
+        """Open or create the journal. Raises UsageError where another process has it or a link is in its place."""
+        self.path, self._binding, self.mark = path, binding, ""
+        with atomic.explaining(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = io.FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+        if not atomic.lock(self._file):
+            self._file.close()
+            raise UsageError(f"{path} is in use by another upload: wait for its end")
+        self._first: tuple[float, int] | None = None
+        """When something was acknowledged first by this process, and how many rows were there then."""
+        self._stands = "", 0.0
+        rows = self._replay()
+        self.rows = rows or 0
+        if rows is None:
+            self.restart()
+        else:
+            self._put(Acknowledged(rows=rows, at=time.time()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, why: BaseException | None, __: TracebackType | None) -> None:
+        with contextlib.suppress(InterlockError):  # the disk is full: `why` says so, or nothing is lost by it
+            ended = "" if why is None else str(why) or INTERRUPTED
+            self._put(Acknowledged(rows=self.rows, at=time.time(), ended=ended))
+        self._file.close()
+
+    def acknowledge(self, rows: int) -> None:
+        """Note that all rows before `rows` are in the collection; it survives the death of this process."""
+        now = time.time()
+        self._first = self._first or (now, rows)
+        done, took = rows - self._first[1], now - self._first[0]
+        left = took / done * (self._binding.rows - rows) if done else None
+        self._put(Acknowledged(rows=rows, at=now, left=left))
+        self.rows = rows
+
+    def note(self, waits: str = "", attempts: int = 0, seconds: float = 0.0) -> None:
+        """Note that after so many attempts the server has not answered, why, and for how many seconds more it is asked;
+        or else that it has, now and then where nothing changed."""
+        now, before = time.time(), self.latest
+        text, until = (waits, now + seconds) if waits else self._stands
+        if (text, attempts) == (before.waits, before.attempts) and 0 <= now - before.at < BEAT:
+            return
+        since = (before.since or now) if text else 0.0
+        told = Acknowledged(rows=self.rows, at=now, waits=text, since=since, attempts=attempts, until=until)
+        self._put(told if text else Acknowledged(rows=self.rows, at=now, left=before.left))
+
+    def stand(self, waits: str, seconds: float) -> None:
+        """Note what is waited for, for so many seconds more, though the server answers; empty: for nothing more."""
+        self._stands = (waits, time.time() + seconds) if waits else ("", 0.0)
+        self.note()
+
+    def restart(self) -> None:
+        """Begin anew, with another mark and no row acknowledged."""
+        with atomic.explaining(self.path):
+            self._file.truncate(0)
+        self.rows, self.mark, self._first = 0, secrets.token_hex(8), None
+        self._append(msgspec.structs.replace(self._binding, mark=self.mark))
+        self._put(Acknowledged(rows=0, at=time.time()))
+
+    def _put(self, told: Acknowledged) -> None:
+        self._append(told)
+        self.latest = told
+
+    def _append(self, entry: UploadBinding | Acknowledged) -> None:
+        line = sealed(unarmed(_json(entry)[:-1]))
+        with atomic.explaining(self.path):
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _replay(self) -> int | None:
+        """The rows that are acknowledged; None where the journal is new, damaged or of something else. A torn last line
+        is cut off."""
+        self._file.seek(0)
+        content = self._file.readall()
+        rows, whole = None, 0
+        for line in content.splitlines(keepends=True):
+            body = opened_seal(line)
+            if body is None:
+                break
+            whole += len(line)
+            try:
+                entry = msgspec.json.decode(body, type=UploadBinding | Acknowledged)
+            except msgspec.MsgspecError:
+                return None
+            if rows is None:
+                if not isinstance(entry, UploadBinding) or self._binding != msgspec.structs.replace(entry, mark=""):
+                    return None
+                self.mark = entry.mark
+            rows = entry.rows if isinstance(entry, Acknowledged) else 0
+        if b"\n" in content[whole:]:
+            return None
+        self._file.truncate(whole)
+        return rows
+
+
+def upload_of(run: Path) -> Upload | None:
+    """Find the upload of a run that a process is at, or else the latest where that did not do all that was to be done;
+    None: there is nothing to tell. One that cannot be read is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError, msgspec.MsgspecError):
+        found = [(atomic.held(each), each.stat().st_mtime_ns, each) for each in run.glob("uploads/*.jsonl")]
+        live, _, path = max(found)
+        lines = atomic.content(path).splitlines(keepends=True)
+        bodies = [body for line in (*lines[:1], *lines[1:][-2:]) if (body := opened_seal(line))]
+        to = msgspec.json.decode(bodies[0], type=UploadBinding)
+        latest = msgspec.json.decode(bodies[-1], type=Acknowledged) if bodies[1:] else Acknowledged(rows=0)
+        live = live or (latest.ended is None and atomic.held(path))  # it began meanwhile
+        done = latest.ended == "" or (not latest.at and latest.rows == to.rows)
+        return None if done and not (live and latest.ended is None) else Upload(run, to, latest, live)
+    return None

@@ -4,16 +4,19 @@ with what has gone wrong in it so far.
 A pure function of a snapshot. What looks at runs adds where they lie; it decides nothing about them itself.
 """
 
+import dataclasses
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from interlock.engine.record.facts import node_of
 from interlock.engine.record.health import STALLED, Health, Level, health, lost_devices
+from interlock.engine.record.journal import INTERRUPTED, Upload
 from interlock.engine.record.outlook import Outlook, time_left
+from interlock.engine.record.rundir import NO_WORD
 from interlock.engine.record.snapshot import GONE, DeviceView, Snapshot
-from interlock.engine.record.words import several
+from interlock.engine.record.words import argument, command, duration, safe, several
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Attention:
 
 
 CALM = Attention()
+LEVELS: tuple[Level, ...] = ("ok", "idle", "warn", "error")
+SLOW = 15.0
+"""Seconds without an answer from which on a server is waited for."""
+SAID = 100
+"""Signs of what it says that leave room for all else."""
 HISTORY, NIGHT = 4, 86_400.0
 """The rank of a run that needs nobody any more, and seconds after which one is that with which nobody goes on."""
 
@@ -82,17 +90,22 @@ class Judgement:
     devices: tuple[DeviceUse, ...] = ()
 
 
-def judge(snapshot: Snapshot, now: float) -> Judgement:
-    """Judge a run at `now`, in seconds since the epoch; the moment of its latest entry where it is replayed."""
+J = TypeVar("J", bound=Judgement)
+
+
+def judge(snapshot: Snapshot, now: float, upload: Upload | None = None) -> Judgement:
+    """Judge a run at `now`, in seconds since the epoch; the moment of its latest entry where it is replayed. An
+    `upload` counts once the run has ended."""
     state, over = health(snapshot, now), snapshot.over or snapshot.phase == GONE
     computes = snapshot.phase == "running" and not snapshot.paused and state.word != STALLED
-    return Judgement(
+    judged = Judgement(
         health=state,
         attention=attention(snapshot),
         share_done=snapshot.share_done,
         left=time_left(snapshot) if computes else None,
         devices=tuple(_use(device, over=over) for device in snapshot.devices),
     )
+    return uploaded(judged, upload, now) if snapshot.over else judged
 
 
 def _use(device: DeviceView, *, over: bool) -> DeviceUse:
@@ -100,6 +113,52 @@ def _use(device: DeviceView, *, over: bool) -> DeviceUse:
         return DeviceUse(device.facts.name, level="error", lost=True)
     level: Level = "ok" if over or not device.taken else "warn" if device.leased else "error"
     return DeviceUse(device.facts.name, device.share if device.memory and not over else None, level)
+
+
+def uploaded(judged: J, upload: Upload | None, now: float) -> J:
+    """How a run stands that has ended, and is on its way to a server or was not brought there whole; how much of it is
+    there."""
+    if not upload:
+        return judged
+    going, state = upload.live and upload.latest.ended is None, judged.health
+    found = _on_its_way(upload, now) if going else _broken_off(upload)
+    worse = max(state.level, found.level, key=LEVELS.index)
+    ran = f"; the run is {state.word}" * (state.level in LEVELS[2:])
+    share = upload.latest.rows / upload.to.rows if upload.to.rows else 1.0
+    return dataclasses.replace(judged, health=Health(found.word, worse, found.detail + ran), share_done=share)
+
+
+def _on_its_way(upload: Upload, now: float) -> Health:
+    latest = upload.latest
+    level: Level = "warn"
+    since = duration(max(0.0, now - (latest.since or latest.at)))
+    ends = f"ends in {duration(max(0.0, latest.until - now))}"
+    if latest.attempts:
+        vain = f"asked in vain for {since} ({several(latest.attempts, 'attempt')}, {ends})"
+        why = f"{vain}: check the server, the upload goes on by itself; last: {safe(latest.waits, SAID)}"
+    elif latest.at and now - latest.at > SLOW:
+        why = f"no answer for {duration(now - latest.at)}: check the server, the upload goes on by itself"
+    elif latest.waits:
+        why = f"{latest.waits} for {since}, {ends}: wait"
+        level = "warn" if "grey" in latest.waits else "idle"
+    else:
+        left = "" if latest.left is None else f", {duration(latest.left)} left"
+        return Health("UPLOADING", "ok", _points(upload) + left)
+    return Health("WAITING FOR SERVER", level, f"{_points(upload)}; {why}")
+
+
+def _broken_off(upload: Upload) -> Health:
+    words, ended = command(["upload", argument(upload.run), "--qdrant", upload.to.url]), upload.latest.ended
+    told = f"{_points(upload)}; continue it with {words} and the flags that it had: {ended or NO_WORD}"
+    if ended == INTERRUPTED:
+        return Health("UPLOAD STOPPED", "warn", told)
+    return Health("UPLOAD DIED" if ended is None else "UPLOAD FAILED", "error", told)
+
+
+def _points(upload: Upload) -> str:
+    """Say how much of it is there, and where that is."""
+    to = upload.to
+    return f"{upload.latest.rows:,} of {several(to.rows, 'point')} at {to.url.partition('://')[2]} ({to.collection})"
 
 
 def left_behind(seen: Snapshot, why: str) -> Snapshot:

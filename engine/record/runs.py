@@ -25,7 +25,7 @@ from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.health import Health, ended
 from interlock.engine.record.inputs import moved
-from interlock.engine.record.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need
+from interlock.engine.record.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need, uploaded
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, death_of, runs_at
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
@@ -56,6 +56,7 @@ class Overview(Judgement):
     bytes: int = 0
     held: bool = False
     """Whether a process has it in use."""
+    uploading: bool = False
     occupant: Occupant | None = None
 
     @property
@@ -89,9 +90,11 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
         seen = seen or _open(directory, (folded or state_of)(directory), now, in_use=in_use)
     except Exception as error:  # whatever one holds, it hurts no other
         seen = Overview(path=directory, health=Health("UNREADABLE", "error", reason(error)))
+    upload = None if seen.exit_code is None else journal.upload_of(directory)
     return replace(
-        seen,
-        latest_at=seen.latest_at or _written(directory / JOURNAL),
+        uploaded(seen, upload, now),
+        uploading=upload is not None and upload.live,
+        latest_at=max(seen.latest_at or _written(directory / JOURNAL), upload.latest.at if upload else 0.0),
         bytes=size_of(directory),
         held=in_use,
         occupant=occupant(directory),

@@ -10,9 +10,10 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -194,6 +195,17 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
     chance: Callable[[], float] = random.random
     retries: int = 0
+    _note: Callable[..., object] = field(default=lambda *_: None, init=False)
+
+    @contextmanager
+    def noted_by(self, note: Callable[..., object]) -> Iterator[None]:
+        """Let `note` hear meanwhile of each answer; and of each attempt that had none why, its number, and for how many
+        seconds more there may be others."""
+        self._note = note
+        try:
+            yield
+        finally:
+            self._note = lambda *_: None
 
     def insist(self, attempt: Callable[[], T]) -> T:
         """Return what `attempt` gives, tried again after each `TransientError`. Raises the last of them where the next
@@ -213,6 +225,7 @@ class Patience:
             attempt, left = state.attempt_number + 1, max(0.0, self.seconds - (self.clock() - began))
             pause = f"attempt {attempt} in {state.upcoming_sleep:.1f} s, the last within {left:.0f} s"
             self.waits(f"{_error_of(state)}; {pause}: ctrl+c ends it")
+            self._note(str(_error_of(state)), state.attempt_number, left)
 
         retrying = Retrying(
             retry=retry_if_exception_type(TransientError),
@@ -222,7 +235,9 @@ class Patience:
             sleep=self.sleep,
             reraise=True,
         )
-        return retrying(attempt)
+        answer = retrying(attempt)
+        self._note()
+        return answer
 
 
 def _error_of(state: "RetryCallState") -> TransientError:

@@ -43,13 +43,15 @@ class _Look:
 
 @dataclass(frozen=True)
 class IndexWait:
-    """One wait of at most `seconds`; `wake` has the server take up what is grey, `say` hears of progress."""
+    """One wait of at most `seconds`; `wake` has the server take up what is grey, `say` hears of progress, and `stand`
+    at each look of what is waited for, for how many seconds more."""
 
     server: QdrantServer
     target: ServerCollection
     seconds: float
     wake: Callable[[], object]
     say: Callable[[str], object]
+    stand: Callable[[str, float], object]
 
     def until_built(
         self, described: Callable[[], "CollectionInfo"], clock: Callable[[], float], sleep: Callable[[float], None]
@@ -61,6 +63,7 @@ class IndexWait:
         while True:
             there = described()
             look, now = self._look(there), clock()
+            self.stand(f"its indexes are built ({look.busy})" if look.busy else "", began + self.seconds - now)
             if look.status == "red":
                 raise InterlockError(
                     f"{self.target.where} failed to build its indexes ({look.busy}): fix that on the server, then "

@@ -19,6 +19,7 @@ import msgspec
 
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
+from interlock.engine.record.journal import UploadBinding, UploadJournal
 from interlock.engine.record.words import several
 from interlock.engine.targets.collection import ServerCollection
 from interlock.engine.targets.connection import TransientError
@@ -28,8 +29,6 @@ from interlock.engine.targets.layout import INDEXED, UNINDEXED
 from interlock.engine.targets.server import MANAGE, WRITE, Forbidden, QdrantServer
 from interlock.engine.targets.target import batches, compare, deliver, gated, lacking, prune
 from interlock.engine.targets.upload_plan import (
-    UploadBinding,
-    UploadJournal,
     UploadOptions,
     UploadReport,
     alias_before,
@@ -94,10 +93,11 @@ class CollectionUpload:
 
     def _uploaded(self) -> UploadReport:
         began, collection, target, alias = self._clock(), self._collection, self._target, self._options.alias
-        version = self._server.version()
-        previous = alias_before(self._server, target.name, alias)
         binding = UploadBinding(self._server.address.url, target.name, collection.fingerprint, collection.rows)
-        with UploadJournal(self._stem.with_name(f"{self._stem.name}.jsonl"), binding) as journal, target:
+        path = self._stem.with_name(f"{self._stem.name}.jsonl")
+        with UploadJournal(path, binding) as journal, self._server.patience.noted_by(journal.note), target:
+            version = self._server.version()
+            previous = alias_before(self._server, target.name, alias)
             self._prepare(journal)
             self._send(journal)
             # Acknowledged points may be gone although nobody else has marked the collection.
@@ -112,7 +112,7 @@ class CollectionUpload:
                     "writer, then pass --alias NAME to upload beside it, or delete it there"
                 )
             pruned, foreign = self._prune(journal)
-            self._index()
+            self._index(journal)
             points = self._counted()  # indexes may take hours, and others do not wait for them
             self._check_mark(journal)
             collection.check()
@@ -299,13 +299,13 @@ class CollectionUpload:
         pages = unplanned(self._target, self._collection)
         return prune(self._target, pages, self._target.most_ids, lambda: self._check_mark(journal, written=True))
 
-    def _index(self) -> None:
+    def _index(self, journal: UploadJournal) -> None:
         """Have the indexes built that were put off, and wait until they are."""
         from qdrant_client.models import HnswConfigDiff
 
         if _unindexed(self._described()):
             self._server.change(self._target.name, hnsw_config=HnswConfigDiff(m=INDEXED))
-        wait = IndexWait(self._server, self._target, self._options.settle, self._wake, self._say)
+        wait = IndexWait(self._server, self._target, self._options.settle, self._wake, self._say, journal.stand)
         wait.until_built(self._described, self._clock, self._sleep)
 
     def _wake(self) -> None:
