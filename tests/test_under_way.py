@@ -160,7 +160,7 @@ def test_indexes_that_are_built_are_waited_for_and_grey_ones_are_a_warning(
     process = going()
     until(lambda: f"({state})" in now(run).detail)
     assert (now(run).word, now(run).level) == ("WAITING FOR SERVER", level)
-    assert "90 of 90 points" in now(run).detail and "ends in" in now(run).detail
+    assert "90 of 90 points" in now(run).detail and "gives up in" in now(run).detail
     states[0] = "green"
     process.communicate(60)
     assert now(run) == DONE
@@ -181,7 +181,7 @@ def test_what_is_told_of_a_server_is_no_older_than_its_answer(tmp_path, monkeypa
         moment[0] += 9
         open_one.note("no route", 2, 51.0)
         found = after(1).detail
-        assert "asked in vain for 0:10 (2 attempts, ends in 0:50)" in found and found.endswith("last: no route")
+        assert "asked in vain for 0:10 (2 attempts, gives up in 0:50)" in found and found.endswith("last: no route")
         open_one.note()
         assert after(0).word == "UPLOADING"
         open_one.acknowledge(300)

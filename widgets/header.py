@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.cells import chop_cells
 
-from interlock.engine.record.health import DEGRADED, Health, batches_of
+from interlock.engine.record.health import DEGRADED, ENDED, Health, batches_of
 from interlock.engine.record.judgement import CALM, Attention, Judgement
 from interlock.engine.record.outlook import Outlook
 from interlock.engine.record.snapshot import GONE, Snapshot
@@ -106,7 +106,8 @@ def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping
         health = Health("RESUMING" if snapshot.paused else "PAUSING", "warn")
     sign, word, style = sign_of(health), health.word, words.LEVEL_STYLES[health.level]
     if (mark := MARKS.get(source_kind)) and snapshot.phase != GONE:  # of which nothing looks live
-        kind = "RUN" if source_kind == "watch" and snapshot.over else mark[1]  # it is not the watch that has ended
+        over = source_kind == "watch" and health.word in {ending for ending, _ in ENDED.values()}
+        kind = "RUN" if over else mark[1]  # it is not the watch that has ended
         sign, word, style = mark[0], f"{kind} {word}", "accent" if health.level in ("ok", "idle") else style
     fields = [Field(0, f"{sign} {word}", style)]
     # Beside the state it stands whole or not at all; on a screen of one line a part of it, if there is room for any.

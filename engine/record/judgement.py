@@ -132,7 +132,7 @@ def _on_its_way(upload: Upload, now: float) -> Health:
     latest = upload.latest
     level: Level = "warn"
     since = duration(max(0.0, now - (latest.since or latest.at)))
-    ends = f"ends in {duration(max(0.0, latest.until - now))}"
+    ends = f"gives up in {duration(max(0.0, latest.until - now))}"
     if latest.attempts:
         vain = f"asked in vain for {since} ({several(latest.attempts, 'attempt')}, {ends})"
         why = f"{vain}: check the server, the upload goes on by itself; last: {safe(latest.waits, SAID)}"
