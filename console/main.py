@@ -3,19 +3,22 @@
 Nothing heavy is imported before the command is known: `--help` loads neither torch nor a terminal library.
 """
 
-import importlib
-import os
-import signal
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import NoReturn
+try:  # the longest part of many a command, which somebody may interrupt as well
+    import importlib
+    import os
+    import signal
+    import sys
+    from collections.abc import Iterator, Sequence
+    from contextlib import contextmanager, suppress
+    from pathlib import Path
+    from typing import NoReturn
 
-from interlock.console.cli import ROOMS, parse
-from interlock.console.streams import fill_closed_streams, streams_put_back, write_ascii
-from interlock.engine.errors import DiskError, ExitCode, InterlockError, UsageError, remedy
-from interlock.engine.record.words import LONG, safe
+    from interlock.console.cli import ROOMS, parse
+    from interlock.console.streams import fill_closed_streams, streams_put_back, write_ascii
+    from interlock.engine.errors import DiskError, ExitCode, InterlockError, UsageError, remedy
+    from interlock.engine.record.words import LONG, safe
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 ENVIRONMENT = {
     # A spinning OpenMP barrier costs three times the work's own time when a neighbour holds a core.

@@ -174,3 +174,21 @@ def test_a_torch_that_a_thread_still_imports_is_asked_for_its_precision_when_it_
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.stdout == "torch.float32\n", done.stderr
+
+
+INTERRUPTED = """
+import sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+import interlock.__main__
+"""
+
+
+@pytest.mark.parametrize("module", ["interlock.engine.errors", "interlock.console.flags"])
+def test_a_command_that_is_interrupted_while_it_is_loaded_ends_as_later_and_says_nothing(tmp_path, module):
+    command = [sys.executable, "-c", INTERRUPTED, module]
+    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.INTERRUPTED, "", "")

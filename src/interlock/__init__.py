@@ -13,17 +13,15 @@ Everything is loaded when it is first used: importing the package loads no torch
 """
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-if not (Path(__file__).parent / "engine" / "__init__.py").is_file():
+try:
+    from interlock.engine import __version__
+except ImportError:
     raise ImportError(
         "interlock's folders engine, console and widgets are symbolic links, which this checkout or archive does not "
         "have: check out again with `git config core.symlinks true`, or `pip install` a wheel of it"
-    )
-
-from interlock.engine import __version__
-from interlock.engine.errors import ExitCode, InterlockError, Stopped, UnavailableError, UsageError
+    ) from None
 
 if TYPE_CHECKING:
     from interlock.api import Plan as Plan
@@ -39,6 +37,11 @@ if TYPE_CHECKING:
     from interlock.asking import rerank as rerank
     from interlock.asking import search as search
     from interlock.engine.compute.parts.terms import SparseRows as SparseRows
+    from interlock.engine.errors import ExitCode as ExitCode
+    from interlock.engine.errors import InterlockError as InterlockError
+    from interlock.engine.errors import Stopped as Stopped
+    from interlock.engine.errors import UnavailableError as UnavailableError
+    from interlock.engine.errors import UsageError as UsageError
     from interlock.engine.evaluation.report import Evaluation as Evaluation
     from interlock.engine.record import events as events
     from interlock.engine.record.events import Entry as Entry
@@ -93,6 +96,9 @@ __all__ = [
 _ELSEWHERE = {
     **dict.fromkeys(("DeliveredBits", "DeliveredVectors", "RecordedRun", "open_run", "watch"), "interlock.recorded"),
     "Entry": "interlock.engine.record.events",
+    **dict.fromkeys(
+        ("ExitCode", "InterlockError", "Stopped", "UnavailableError", "UsageError"), "interlock.engine.errors"
+    ),
     **dict.fromkeys(("Answer", "EncodedTexts", "Hit", "RankedHit"), "interlock.engine.search.hits"),
     **dict.fromkeys(("Reranker", "Searcher", "encode", "rerank", "search"), "interlock.asking"),
     "Evaluation": "interlock.engine.evaluation.report",
