@@ -237,6 +237,25 @@ def test_a_gpu_that_was_lost_is_told_after_a_resume_too(tmp_path, tiny_a):
     assert [each["device"] for each in summary_of(tmp_path / "runs" / "r")["losses"]] == ["cuda:0"]
 
 
+def test_the_command_that_goes_on_with_a_rehearsal_whose_gpus_were_lost_leaves_its_faults_out(tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    where = ("--out", tmp_path / "runs", "--run-id", "r", "--roster", tiny_a)
+    lost = interlock("run", chunks, *where, "--devices", "sim:1xT4", "--faults", "lose:60", check=4).stderr
+    assert "--devices cpu" not in lost  # which a run on simulated GPUs refuses
+    again = next(line for line in lost.splitlines() if line.startswith("next: interlock run"))
+    interlock(*shlex.split(again)[2:])
+    assert summary_of(tmp_path / "runs" / "r")["status"] == "completed"
+
+
+def test_a_run_that_was_killed_before_its_chunks_were_read_is_named_by_a_resume_that_begins_another(tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
+    (tmp_path / "runs" / "cut").mkdir(parents=True)
+    (tmp_path / "runs" / "cut" / "journal.jsonl").touch()
+    said = interlock("run", chunks, "--out", tmp_path / "runs", "--roster", tiny_a, "--devices", "cpu", "--resume")
+    (told,) = [line for line in said.stderr.splitlines() if "--resume begins a new run" in line]
+    assert "cut" in told
+
+
 def test_the_summary_of_a_run_that_never_began_says_so(tmp_path):
     chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
     words = ("--roster", "/nowhere/at-all", "--out", tmp_path / "runs", "--summary", tmp_path / "copy")
