@@ -432,6 +432,7 @@ async def chosen(pilot: Pilot, name: str) -> None:
     await shows(pilot, lambda: any(f" {name} " in line for line in lines_of(pilot.app)))
     await pilot.press("g")
     for _ in range(10):
+        await pilot.pause()  # on a busy machine the screen is drawn later than the key is taken
         if any(line.startswith(("▸", ">")) and f" {name} " in line for line in lines_of(pilot.app)):
             return
         await pilot.press("j")
