@@ -402,5 +402,5 @@ def test_a_store_that_may_not_be_written_to_is_told_with_the_copy_that_is_read_i
         raise RuntimeError("Failed to open mmap payload storage: Read-only file system (os error 30)")
 
     monkeypatch.setattr(edge, "EdgeShard", type("Refusing", (), {"load": staticmethod(refused)}))
-    with pytest.raises(InterlockError, match=r"search a copy \(--copy\), or make it writable, then try again$"):
+    with pytest.raises(InterlockError, match=r"make it writable, or search a copy of it \(--copy\), then try again$"):
         Store.open_for_read(tmp_path, "docs").__enter__()

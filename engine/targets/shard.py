@@ -321,7 +321,7 @@ def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
     full = remedy(OSError(code or 0, "")).removesuffix(" and retry")
     advice = full if code in LIMITS else "free space or fix the permissions" if code in DISK_ERRORS else "fix the cause"
     denied = doing == "opening" and code in (errno.EACCES, errno.EROFS)  # the engine writes to what it opens
-    advice = "search a copy (--copy), or make it writable" if denied else advice
+    advice = "make it writable, or search a copy of it (--copy)" if denied else advice
     if doing in READING:
         return InterlockError(f"the store {path} failed while {doing}: {cause}; {advice}, then try again")
     return InterlockError(
