@@ -241,7 +241,6 @@ def test_the_command_that_goes_on_with_a_rehearsal_whose_gpus_were_lost_leaves_i
     chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": TEXTS}})
     where = ("--out", tmp_path / "runs", "--run-id", "r", "--roster", tiny_a)
     lost = interlock("run", chunks, *where, "--devices", "sim:1xT4", "--faults", "lose:60", check=4).stderr
-    assert "--devices cpu" not in lost  # which a run on simulated GPUs refuses
     again = next(line for line in lost.splitlines() if line.startswith("next: interlock run"))
     interlock(*shlex.split(again)[2:])
     assert summary_of(tmp_path / "runs" / "r")["status"] == "completed"

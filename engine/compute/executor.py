@@ -119,11 +119,8 @@ class PassExecutor:
         """Raise Stopped once the last GPU is lost: to this process only, and the CPU may take days for the rest."""
         names = [device.name for device in self._context.devices if device is not self._context.host]
         if names and self._lost.issuperset(names):
-            lost = f"no GPU is left: {', '.join(names)} lost to this process"
-            if self._context.devices[0].kind == "sim":
-                raise Stopped(f"{lost}; --resume continues in a new one: pass --faults '' where faults lost them")
             raise Stopped(
-                f"{lost}; --resume continues in a new one, which can "
+                f"no GPU is left: {', '.join(names)} lost to this process; --resume continues in a new one, which can "
                 "use them again, and --resume --devices cpu on the CPU"
             )
 
