@@ -229,7 +229,8 @@ def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> 
     own = named(_decode(bytes(given), object)) if given else ""
     if naming.id and not own:
         name, there = safe(naming.id, NAME), found_in(inner | fields)
-        raise _Refused(f'no field "{name}" with an id{there}: add it, name another, or drop --id-field')
+        otherwise = "" if naming == BEIR else ", name another, or drop --id-field"
+        raise _Refused(f'no field "{name}" with an id{there}: add it{otherwise}')
     title = looked_up(fields, inner, naming.title) if naming.title else None
     told = _decode(bytes(title), str, f"$.{naming.title}").strip() if title else ""
     return Said(own, told, naming.title in fields or naming.title in inner)

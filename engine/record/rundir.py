@@ -241,7 +241,8 @@ def choose(
             except (InterlockError, OSError) as error:
                 skipped(f"--resume skipped a run: {error}")
         if not (same or elsewhere):
-            cut = [run for run in runs_in(out) if not (run / RUN).exists() and not atomic.held(run / JOURNAL)]
+            cut = [run for run in runs_in(out) if not (run / RUN).exists() and not (run / "passes").exists()]
+            cut = [run for run in cut if not atomic.held(run / JOURNAL)]
             if cut:
                 names = few([run.name for run in cut], LISTED)
                 skipped(f"--resume begins a new run: {names} ended before the chunks were read: delete what is left")
