@@ -14,11 +14,12 @@ from interlock.console.ctl import status
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.runs import RunList
 from interlock.console.text import runs_text
+from interlock.engine.errors import UsageError
 from interlock.engine.record import journal, judgement
 from interlock.engine.record.health import Health
 from interlock.engine.record.journal import Acknowledged, Upload, UploadBinding, UploadJournal, upload_of
 from interlock.engine.record.judgement import Judgement, judge, uploaded
-from interlock.engine.record.runs import overview
+from interlock.engine.record.runs import delete, overview
 from interlock.widgets import header
 from interlock.widgets.text import plain
 from tests.builders import interlock, start
@@ -79,6 +80,8 @@ def test_a_server_that_is_too_busy_is_waited_for_in_all_lists_alike_until_it_ans
     assert now(run) == DONE
     process = going()
     until(lambda: now(run).word == "WAITING FOR SERVER" and "2 attempts" in now(run).detail)
+    with pytest.raises(UsageError, match="in use"):
+        delete(run)
     found = now(run)
     assert found.level == "warn"
     assert all(said in found.detail for said in ("(docs)", "16 of 90 points at 127.0.0.1:", "503: overloaded"))

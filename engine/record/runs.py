@@ -126,11 +126,10 @@ def delete(directory: Path) -> None:
     if directory.is_symlink() or path.is_symlink() or not path.is_file() or not _begins(path):
         raise UsageError(f"{directory} is not a run, so it was not deleted")
     if inner := [each.parent for each in directory.rglob(JOURNAL) if each != path]:
-        raise UsageError(
-            f"{directory} has another run in it ({inner[0]}), so it was not deleted: delete that one first"
-        )
+        raise UsageError(f"{directory} has another run in it ({inner[0]}), so it stays: delete that one first")
     with atomic.explaining(path), atomic.opened(path) as handle:
-        if not lock(handle):  # who would resume it meanwhile is refused
+        upload = journal.upload_of(directory)
+        if not lock(handle) or (upload and upload.live):  # who would resume it meanwhile is refused
             raise UsageError(f"{directory} is in use by {occupant(directory) or 'another session'}")
         atomic.remove(directory)
     if directory.exists():
