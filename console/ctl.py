@@ -2,12 +2,13 @@
 
 import time
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 
 from interlock.console.control import protocol as said
 from interlock.console.control.client import Link, UnreachableError
+from interlock.console.text.runs_text import upload_told
 from interlock.engine.compute.controls import NO, STOP, YES
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode
@@ -88,11 +89,13 @@ def status(directory: Path, *, as_json: bool) -> str:
             standing = link.ask(said.Inquiry(), said.Standing)
     except UnreachableError as error:
         unsteered = _instead(directory, str(error), seen)
+    ran, stopping = (seen.ran or seen).health, "STOPPING" if standing.stopping else ""
     facts: dict[str, object] = {
         "run": named(directory),
-        "state": "STOPPING" if standing.stopping else seen.health.word,
-        "detail": seen.health.detail,
-        "done": round(now.share_done if seen.share_done is None else seen.share_done, 4),
+        "state": stopping or ran.word,
+        "detail": ran.detail,
+        "done": round(now.share_done, 4),
+        "upload": upload_told(seen),
         "seconds_left": seen.left.seconds if seen.left else None,
         "schedule": now.schedule,
         "cpu_fallback": now.cpu_fallback,
@@ -106,8 +109,9 @@ def status(directory: Path, *, as_json: bool) -> str:
         return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
     left = f"  {duration(seen.left.seconds)} left" if seen.left else ""
     yes = {True: "on", False: "off"}
+    done = now.share_done if seen.share_done is None else seen.share_done
     lines = [
-        f"{directory}: {facts['state']}  {percent(cast(float, facts['done'])).strip()}{left}",
+        f"{directory}: {stopping or seen.health.word}  {percent(done).strip()}{left}",
         seen.health.detail,
         "  ".join(seen.attention.words),
         f"in use by {facts['in_use_by']}" if facts["in_use_by"] else "",

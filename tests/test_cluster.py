@@ -118,6 +118,8 @@ class Stand:
         self.grid = grid_of([*self.cards.values()], [8] * 40, ids_of)
         self.seconds: dict[str, float] = {}
         """What a batch takes on a machine."""
+        self.on_first: dict[str, Callable[[], object]] = {}
+        """What is done once a machine computes a batch."""
         self.heard, self.controls = Told(), Controls()
         self.spoils: Callable[[str, ClusterNode], object] = lambda machine, node: None
 
@@ -129,7 +131,7 @@ class Stand:
                 laws=shop.law,
                 load=shop.network,
                 hydrate=lambda _: shop.master,
-                encoders=lambda *it: Slow(encoder_for(*it), lambda: self.seconds.get(machine, 0.0)),
+                encoders=lambda *it: Slow(encoder_for(*it), lambda: self.begun(machine)),
             )
             node = ClusterNode(backend)
             self.spoils(machine, node)
@@ -159,6 +161,10 @@ class Stand:
         finally:
             self.crew.close()
             self.threads.join()
+
+    def begun(self, machine: str) -> float:
+        self.on_first.pop(machine, lambda: None)()
+        return self.seconds.get(machine, 0.0)
 
     def of(self, kind: type[Any]) -> list[Any]:
         return self.heard.of(kind)
@@ -237,8 +243,8 @@ def test_vectors_are_those_of_one_node(shop):
 
 def test_what_a_killed_node_held_is_computed_once_more_and_told(shop):
     stand = Stand(shop, 2)
-    stand.seconds = {"m0": 0.05, "m1": 0.05}
-    on_batch(stand, 2, lambda: stand.threads.kill("m1", gone=True))
+    stand.seconds = {"m0": 0.05, "m1": 0.5}
+    stand.on_first["m1"] = lambda: stand.threads.kill("m1", gone=True)
     stand.run()
     (lost,) = stand.of(ev.NodeLost)
     assert (lost.node, lost.rows) == ("node-2", 4 * lost.batches)
@@ -282,7 +288,8 @@ def test_a_node_that_joins_in_mid_pass_gets_work(shop):
 
 def test_the_last_batches_of_a_slow_node_are_given_to_another_too(shop):
     stand = Stand(shop, 2)
-    stand.seconds = {"m0": 0.01, "m1": 2.0}
+    stand.seconds = {"m0": 0.5, "m1": 2.0}
+    stand.on_first["m1"] = lambda: stand.seconds.update(m0=0.01)
     began = time.monotonic()
     stand.run()
     doubled = stand.of(ev.BatchesDoubled)

@@ -10,17 +10,22 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from interlock.console.cli import parse
 from interlock.console.front_ends.headless import stopped_by_signals
 from interlock.console.main import signals_put_back
+from interlock.console.sources import session as sources
 from interlock.console.sources.session import Session
+from interlock.engine.record import health
 from interlock.engine.record.events import RunStarted
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import close_of
+from tests import snapshots
 from tests.builders import corpus, interlock, sentences, summary_of, toml
+from tests.processes import until
 from tools.samples import sample
 
 UNWRITABLE = "import os; os.dup2(os.open(os.devnull, os.O_RDONLY), 1)"
@@ -180,6 +185,30 @@ def test_a_gpu_that_hangs_ends_the_run_which_goes_on_from_there(tmp_path, tiny_a
     (again,) = [line for line in told.splitlines() if "--resume" in line and line.startswith("next: ")]
     interlock(*shlex.split(again)[2:], "--no-ui", check=0)
     assert summary_of(out / "r")["status"] == "completed"
+
+
+@pytest.mark.parametrize("what", ["hung", "paused", "unleased"])
+def test_only_a_gpu_that_is_to_answer_ends_a_run_and_not_one_that_waited_long(monkeypatch, tmp_path, what):
+    """A pause of half an hour ends; then the GPUs have all their time again."""
+    monkeypatch.setattr(sources, "LOOK", 0.01)
+    monkeypatch.setattr(health, "SLOW", 0.2)
+    idle = snapshots.sample(slowest=0.0)
+    runs = replace(idle, devices=tuple(replace(each, leased=True) for each in idle.devices))
+    waits = {"hung": runs, "paused": replace(runs, paused=True), "unleased": idle}[what]
+    looks, ended = [], threading.Event()
+
+    def look():
+        looks.append(1)
+        return waits if len(looks) < 60 else runs
+
+    recorder = SimpleNamespace(snapshot=look, device_kind="sim", look=lambda _: None)
+    session = Session(lambda _: SimpleNamespace(recorder=recorder, directory=RunDirectory(tmp_path), go=ended.wait))
+    closed = []
+    monkeypatch.setattr(session, "close", lambda *_: closed.append(len(looks)))
+    session.start()
+    until(lambda: closed)
+    ended.set()
+    assert closed[0] < 60 if what == "hung" else closed[0] > 70
 
 
 def shell(line, *words, cwd):

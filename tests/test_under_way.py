@@ -91,8 +91,10 @@ def test_a_server_that_is_too_busy_is_waited_for_in_all_lists_alike_until_it_ans
     until(lambda: listed.complete and watched.upload)
     (seen,) = listed.seen
     shown = plain(header.rows(watched.snapshot(), 120, judge(watched.snapshot(), time.time(), watched.upload), lines=5))
-    told = (seen.health.word, json.loads(status(run, as_json=True))["state"], *json.loads(runs_text.as_json([seen])))
-    assert told[:2] == ("WAITING FOR SERVER",) * 2
+    assert seen.health.word == "WAITING FOR SERVER" and "WAITING FOR SERVER  17%" in status(run, as_json=False)
+    for told in (json.loads(status(run, as_json=True)), *json.loads(runs_text.as_json([seen]))):
+        assert (told["state"], told["done"], told["upload"]["state"]) == ("DONE", 1.0, "WAITING FOR SERVER")
+        assert told["upload"]["done"] == pytest.approx(16 / 90)
     assert "WAITING FOR SERVER" in shown[0] and "16 of 90 points at 127.0.0.1:" in "".join(shown) and "17%" in shown[0]
     assert "WAITING FOR SERVER" in interlock("runs", "--plain", "--out", run.parent).stdout
     upload.bridge.before = lambda *_: None

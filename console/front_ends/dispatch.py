@@ -100,11 +100,10 @@ def _watched(session: Session, chunks: Path, configuration: Configuration, audie
     if session.work:
         if not audience.quiet:
             width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-            seen = session.work.recorder.snapshot()
-            there = session.work.directory.journal.exists()
-            for line in recap(seen, session.work.directory.path, width, audience.server):
-                if there or not line.startswith(("summary: ", "next: ")):  # of a run that somebody took away
-                    say(line)
+            place = session.work.directory
+            there = place.path if place.journal.exists() else None
+            for line in recap(session.work.recorder.snapshot(), there, width, audience.server):
+                say(line)
         try:
             _deliver(session.work, front_end, audience)
         except InterlockError as error:  # a run that did not complete says by its code what to do

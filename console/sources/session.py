@@ -19,7 +19,7 @@ from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import summary
 from interlock.engine.record.events import ControlApplied, Entry, RunClosed
-from interlock.engine.record.health import hung
+from interlock.engine.record.health import awaited, hung
 from interlock.engine.record.journal import Upload
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
@@ -121,10 +121,10 @@ class Session:
         a machine that sleeps, is not waited for."""
         still = progressed = 0.0
         while not self._done.wait(LOOK):
-            if not self.work:
+            if not self.work or self.work.recorder.device_kind == "cpu":
                 continue
             seen = self.work.recorder.snapshot()
-            still = still + LOOK if seen.progressed_at == progressed else 0.0
+            still = still + LOOK if seen.progressed_at == progressed and awaited(seen) else 0.0
             progressed = seen.progressed_at
             if (why := hung(seen, still)) and self.close(f"{why}: --resume continues", ExitCode.STOPPED):
                 with suppress(InterlockError):

@@ -17,9 +17,9 @@ MOST = 8
 """Nodes in trouble, and devices of nodes, that are told one by one."""
 
 
-def recap(snapshot: Snapshot, run: Path, width: int | None = None, server: str = "") -> list[str]:
-    """Sum up a run whose directory is `run`, as a terminal takes it; a table of models wider than `width` is told as a
-    line for each. A run that was to be uploaded to a `server` goes on so."""
+def recap(snapshot: Snapshot, run: Path | None, width: int | None = None, server: str = "") -> list[str]:
+    """Sum up a run whose directory is `run` (None: somebody took it away), as a terminal takes it; a table of models
+    wider than `width` is told as a line for each. A run that was to be uploaded to a `server` goes on so."""
     lines = [_headline(snapshot), *_models(snapshot, width), *(f"nodes: {text}" for text in _nodes(snapshot))]
     lines += [f"memory: {text}" for text in _memory(snapshot)]
     earlier = {each.device: each.reason for each in snapshot.losses} | {
@@ -27,8 +27,9 @@ def recap(snapshot: Snapshot, run: Path, width: int | None = None, server: str =
     }
     lines += [f"lost in an earlier session: {name} ({reason})" for name, reason in earlier.items() if reason]
     lines += ["to look at: " + ", ".join(words)] if (words := attention(snapshot).words) else []
-    lines += [f"summary: {run / 'summary.json'}"]
-    return [*map(safe, lines), *(f"next: {each}" for each in next_commands(snapshot, run, server))]
+    lines += [f"summary: {run / 'summary.json'}"] if run else []
+    then = next_commands(snapshot, run, server) if run else []
+    return [*map(safe, lines), *(f"next: {each}" for each in then)]
 
 
 def next_commands(snapshot: Snapshot, run: Path, server: str = "") -> list[str]:

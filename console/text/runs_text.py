@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlock.engine.record.judgement import Attention, DeviceUse
+from interlock.engine.record.judgement import Attention, DeviceUse, Judgement
 from interlock.engine.record.runs import Overview
 from interlock.engine.record.words import duration, few, human_bytes, named, percent
 from interlock.widgets.formats import LEVEL_STYLES, devices_of, render
@@ -138,16 +138,25 @@ def age(seconds: float) -> str:
 
 
 def _listed(seen: Overview) -> dict[str, object]:
-    who, told, wrong, left = seen.occupant, seen.health, seen.attention, seen.left
+    who, ran, wrong, left = seen.occupant, seen.ran or seen, seen.attention, seen.left
+    told = ran.health
     return {
         "run": named(seen.path), "state": told.word, "level": told.level, "detail": told.detail,
+        "upload": upload_told(seen),
         "seconds_left": left.seconds if left else None, "seconds_off": left.spread if left else None,
         "devices": [each._asdict() for each in seen.devices],
         "began_at": seen.began_at, "latest_at": seen.latest_at, "models": seen.models,
-        "chunks_read": seen.chunks_read, "done": seen.share_done, "device_kind": seen.device_kind,
+        "chunks_read": seen.chunks_read, "done": ran.share_done, "device_kind": seen.device_kind,
         "chunks": seen.chunks, "exit_code": seen.exit_code,
         "lost": wrong.lost, "nodes_lost": wrong.nodes,
         "parked": wrong.parked, "warnings": wrong.warnings, "mitigations": wrong.mitigations, "refused": wrong.refused,
         "bytes": seen.bytes, "in_use": seen.held,
         "pid": who.pid if who else None, "user": who.user if who else None, "host": who.host if who else None,
     }  # fmt: skip
+
+
+def upload_told(seen: Judgement) -> dict[str, object] | None:
+    """Write for a program how the upload of a run stands; None where none is under way or failed."""
+    if not seen.ran:
+        return None
+    return {"state": seen.health.word, "detail": seen.health.detail, "done": seen.share_done}

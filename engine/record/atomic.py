@@ -111,14 +111,12 @@ def locked(directory: Path) -> Iterator[None]:
 
     Waits as `alone` does.
     """
-    with explaining(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with ExitStack() as stack:
+        with explaining(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            handle = stack.enter_context(_handle_of(directory))
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -129,19 +127,20 @@ def scratch(prefix: str) -> Iterator[Path]:
         with suppress(OSError):  # it is in use, or goes already
             about = left.lstat()
             if about.st_uid == os.geteuid() and about.st_mtime < time.time() - FRESH:
-                with _locked_now(left):
-                    shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix) as made, _locked_now(Path(made)):
+                with _handle_of(left) as handle:
+                    if lock(handle):
+                        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix) as made, _handle_of(Path(made)) as handle:
+        lock(handle)
         yield Path(made)
 
 
 @contextmanager
-def _locked_now(directory: Path) -> Iterator[None]:
-    """Hold a directory's lock. Raises OSError where another process has it."""
+def _handle_of(directory: Path) -> Iterator[int]:
+    """Open a directory to lock it."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield handle
     finally:
         os.close(handle)
 

@@ -152,13 +152,19 @@ def _patience(snapshot: Snapshot) -> float:
 
 
 def hung(snapshot: Snapshot, still: float) -> str:
-    """Say which GPUs have not answered for the `still` seconds without progress; empty where they may yet."""
-    held = [device.facts.name for device in snapshot.devices if device.leased and not device.lost]
-    held = [name for name in held if not on_host(name)]
-    waits = snapshot.phase != "running" or snapshot.paused or not held
-    if waits or still < max(SLOW, ANSWERS * snapshot.slowest):
+    """Say which GPUs have not answered for the `still` seconds in which they were awaited; empty where they may yet."""
+    held = awaited(snapshot)
+    if not held or still < max(SLOW, ANSWERS * snapshot.slowest):
         return ""
     return f"{_some(held)} {'has' if len(held) == 1 else 'have'} not answered for {duration(still)}"
+
+
+def awaited(snapshot: Snapshot) -> list[str]:
+    """Name the GPUs that are to answer now."""
+    if snapshot.phase != "running" or snapshot.paused:
+        return []
+    held = [device.facts.name for device in snapshot.devices if device.leased and not device.lost]
+    return [name for name in held if not on_host(name)]
 
 
 GOOD: tuple[Status, ...] = ("completed", "skipped")

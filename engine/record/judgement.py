@@ -88,6 +88,8 @@ class Judgement:
     share_done: float | None = None
     left: Outlook | None = None
     devices: tuple[DeviceUse, ...] = ()
+    ran: "Judgement | None" = None
+    """The run by itself, where the rest tells of its upload."""
 
 
 J = TypeVar("J", bound=Judgement)
@@ -125,7 +127,9 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     worse = max(state.level, found.level, key=LEVELS.index)
     ran = f"; the run is {state.word}" * (state.level in LEVELS[2:])
     share = upload.latest.rows / upload.to.rows if upload.to.rows else 1.0
-    return dataclasses.replace(judged, health=Health(found.word, worse, found.detail + ran), share_done=share)
+    return dataclasses.replace(
+        judged, health=Health(found.word, worse, found.detail + ran), share_done=share, ran=judged
+    )
 
 
 def _on_its_way(upload: Upload, now: float) -> Health:

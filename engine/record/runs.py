@@ -291,7 +291,8 @@ def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[
     session was called with `config`; one that was rehearsed writes its chunks itself."""
     words = ["demo", "--scripted"] if rehearsed(config) else ["run", argument(now_at(chunks, run, config))]
     words += needed(run, config)
-    words += ["--faults", ""] * (words[0] == "run" and any(x in str(config.get("faults")) for x in ("lose", "assert")))
+    faults = _each(config["faults"].value) if words[0] == "run" and "faults" in config else []
+    words += ["--faults", ""] * any(each.startswith(("lose", "assert")) for each in faults)
     # A directory that was given another name is a run of that name.
     named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
     return [*words, "--out", argument(str(run.parent)), *named, "--resume"]

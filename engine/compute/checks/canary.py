@@ -37,8 +37,8 @@ from interlock.engine.record.events import CanaryChecked
 from interlock.engine.record.words import distinct_sizes
 
 LEAST, LEAST_IN_HALVES, LEAST_IN_BFLOAT16 = 0.99999, 0.999, 0.99
-"""The cosine in float32, and in less, below which vectors are not those of the model; in bfloat16 a deep network may
-fall below 0.999 by rounding alone (Qwen3-0.6B of random weights: 0.9991 as published), but not below 0.99."""
+"""The cosine in float32, and in less, below which vectors are not those of the model. In bfloat16 a deep network may
+fall below 0.999 by rounding alone; below 0.99, which is chosen, that excuses nothing."""
 LEAST_OF_TOKENS = 0.9
 """The same of the tokens of a row as they are stored, on average: with a cosine of 0.999 one in 70 bits is another."""
 

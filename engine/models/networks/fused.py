@@ -82,7 +82,7 @@ class _Attention(nn.Module):
         both = self.turned(rows).view(len(rows), -1, self._size)
         if self.norm is not None:
             both = torch.ops.interlock.rms_norm(both, None, self._epsilon)[0]
-            both = both.addcmul_(both, self.norm) if self._beyond_one else both.mul_(self.norm)
+            both = _weighed(both, self.norm, beyond_one=self._beyond_one)
         both = turn(both, *(each[0].unsqueeze(1) for each in position_embeddings))
         query, key = both[:, : self._heads], both[:, self._heads :]
         value = self.value(rows).view(len(rows), -1, self._size)
@@ -119,9 +119,13 @@ class _Norm(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         if self.beyond_one:
-            normed = torch.ops.interlock.rms_norm(rows, None, self.epsilon)[0]
-            return normed.addcmul_(normed, self.weight)  # type: ignore[no-any-return]
+            return _weighed(torch.ops.interlock.rms_norm(rows, None, self.epsilon)[0], self.weight, beyond_one=True)
         return torch.ops.interlock.rms_norm(rows, self.weight, self.epsilon)[0]  # type: ignore[no-any-return]
+
+
+def _weighed(normed: Tensor, weight: Tensor, *, beyond_one: bool) -> Tensor:
+    """Weigh normed rows in place."""
+    return normed.addcmul_(normed, weight) if beyond_one else normed.mul_(weight)
 
 
 class _HostLinear(nn.Module):
