@@ -11,7 +11,8 @@ from interlock.engine.settings import flag_of, knobs
 
 QUESTION = "how do I make a date from an ISO 8601 string?"
 """What the demo searches for; its sample holds the answer on every Python."""
-RERANKING = ("offline", "allow_pickle", "devices", "cpu_fallback", "threads", "ceiling", "host_ceiling", "faults")
+LIMITS = ("ceiling", "host_ceiling", "margin")
+RERANKING = ("offline", "allow_pickle", "devices", "cpu_fallback", "threads", *LIMITS, "faults")
 """The settings that count for the commands that score pairs."""
 ASKED = ("pause", "resume", "stop", "exclusive", "fallback", "status")
 WEB = "127.0.0.1:8765"

@@ -40,7 +40,7 @@ KNOBS = ("roster", "devices", "ceiling", "fusion", "qdrant", "out", "run_id")
 """Settings that have a field of their own; `flags` has all others."""
 FIELDS = ("chunks", *KNOBS, "flags")
 """Every field, in the order in which they stand."""
-SIZES = ("ceiling", "host_ceiling", "warm")
+SIZES = ("ceiling", "host_ceiling", "margin", "warm")
 _ITS_OWN = ("resume", "reuse", *KNOBS)
 """Settings of an earlier run that are fields here, or were meant for that run alone."""
 LISTED = 12

@@ -173,6 +173,13 @@ class DeviceSettings:
         "memory limit of a model on the host; 0: of a run on GPUs what is free there, else --ceiling",
         kept="host_ceiling",
     )
+    margin: int = knob(
+        "64MiB",
+        parsers.size,
+        "SIZE",
+        "memory below the limit of each device that no lease is promised, for what allocators and drivers take untold",
+        kept="margin",
+    )
     faults: tuple[str, ...] = knob(
         "",
         parsers.names,
@@ -308,6 +315,11 @@ class RunSettings(ScreenSettings, SessionSettings, ResultSettings, DeviceSetting
     def ceiling_of(self, kind: str) -> int:
         """Return the memory limit in bytes on a device of this kind that a run is given to compute on."""
         return self.host_ceiling if kind == "cpu" and self.host_ceiling else self.ceiling
+
+    @property
+    def limits(self) -> tuple[int, int, int]:
+        """The memory limits in bytes as a `Lessor` takes them: of a device, of the host, and the margin below both."""
+        return self.ceiling, self.host_ceiling, self.margin
 
     @property
     def naming(self) -> Naming:

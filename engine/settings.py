@@ -18,6 +18,7 @@ from interlock.engine.knobs import RunSettings as RunSettings
 from interlock.engine.models.registry import REGISTRY, canonical
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Setting
+from interlock.engine.record.words import human_bytes
 from interlock.engine.removed import REMOVED
 
 FROM_RUN = "from the run"
@@ -108,9 +109,16 @@ def load(
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise UsageError(f'{file}: keys must be a table of actions and keys, such as stop = "f9" under [keys]')
     values |= _named(values, {*REGISTRY, *models, *rows})
+    settings = RunSettings(**values)
+    least = min(settings.ceiling, settings.host_ceiling or settings.ceiling)
+    if origins["margin"] != "default" and settings.margin >= least:
+        raise UsageError(
+            f"--margin {human_bytes(settings.margin)} ({origins['margin']}) leaves nothing of a limit of "
+            f"{human_bytes(least)}: choose a smaller one"
+        )
     places = {"config": str(file or ""), "models": environment.get("INTERLOCK_MODELS", "")}
     beside = {name: Setting(shown(Path(place).absolute()), f"flag --{name}") for name, place in places.items() if place}
-    return Configuration(RunSettings(**values), origins, models, keys, tuple(notes), readonly, beside)
+    return Configuration(settings, origins, models, keys, tuple(notes), readonly, beside)
 
 
 def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration:

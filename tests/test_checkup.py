@@ -180,3 +180,4 @@ def test_what_a_gpu_lacks_is_asked_of_the_ceiling_or_of_who_holds_it(ceiling, ot
     (gpu,) = choose("sim:T4", ())
     gpu.others = others
     assert checkup.memory(gpu, ceiling).advice.startswith(advice)
+    assert checkup.memory(gpu, 12 * GIB, 12 * GIB).outcome == "failed"

@@ -309,6 +309,24 @@ def test_a_plan_says_what_a_run_would_do_and_writes_nothing(call, tmp_path, root
     assert files_below(tmp_path) == before
 
 
+@pytest.mark.parametrize(("gpus", "shares"), [("sim:T4", True), ("sim:2xT4", False)])
+def test_a_plan_shows_the_margin_and_what_a_model_that_is_alone_on_its_gpu_has_more(
+    call, root, tiny_a, tiny_b, gpus, shares
+):
+    words = ("plan", root, "--roster", f"{tiny_a},{tiny_b}", "--devices", gpus)
+    code, out, _ = call(*words, "--margin", "1GiB")
+    assert (code, "margin: 1.0 GiB of each limit are leased to no model (--margin)\n" in out) == (0, True)
+    found = re.findall(r"tokens; on a GPU ([\d,]+) fit while it is alone there, ([\d,]+) beside the others", out)
+    alone, beside = zip(
+        *((int(one.replace(",", "")), int(other.replace(",", ""))) for one, other in found), strict=True
+    )
+    assert len(alone) == 2
+    assert all((more > less) is shares for more, less in zip(alone, beside, strict=True))
+    usual = re.findall(r"GPU ([\d,]+) fit", call(*words)[1])
+    assert all(int(more.replace(",", "")) > less for more, less in zip(usual, alone, strict=True))
+    assert " fit while " not in call(*words[:4], "--devices", "cpu")[1]
+
+
 def test_a_plan_tells_what_is_refused_as_the_run_does_and_which_collection_is_left_with_nothing(call, tmp_path, tiny_a):
     files = {"Docs": ["one text", ""], "Many": ["another", *[" "] * 9], "None": [""]}
     chunks = corpus(tmp_path / "chunks", {name: {"a_chunks.json": texts} for name, texts in files.items()})

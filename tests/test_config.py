@@ -404,6 +404,16 @@ def test_a_python_value_of_another_kind_is_refused_with_its_name(name, value):
         by_value(**{name: value})
 
 
+@pytest.mark.parametrize("limits", [{}, {"ceiling": "20GiB", "host_ceiling": "12GiB"}])
+def test_a_margin_that_leaves_nothing_is_refused_in_one_line_and_the_usual_one_never_is(limits):
+    assert load({**limits, "margin": "11GiB"}, {}).settings.margin == 11 << 30
+    with pytest.raises(UsageError) as refused:
+        load({**limits, "margin": "12GiB"}, {})
+    said = "--margin 12.0 GiB (flag --margin) leaves nothing of a limit of 12.0 GiB: choose a smaller one"
+    assert str(refused.value) == said
+    assert load({"ceiling": "1KiB"}, {}).settings.margin == 64 << 20
+
+
 def test_names_with_commas_are_kept_when_a_run_is_continued():
     begun = {name: Setting(json.loads(json.dumps(each.value)), each.origin) for name, each in recorded(
         by_value(collections=["Q, A"], roster={"/m/x,y": 2.0})

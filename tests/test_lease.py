@@ -114,6 +114,14 @@ def test_the_host_has_a_ceiling_of_its_own_and_beside_gpus_only_what_is_free(gpu
         lessor.check("a", Host.free, host)
 
 
+def test_the_margin_of_a_run_is_promised_to_no_lease():
+    (gpu,), host = simulated("sim:T4"), Host()
+    usual, wide = Lessor([gpu, host], 12 * GIB), Lessor([gpu, host], 12 * GIB, 0, GIB)
+    assert usual.budget(gpu) - wide.budget(gpu) == GIB - RESERVE
+    assert (usual.budget(host), wide.budget(host)) == (Host.free - HOST_RESERVE, Host.free - GIB)
+    assert Lessor([gpu, host], 12 * GIB, 0, 0).budget(gpu) == gpu.room(12 * GIB)
+
+
 CONTAINER = {"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 400\ninactive_file 200\nfile 300\n"}
 
 

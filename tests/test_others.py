@@ -41,6 +41,14 @@ def test_others_that_leave_enough_for_the_next_batch_are_no_event():
     assert not [each for each in told if isinstance(each, MemoryTaken)]
 
 
+def test_a_card_lacks_what_the_next_batch_needs_when_the_margin_is_gone_too():
+    device, told = SimDevice("cuda:0", CARDS["T4"], parse("other:4GiB:1")), list[object]()
+    device.next_need, device.others = (GIB, 0), 12 * GIB
+    Sampler([device], told.append, margin=2 * GIB)._look_at(device)
+    (found,) = [each for each in told if isinstance(each, MemoryTaken)]
+    assert (found.needed_bytes, found.over) == (3 * GIB, False)
+
+
 TAKEN = MemoryTaken(device="cuda:0", others_bytes=14 * GIB, free_bytes=GIB // 4, needed_bytes=GIB)
 
 

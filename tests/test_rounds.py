@@ -275,6 +275,16 @@ def test_a_host_with_a_ceiling_of_its_own_takes_no_more_and_a_resumed_run_keeps_
     assert desk.run(devices="cpu", roster="one", run_id="kept", resume="yes")[0] == ExitCode.COMPLETED
 
 
+def test_a_resumed_run_keeps_its_margin_and_every_lease_leaves_it(desk):
+    code, run = desk.run(devices="sim:T4", ceiling="2GiB", margin="1GiB", roster="one", run_id="margin")
+    assert code == ExitCode.COMPLETED
+    assert desk.run(devices="sim:T4", roster="one", run_id="margin", resume="yes")[0] == code
+    budgets = {lease.budgets["cuda:0"] for lease in events_of(run, ev.LeaseGranted)}
+    assert budgets == {(1 << 30) - CONTEXT}
+    started, resumed = events_of(run, ev.RunStarted)[0], events_of(run, ev.RunResumed)[0]
+    assert started.config["margin"].value == resumed.config["margin"].value == 1 << 30
+
+
 def test_random_faults_leave_the_vectors_of_an_undisturbed_run(desk):
     dice = random.Random(7)
     for _ in range(4):

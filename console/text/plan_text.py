@@ -51,6 +51,7 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     lines = [render(above, collections), "", render(heads, passes), ""]
     lines.append(f"fused vectors: {seen.fused_dim or 'none (one named vector per model)'}")
     lines.append(sizes_of(seen))
+    lines.append(f"margin: {human_bytes(seen.margin_bytes)} of each limit are leased to no model (--margin)")
     lines += [
         f"token vectors: {each.layout.card.key} would keep {human_bytes(each.token_bytes)} ({form.precision}), and its "
         "exports as much again"
@@ -61,6 +62,12 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
         lines.append("time: unknown until each model has run once on this kind of device")
     cards = [each.layout.card for each in seen.passes]
     lines += map(told_of, cards)
+    lines += [
+        f"{each.layout.card.key}: batches of up to {max(map(each.layout.computed, each.layout.batches)):,} tokens; on "
+        "a GPU {:,} fit while it is alone there, {:,} beside the others (--shared)".format(*each.most_tokens)
+        for each in seen.passes
+        if each.most_tokens
+    ]
     both = [card.key for card in cards if card.kind == "dense" and "sparse" in card.outputs]
     lines += [f"weights of terms: {key} gives them in the pass of its vectors" for key in both]
     lines += [f"padded: {card.key}, because {card.padded_because}" for card in cards if card.padded_because]

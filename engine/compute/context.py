@@ -20,7 +20,7 @@ from interlock.engine.compute.job import Job, Layout
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, MemoryNeed
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.gpu.device import RESERVE, Device
+from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.models.assets import Policy
@@ -137,7 +137,7 @@ def too_small(need: MemoryNeed, gpus: Sequence[Device], lessor: Lessor) -> tuple
     sizes = need.whole, need.streamed, max(0, room[best.name]), lessor.ceiling, best.memory().occupied
     needs, less, free, ceiling, held = distinct_sizes(*sizes)
     streamed = f" ({less} streamed)" if need.streamed else ""
-    capped = least <= best.room(best.total) - RESERVE
+    capped = least <= best.room(best.total) - lessor.margin
     where = f"under --ceiling {ceiling} after {held} of context" if capped else f"on {best.name}"
     why = f"fits on no GPU (needs {needs}{streamed}, {free} free {where})"
     return why, "raise --ceiling" if capped else f"free memory on {best.name}"

@@ -16,7 +16,7 @@ from interlock.engine.compute.source import BatchSource
 from interlock.engine.errors import ExitCode, Stopped, UnavailableError
 from interlock.engine.flows.plan import Models, RunRequest
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.gpu.lease import Lessor, imports_left_alone
 from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.models.masters import Masters
@@ -55,6 +55,7 @@ def gathered(
         faults=settings.faults,
         ceiling=settings.ceiling,
         host_ceiling=settings.host_ceiling,
+        margin=settings.margin,
         warm=settings.warm,
         threads=threads,
     )
@@ -104,7 +105,7 @@ def context_of(
     return RunContext(
         devices=devices,
         host=host,
-        lessor=Lessor([*gpus, host], settings.ceiling, settings.host_ceiling, granted=granted),
+        lessor=Lessor([*gpus, host], *settings.limits, granted=granted),
         masters=Masters(settings.warm, backend.hydrate(devices[0])),
         controls=controls,
         emit=emit,
@@ -115,14 +116,14 @@ def context_of(
 
 
 @contextmanager
-def at_work(devices: Sequence[Device], emit: Emit, place: Path | None = None) -> Iterator[None]:
+def at_work(devices: Sequence[Device], emit: Emit, place: Path | None = None, margin: int = RESERVE) -> Iterator[None]:
     """Sample the devices, and the disk that `place` is on, while a run computes, and import nothing beside it. A node
     of a cluster samples its own devices, and the head the machine that it is on, as `head`."""
     own = [device for device in devices if not isinstance(device, RemoteDevice)]
     if not own:
         own = [CpuDevice()]
         own[0].name = "head"
-    with Sampler(own, emit, place=place), imports_left_alone():
+    with Sampler(own, emit, place=place, margin=margin), imports_left_alone():
         yield
 
 

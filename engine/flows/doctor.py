@@ -50,7 +50,7 @@ def examine_gpus(settings: RunSettings, tell: Callable[[GpuCheck], object]) -> G
     began = time.monotonic()
     devices = checkup.gpus(settings.devices, settings.faults)
     software, checks = checkup.software(), []
-    for check in checkup.examine(devices, settings.ceiling):
+    for check in checkup.examine(devices, settings.ceiling, settings.margin):
         tell(check)
         checks.append(check)
     return GpuReport(
@@ -97,14 +97,14 @@ def _gpus(settings: RunSettings) -> Iterator[Check]:
 def _devices(settings: RunSettings) -> Iterator[Check]:
     try:
         for device in choose(settings.devices, settings.faults):
-            yield _device(device, settings.ceiling_of(device.kind))
+            yield _device(device, settings.ceiling_of(device.kind), settings.margin)
     except InterlockError as error:
         yield False, f"device {settings.devices}", str(error)
 
 
-def _device(device: Device, ceiling: int) -> Check:
+def _device(device: Device, ceiling: int, margin: int) -> Check:
     """A device is good if a run would get it now, with room for something."""
-    check = checkup.memory(device, ceiling)
+    check = checkup.memory(device, ceiling, margin)
     return check.outcome == "passed", f"device {device.name}", check.found
 
 

@@ -246,7 +246,7 @@ def _encoder(settings: Configuration, subject: Subject, listener: Listener) -> I
             on = stack.enter_context(free_devices(settings, listener.events))
             if on.gpus:
                 gpus = GpuJobs(on, "judged texts")
-        yield TextEncoder(Lessor([CpuDevice()], own.ceiling, own.host_ceiling), listener.progress, gpus)
+        yield TextEncoder(Lessor([CpuDevice()], *own.limits), listener.progress, gpus)
 
 
 def _reranker(settings: Configuration, names: Sequence[str], subject: Subject) -> Rerank | None:

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from interlock.engine.compute import reuse
 from interlock.engine.compute.context import REAL, MemoryPlanner, rooms, too_small
+from interlock.engine.compute.instance import first_calibration
 from interlock.engine.compute.job import Layout
-from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, next_placement
+from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, budgets, next_placement
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.errors import UsageError
 from interlock.engine.flows.opening import form_of, schedule_of
@@ -56,6 +58,9 @@ class PassForecast:
     warning: str = ""
     """Why it would be computed on the CPU although there are GPUs."""
     long: LongTexts = LongTexts()
+    most_tokens: tuple[int, int] | None = None
+    """The tokens that a forward may have on a GPU while the model is alone there, and beside the others of a shared
+    run; None where it would be on none of them, or streamed."""
 
     @property
     def batches(self) -> int:
@@ -91,6 +96,7 @@ class Forecast:
     collections: list[Rows]
     passes: list[PassForecast]
     budget_bytes: int
+    margin_bytes: int
     fused_dim: int | None
     file_bytes: int
     """Bytes of the dense vectors of a chunk in all files, before a table is compressed."""
@@ -151,7 +157,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
         *filter(None, (_refusing(settings.qdrant, rows, dense) for rows in plan.corpus.rows if settings.qdrant)),
     ]
     sizes = file_bytes(settings.export, form, fusion, members), stored_bytes(kept, form.quantise)
-    return Forecast(plan.corpus.rows, passes, budget, kept.get(FUSED), *sizes, unused)
+    return Forecast(plan.corpus.rows, passes, budget, settings.margin, kept.get(FUSED), *sizes, unused)
 
 
 def _refusing(store: Path, rows: Rows, dense: Sequence[RosterEntry]) -> str:
@@ -182,34 +188,43 @@ def _forecasts(
     """Each pass as it would be leased if it had every device to itself, and what may be leased of the first."""
     host = devices[0] if devices[0].kind == "cpu" else CpuDevice()
     gpus = [device for device in devices if device is not host]
-    lessor = Lessor([*gpus, host], settings.ceiling, settings.host_ceiling)
+    lessor = Lessor([*gpus, host], *settings.limits)
     planner, free = MemoryPlanner(devices, host), rooms(devices, host, lessor, cpu_fallback=settings.cpu_fallback)
     known, found = paces(settings.out, devices[0].kind), []
-    crowded = _crowded(layouts, planner, free, host.name, settings)
+    beside = _side_by_side(layouts, planner, free, settings)
+    shared = schedule_of(settings) is Schedule.SHARED
     for number, layout in enumerate(layouts):
         each = _forecast(layout, devices[0], planner, free, settings)
         pace = known.get((each.layout.card.key, each.layout.card.dtype))
         seconds = each.tokens / pace / max(1, len(each.devices)) if pace else None if each.rows else 0.0
         short = too_small(planner.of(each.layout), gpus, lessor) if each.devices == (host.name,) else None
         warning = f"{each.layout.card.key} {short[0]}: it is computed on the CPU; {short[1]}" if short else ""
-        if number in crowded and not short:
-            beside = joined(other.card.key for other in layouts if other is not layout)
-            warning = f"{layout.card.key} finds no room beside {beside}: it is computed on the CPU until a GPU has room"
+        have = beside.get(number, {})
+        if shared and set(have) == {host.name} and not short:
+            others = joined(other.card.key for other in layouts if other is not layout)
+            warning = f"{layout.card.key} finds no room beside {others}: it is computed on the CPU until a GPU has room"
             each = replace(each, devices=(host.name,), streamed=False)
-        found.append(replace(each, seconds=seconds, warning=warning))
+        most = None
+        if len(beside) > 1 and have and not each.streamed and host.name not in (*each.devices, *have):
+            law, longest = planner.law(layout.card, gpus[0]), max(batch.longest for batch in layout.batches)
+            fits = partial(first_calibration(gpus[0]).most_tokens, law, longest)
+            most = fits(free[0].room - law.weights), fits(min(have.values()) - law.weights)
+        found.append(replace(each, seconds=seconds, warning=warning, most_tokens=most))
     return found, max(0, free[0].room)
 
 
-def _crowded(
-    layouts: Sequence[Layout], planner: MemoryPlanner, free: Sequence[DeviceRoom], host: str, settings: RunSettings
-) -> set[int]:
-    """The companions of a shared run that begin on the CPU, since GPUs have no room for them beside the others."""
-    schedule = schedule_of(settings)
-    if schedule is not Schedule.SHARED or not any(device.is_gpu for device in free):
-        return set()
+def _side_by_side(
+    layouts: Sequence[Layout], planner: MemoryPlanner, free: Sequence[DeviceRoom], settings: RunSettings
+) -> dict[int, dict[str, int]]:
+    """The bytes by device that models have which a shared run begins with side by side: on the CPU those for which
+    GPUs have no room beside the others."""
+    if not any(device.is_gpu for device in free):
+        return {}
     left, needs = [range(len(layout.batches)) for layout in layouts], [planner.of(layout) for layout in layouts]
-    now = next_placement(schedule, left, needs, free, 0, None, cpu_fallback=settings.cpu_fallback)
-    return {each.model_pass for each in now.assignments if each.devices == (host,)} if now else set()
+    now = next_placement(Schedule.SHARED, left, needs, free, 0, None, cpu_fallback=settings.cpu_fallback)
+    placed = now.assignments if now else ()
+    least = [{name: planner.least(layouts[each.model_pass], each, name) for name in each.devices} for each in placed]
+    return {each.model_pass: had for each, had in zip(placed, budgets(least, free), strict=True)}
 
 
 def _forecast(

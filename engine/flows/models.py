@@ -11,7 +11,6 @@ from interlock.engine.compute.texts import weigh_documents, weigh_queries
 from interlock.engine.corpus.documents import ChunkedFiles, TokenCounter, Told, chunk_documents
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.sim import CONTEXT
@@ -76,7 +75,10 @@ def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]
     specs = [vouched(spec, settings.allow_pickle) for spec in extended(configuration.models).values()]
     found = configurations(specs, assets.Policy(offline=settings.offline))
     least, ceiling = (capability, fewest_processors(devices)), settings.ceiling_of(kind)
-    surveyed = [_surveyed(*each, kind, *least, ceiling) for each in zip(specs, found, strict=True)]
+    surveyed = [
+        _surveyed(*each, kind, *least, ceiling - settings.margin * (kind != "cpu"))
+        for each in zip(specs, found, strict=True)
+    ]
     return surveyed, ceiling, kind
 
 
@@ -93,7 +95,7 @@ def _surveyed(
     law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention, kernel, spec.kind)
     tokens = spec.tokens_for(kind, processors)
     known = Calibration(scale=HEAP_FACTOR, margin=0.0) if kind == "cpu" else Calibration()
-    room = ceiling - law.weights - (0 if kind == "cpu" else CONTEXT + RESERVE)
+    room = ceiling - law.weights - (0 if kind == "cpu" else CONTEXT)
     row = min(longest, tokens)
     batch = law.weights + known.activations(law, tokens, row)
     most = known.most_tokens(law, longest, room)
@@ -159,7 +161,7 @@ def term_rows(settings: Configuration, model: str, texts: Sequence[str], side: S
     (spec,) = members(extended(settings.models), (), (model,))
     policy = assets.Policy(offline=own.offline, pickles=own.allow_pickle)
     card = read_card(spec, assets.resolve(spec, policy, lambda _: None), "cpu")
-    lessor = Lessor([CpuDevice()], own.ceiling, own.host_ceiling)
+    lessor = Lessor([CpuDevice()], *own.limits)
     return (weigh_queries if side == "query" else weigh_documents)(card, texts, lessor)
 
 

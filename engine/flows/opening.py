@@ -211,7 +211,7 @@ def _changes(
     """What may make this session's vectors, or their way, differ from those of the session before."""
     for name in sorted(name for name in have if had.get(name) != have[name]):
         yield f"{name} was {had.get(name)}, is now {have[name]}: the last bits of vectors may differ"
-    for name in ("devices", "ceiling", "host_ceiling"):
+    for name in ("devices", "ceiling", "host_ceiling", "margin"):
         was, is_now = before.get(name), now[name]
         if was and was.value != is_now.value and is_now.origin != FROM_RUN:
             yield f"{name} was {was.value}, is now {is_now.value} ({is_now.origin})"

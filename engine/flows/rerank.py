@@ -40,7 +40,7 @@ def free_devices(settings: Configuration, events: EventSink) -> Iterator[Granted
     with events(found[0].kind) as emit:
         for name, by in held.items():
             emit(Warned(message=f"{name} is left to {by}: computing elsewhere"))
-        lessor = Lessor([*gpus, host], own.ceiling, own.host_ceiling)
+        lessor = Lessor([*gpus, host], *own.limits)
         yield Granted(gpus, host, lessor, emit, own.cpu_fallback)
 
 

@@ -211,7 +211,7 @@ class Run:
         if settings.partial:
             self.deadline.reserve = lambda: end.reserve(2 * len(self._devices))
         try:
-            with computing.at_work(self._devices, self._emit, self.directory.path):
+            with computing.at_work(self._devices, self._emit, self.directory.path, settings.margin):
                 executor.run()
             end.close_passes(request.weights)
             for rows in plan.corpus.rows:

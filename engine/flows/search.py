@@ -75,7 +75,7 @@ class Answering:
         question to the next. So many `questions` at once as `MANY` are encoded on GPUs, where there are any; or `jobs`
         encodes them, on what is `granted`. Raises as `StoreSearcher` and `rerankers` do."""
         own = settings.settings
-        lessor = Lessor([CpuDevice()], own.ceiling, own.host_ceiling)
+        lessor = Lessor([CpuDevice()], *own.limits)
         policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
         self._rerank, self._models = rerank, None
         scores, many = rerank is not None and not rerank.late, questions >= MANY
@@ -163,7 +163,7 @@ def encode_for(
     with ExitStack() as stack:
         many = len(wanted) >= MANY
         passes = _passes(stack.enter_context(free_devices(settings, listener.events))) if many else None
-        host = HeldJobs(Lessor([CpuDevice()], own.ceiling, own.host_ceiling))
+        host = HeldJobs(Lessor([CpuDevice()], *own.limits))
         on: TextJobs = passes or stack.enter_context(host)
         models = _models_of(settings, meaning, on, given)
         done: Progress = lambda model, rows: listener.progress(model, rows, len(wanted))  # noqa: E731

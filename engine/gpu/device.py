@@ -15,7 +15,8 @@ from torch import Tensor
 from interlock.engine.record.facts import DeviceFacts, Memory, Readings
 
 RESERVE = 64 << 20
-"""Bytes of a device that no lease is promised: allocator slack, and what a driver takes without telling."""
+"""Bytes of a device that no lease is promised unless `--margin` says otherwise: allocator slack, and what a driver
+takes without telling."""
 
 
 @dataclass(frozen=True)

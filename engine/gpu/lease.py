@@ -92,13 +92,20 @@ class Lessor:
     """Grants leases on a set of devices."""
 
     def __init__(
-        self, devices: Sequence[Device], ceiling: int, host_ceiling: int = 0, *, granted: int = 0, whose: str = ""
+        self,
+        devices: Sequence[Device],
+        ceiling: int,
+        host_ceiling: int = 0,
+        margin: int = RESERVE,
+        *,
+        granted: int = 0,
+        whose: str = "",
     ) -> None:
         """`ceiling` is the most memory in bytes that the run may occupy on one device, `host_ceiling` on the host: 0 is
-        all that is free but a reserve, or `ceiling` where there is no GPU. Ids begin with `whose` and go on from
-        `granted`."""
+        all that is free but a reserve, or `ceiling` where there is no GPU; `margin` bytes of each are promised to no
+        lease. Ids begin with `whose` and go on from `granted`."""
         self.devices = devices
-        self.ceiling = ceiling
+        self.ceiling, self.margin = ceiling, margin
         self._host_ceiling = host_ceiling or (0 if any(device.kind != "cpu" for device in devices) else ceiling)
         self._host_flag = "--host-ceiling" if host_ceiling else "--ceiling" if self._host_ceiling else ""
         self._by_name = {device.name: device for device in devices}
@@ -165,7 +172,9 @@ class Lessor:
     def budget(self, device: Device) -> int:
         """Measure the bytes that a lease may have on a device now."""
         ceiling = self.ceiling_on(device)
-        return min(ceiling, device.room(ceiling) - (RESERVE if self.flag_on(device) else HOST_RESERVE))
+        return min(
+            ceiling, device.room(ceiling) - (self.margin if self.flag_on(device) else max(self.margin, HOST_RESERVE))
+        )
 
     def check(self, holder: str, predicted: int, device: Device) -> int:
         """Return the bytes that `holder` would get now. Raises UnavailableError when `predicted` bytes do not fit."""

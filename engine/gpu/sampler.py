@@ -24,11 +24,19 @@ class Sampler:
     """Emits a `DeviceSampled` of each device, at once and then once a `period` in seconds, while its block runs; the
     first of them tells what is free of the disk that `place` is on."""
 
-    def __init__(self, devices: Sequence[Device], emit: Emit, period: float = 1.0, place: Path | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        emit: Emit,
+        period: float = 1.0,
+        place: Path | None = None,
+        margin: int = RESERVE,
+    ) -> None:
         self._devices = list(devices)
         self._emit = emit
         self._period = period
         self._place = place
+        self._margin = margin
         self._taken: set[str] = set()
         self._disk_low = False
         self._ended = threading.Event()
@@ -73,7 +81,7 @@ class Sampler:
         if not device.metered or device.lost or not sample.readings:
             return None
         before = device.name in self._taken
-        found = squeeze(device, sample.memory, sample.readings, ends=before)
+        found = squeeze(device, sample.memory, sample.readings, self._margin, ends=before)
         if found.over is not before:
             return None
         self._taken ^= {device.name}
@@ -88,18 +96,18 @@ class Sampler:
         return DiskLow(place=str(self._place), free_bytes=free, over=not self._disk_low)
 
 
-def squeeze(device: Device, memory: Memory, readings: Readings, *, ends: bool = False) -> MemoryTaken:
-    """Compare what the next batch needs with what others leave it; `over` where that is enough, and where it `ends`
-    also enough to last."""
+def squeeze(device: Device, memory: Memory, readings: Readings, margin: int, *, ends: bool = False) -> MemoryTaken:
+    """Compare what the next batch needs, and the margin, with what others leave it; `over` where that is enough, and
+    where it `ends` also enough to last."""
     needed, weights = device.next_need
     others = readings.others_beside(memory.occupied)
     free = max(0, readings.total - readings.used + memory.reserved - weights)
-    short = needed and others >= NOTICED and free < (needed + RESERVE) * (EASED if ends else 1)
+    short = needed and others >= NOTICED and free < (needed + margin) * (EASED if ends else 1)
     return MemoryTaken(
         device=device.name,
         others_bytes=others,
         free_bytes=free,
-        needed_bytes=needed + RESERVE,
+        needed_bytes=needed + margin,
         holders=readings.holders,
         over=not short,
     )

@@ -37,6 +37,7 @@ class GivenSettings:
     threads: int | None = None
     ceiling: int | str | None = None
     host_ceiling: int | str | None = None
+    margin: int | str | None = None
     faults: Sequence[str] | None = field(default=None, hash=False)
     export: Sequence[Literal["npy", "parquet", "jsonl"]] | None = field(default=None, hash=False)
     qdrant: str | PathLike[str] | None = None
@@ -82,6 +83,7 @@ ARGUMENTS = {
     "index": "indexes",
     "keep": "keep",
     "limit": "limit",
+    "margin": "margin",
     "max-refused": "max_refused",
     "model": "model",
     "offline": "offline",

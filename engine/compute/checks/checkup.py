@@ -116,7 +116,7 @@ def software() -> dict[str, str]:
     }
 
 
-def memory(device: Device, ceiling: int) -> GpuCheck:
+def memory(device: Device, ceiling: int, margin: int = RESERVE) -> GpuCheck:
     """Look whether a run would get a device now, with room for something."""
     run, room = holder(device), min(ceiling, device.room(ceiling))
     facts = [
@@ -125,8 +125,8 @@ def memory(device: Device, ceiling: int) -> GpuCheck:
         *_others(device),
         *([f"in use by {run}: wait for it, or choose other --devices"] if run else []),
     ]
-    good = run is None and room > RESERVE
-    free = _RAISE if device.room(device.total) > NEEDED + RESERVE else "end what holds its memory"
+    good = run is None and room > margin
+    free = _RAISE if device.room(device.total) > NEEDED + margin else "end what holds its memory"
     advice = "" if good or run else f"{free}, or choose other --devices"
     return GpuCheck(
         device=device.name, name="memory", outcome="passed" if good else "failed", found="; ".join(facts), advice=advice
@@ -145,11 +145,11 @@ def ways(card: ModelCard, device: Device) -> Iterator[tuple[ModelCard, ModelCard
             way = then
 
 
-def examine(devices: Sequence[Device], ceiling: int) -> Iterator[GpuCheck]:
+def examine(devices: Sequence[Device], ceiling: int, margin: int = RESERVE) -> Iterator[GpuCheck]:
     """Check devices one after the other; each check is given as soon as it is done."""
     with atomic.scratch("interlock-checkup-") as place:
         for device in devices:
-            first = memory(device, ceiling)
+            first = memory(device, ceiling, margin)
             yield first
             if first.outcome == "passed":
                 yield from _Checkup(device, place / device.name.replace(":", "-"), ceiling).checks()

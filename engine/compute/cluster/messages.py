@@ -17,6 +17,7 @@ from interlock.engine.compute.job import Job, Layout
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.corpus.tokens import Ids, Lengths, Specials
 from interlock.engine.errors import Stopped
+from interlock.engine.gpu.device import RESERVE
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.record.events import AnyEvent
@@ -37,6 +38,7 @@ class Hello:
     threads: int
     granted: int = 0
     """Leases that earlier processes of the node were granted in this session."""
+    margin: int = RESERVE
 
 
 @dataclass(frozen=True)

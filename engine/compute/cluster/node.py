@@ -148,7 +148,8 @@ class ClusterNode:
 
     def _lends(self, devices: Sequence[Device], granted: int) -> Lessor:
         hello = self._hello
-        return Lessor(devices, hello.ceiling, hello.host_ceiling, granted=granted, whose=f"{hello.node}/")
+        limits = hello.ceiling, hello.host_ceiling, hello.margin
+        return Lessor(devices, *limits, granted=granted, whose=f"{hello.node}/")
 
     def _start(self, plan: GridPlan, cards: Mapping[int, ModelCard]) -> Ready:
         source = self._source = RemoteSource(plan, cards, self._hello.node)
@@ -172,7 +173,7 @@ class ClusterNode:
 
     def _work(self, executor: PassExecutor, source: RemoteSource) -> None:
         try:
-            with Sampler(self._devices, source.emit), imports_left_alone():
+            with Sampler(self._devices, source.emit, margin=self._hello.margin), imports_left_alone():
                 executor.run()
             source.end()
         except Stopped as stopped:
