@@ -73,7 +73,7 @@ def test_a_run_whose_link_dies_completes_and_can_be_watched_and_viewed(
     assert {"exclusive", "shared"} == {each.schedule for each in events_of(place / "runs" / "r", ev.LeaseGranted)}
     with console(place, "watch", "runs/r") as terminal:
         screen = terminal.wait_for(" DONE ", PATIENCE)
-        assert "◇ RUN DONE" in screen.lines[0]
+        assert "◇ ● RUN DONE" in screen.lines[0]
         terminal.press("q")
         assert terminal.wait(PATIENCE) == 0
     with console(place, "view", "runs/r") as terminal:

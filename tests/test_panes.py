@@ -181,7 +181,7 @@ def test_a_requested_control_has_a_star_and_a_word() -> None:
 
 def test_a_wide_header_says_everything_it_knows() -> None:
     line = _text(_head(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
-    for word in ("◇ WATCH RUN", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs", "elapsed 4:12",
+    for word in ("◇ ✖ WATCH RUN", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs", "elapsed 4:12",
                  "eta 3:23", "texts/s", "STALE 1:05", "dropped 12"):  # fmt: skip
         assert word in line, word
 
@@ -197,7 +197,7 @@ def test_what_went_wrong_is_named_in_a_wide_header_and_counted_in_a_narrow_one()
 def test_the_past_says_so_and_when_at_every_width_and_that_it_is_simulated(width: int) -> None:
     for snapshot in (sample(kind="sim"), sample(kind="sim", phase="incomplete", reason="why " * 30)):
         line = _text(_head(snapshot, width, source_kind="watch", where="1:02:11 of 9:00:00, paused"))
-        assert line.startswith(" ▷ PAST") and "at 1:02:11" in line and "elapsed" not in line
+        assert line.startswith((" ▷ ✖ PAST", " ▷ ▲ PAST")) and "at 1:02:11" in line and "elapsed" not in line
         assert "SIMULATED" in line or width < 60
     assert width < 120 or "of 9:00:00, paused" in _text(
         _head(sample(), width, source_kind="watch", where="0:01 of 9:00:00, paused")
@@ -222,11 +222,13 @@ def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
         for width in (40, 80, 200):
             row = _head(sample(parked=0), width, source_kind=kind)[0]
             assert chip in row[1].text and row[1].style == "accent"
+            lossy = _head(sample(lost=(1,), parked=0), width, source_kind=kind)[0][1]
+            assert lossy.text.startswith(f"{header.MARKS[kind][0]} ✖ {chip[:5]}") and lossy.style == "error"
         assert chip in _text(_head(sample(), 39, lines=0, source_kind=kind))
     stopping = _head(sample(), 39, lines=0, source_kind="watch", pending={"stop": "yes"})
     assert "WATCH STOPPING" in _text(stopping)
     paused = _head(replace(sample(), paused=True), 80, source_kind="replay")
-    assert "REPLAY PAUSED" in _text(paused)
+    assert _text(paused).startswith(" ▷ ■ REPLAY PAUSED")
 
 
 def test_the_header_counts_down_to_a_deadline_and_warns_where_the_run_will_not_be_done_by_then():
@@ -490,8 +492,8 @@ def test_the_bar_of_a_pass_keeps_its_length_while_its_batches_are_done() -> None
 
 def test_mitigations_and_parked_rows_fit_80_columns() -> None:
     made = plain(drawn(passes, sample(), 78, 4, shown=()))
-    assert "!3 parked 1" in made[1] and "left" in made[1] and "209/512" in made[1]
-    assert "texts/s" in made[3] and "3072 vectors reused" in made[3] and "!3 parked 1" in made[3]
+    assert "!3 1 text parked" in made[1] and "left" in made[1] and "209/512" in made[1]
+    assert "texts/s" in made[3] and "3072 vectors reused" in made[3] and "!3 1 text parked" in made[3]
 
 
 def test_a_pass_that_the_host_computes_beside_gpus_says_so() -> None:
@@ -685,7 +687,7 @@ def test_a_healthy_run_of_slow_batches_is_never_told_as_nothing() -> None:
 def test_everything_that_a_run_saved_is_told() -> None:
     text = "\n".join(plain(drawn(cache, sample(), 78, 7)))
     for words_of in ("2 hit, 1 new (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k new",
-                     "12.3k read, 120 duplicates, 2 refused", "1 parked, 3 mitigations, 1 warning"):  # fmt: skip
+                     "12.3k read, 120 duplicates, 2 refused", "1 text parked, 3 mitigations, 1 warning"):  # fmt: skip
         assert words_of in text
     few = plain(drawn(cache, sample(), 78, 2))
     assert few[0].startswith("texts/s") and few[1].startswith("vectors")
@@ -695,6 +697,42 @@ def test_the_rates_of_a_finished_run_are_its_mean() -> None:
     rows, tokens = words.rates(sample(phase="completed", seconds=100.0))
     assert (round(rows), round(tokens)) == (96, 8000)  # on two devices
     assert "mean" in _text(drawn(cache, sample(phase="completed"), 78, 1))
+
+
+RESTS: list[dict[str, Any]] = [{"phase": "stopped"}, {"phase": GONE}, {"paused": True}]
+
+
+@pytest.mark.parametrize("rests", RESTS)
+def test_a_run_that_computes_nothing_tells_its_mean_and_no_pace_of_now(rests: dict[str, Any]) -> None:
+    at_rest = replace(sample(**rests), pace=Pace(9, deque([9000] * 9), deque([9000] * 9)))
+    rows = words.rates(at_rest)[0]
+    assert 0 < rows < 9000 and "mean" not in _text([cache.line(sample(), 78)])
+    for text in (_text([cache.line(at_rest, 58)]), _text(drawn(cache, at_rest, 78, 1))):
+        assert f"{words.count(rows)} mean" in text or f"{words.count(rows)} texts/s mean" in text
+
+
+@pytest.mark.parametrize("rests", RESTS)
+@pytest.mark.parametrize(("width", "height"), [(78, 2), (118, 9), (58, 1)])
+def test_memory_that_nobody_reads_any_more_is_dim_and_says_when_it_was_the_last(rests, width, height) -> None:
+    lost = sample(2, lost=(1,))
+    at_rest = replace(lost, **rests, exit_code=4 if rests.get("phase") == "stopped" else None)
+    styles = {span.style for line in drawn(vram, at_rest, width, height) for span in line if span.text != "LOST"}
+    told = vram.PANE.counter(at_rest), cache.PANE.counter(at_rest)
+    if at_rest.paused:  # its process is there, and measures
+        assert "fill" in styles and told[0] == "" and "last" not in told[1]
+    else:
+        last = words.clock(at_rest.latest_at)
+        assert styles == {"dim"} and told[0] == f"last {last}" and told[1].endswith(told[0])
+        ended = "ended" if at_rest.over else "last heard"
+        assert f"{ended} {words.clock(at_rest.latest_at, '%m-%d')} {last}" in _text(_head(at_rest, 200))
+        assert "now" not in _text(drawn(vram, at_rest, 118, 9)) + _text(drawn(cache, at_rest, 118, 30))
+
+
+def test_a_pass_of_a_run_that_ended_or_died_waits_for_nothing() -> None:
+    halted = replace(sample(at=1.4), phase=GONE)
+    for rests in (halted, replace(halted, passes=tuple(replace(each, word="waiting") for each in halted.passes))):
+        text = _text(drawn(passes, rests, 118, 5))
+        assert "waiting" not in text and "queued" not in text and ("died" in text or "stopped" in text)
 
 
 def test_a_resumed_run_holds_no_lease_of_the_dead_session() -> None:

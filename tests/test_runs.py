@@ -260,7 +260,7 @@ def test_those_that_need_somebody_stand_first_and_history_last(out):
     ways = {
         "stalled": (Health("STALLED", "error"), CALM, 0.0, True),
         "failed": (Health("FAILED", "error"), CALM, 60.0, False),
-        "parked": (Health("RUN", "ok"), Attention(parked=1), 0.0, True),
+        "parked": (Health("RUN", "error"), Attention(parked=1), 0.0, True),
         "crowded": (Health("CROWDED", "warn"), CALM, 0.0, True),
         "incomplete": (Health("INCOMPLETE", "warn"), CALM, 60.0, False),
         "truncated": (Health("RUN", "ok"), Attention(warnings=27), 0.0, True),
@@ -272,6 +272,8 @@ def test_those_that_need_somebody_stand_first_and_history_last(out):
         for name, (state, wrong, age, held) in ways.items()
     ]
     mixed = [*made[1::2], *made[::2]]
+    degraded = replaced(made[2], health=Health("DEGRADED", "error"), attention=CALM)  # a model of it failed
+    assert degraded.need(time.time()) == made[2].need(time.time()) == made[0].need(time.time()) + 1
     assert [each.id for each in sorted(mixed, key=neediest)] == list(ways)
     styles = {each.id: {span.text: span.style for span in runs_text.cells(each, LATER)} for each in made}
     assert styles["parked"]["1 parked"] == "error" and styles["truncated"]["!27"] == "warn"

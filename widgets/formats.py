@@ -71,14 +71,19 @@ def clock(at: float, form: str = "%H:%M:%S", *, utc: bool = False, otherwise: st
     return otherwise
 
 
+def last(snapshot: Snapshot) -> str:
+    """Say when it was that what is shown was measured, of a run that does not go on."""
+    return "" if snapshot.goes_on else f"last {clock(snapshot.latest_at)}"
+
+
 def tally(words: Iterable[str]) -> str:
     """Count words as `3 done, 1 failed`, in the order in which they come."""
     return ", ".join(f"{number} {word}" for word, number in Counter(words).items())
 
 
 def trouble(mitigations: int, parked: int) -> str:
-    """Write `!3 parked 1`: how often the ladder was climbed, and rows that have no vector."""
-    return " ".join([f"!{mitigations}"] * bool(mitigations) + [f"parked {parked}"] * bool(parked))
+    """Write `!3 1 text parked`: how often the ladder was climbed, and texts that have no vector."""
+    return " ".join([f"!{mitigations}"] * bool(mitigations) + [f"{several(parked, 'text')} parked"] * bool(parked))
 
 
 def devices_of(names: Sequence[str], lost: Collection[str] = ()) -> str:
@@ -119,8 +124,9 @@ def _local(names: Sequence[str]) -> str:
 
 
 def rates(snapshot: Snapshot) -> tuple[float, float]:
-    """Compute rows and tokens a second: of the latest whole seconds; once the run is over, the mean of its batches."""
-    if snapshot.over:
+    """Compute rows and tokens a second: of the latest whole seconds; where the run is at rest, the mean of its
+    batches."""
+    if snapshot.at_rest:
         seconds = wall_seconds(snapshot.passes) or 1.0
         return sum(each.done.rows for each in snapshot.passes) / seconds, snapshot.tokens_done / seconds
     return recent(snapshot.pace.rows, window(snapshot)), recent(snapshot.pace.tokens, window(snapshot))

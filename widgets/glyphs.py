@@ -229,14 +229,15 @@ def rounded_up(value: float) -> float:
     return next(power * part for part in (1, 2, 5, 10) if power * part >= value * (1 - 1e-9))
 
 
-def ages(width: int, columns: int, seconds: int) -> str:
-    """Write below a graph how long ago the first of its `columns`, each of so many seconds, and their middle were."""
+def ages(width: int, columns: int, seconds: int, *, live: bool = True) -> str:
+    """Write below a graph how long ago the first of its `columns`, each of so many seconds, and their middle were:
+    before now, or before its end where it is not `live`."""
+    right = "now" if live else "end"
     if columns < width:
-        return (
-            " " * (width - columns) + ages(columns, columns, seconds) if columns > 9 else fit("now", width, right=True)
-        )
+        shorter = ages(columns, columns, seconds, live=live) if columns > 9 else right
+        return fit(shorter, width, right=True)
     seconds *= width
-    left, middle, right = f"-{duration(seconds)}", f"-{duration(seconds / 2)}", "now"
+    left, middle = f"-{duration(seconds)}", f"-{duration(seconds / 2)}"
     if width < len(left) + len(right) + 2:
         return fit(right, width, right=True)
     if width < 4 * len(left):

@@ -24,7 +24,7 @@ from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed
 from interlock.engine.record.events import Entry
 from interlock.engine.record.judgement import Attention, attention, judge
-from interlock.engine.record.snapshot import GONE, PassCells, Snapshot
+from interlock.engine.record.snapshot import PassCells, Snapshot
 from interlock.engine.record.words import drawn, several
 from interlock.widgets import header
 from interlock.widgets.pane import Bar, Key, Pane, RunPane, View
@@ -169,8 +169,7 @@ class Main(Seeking):
             self._arrange()
         self._draw_header()
         self._draw_footer()
-        told = snapshot.over or snapshot.phase == GONE  # by the header
-        self._events.entitle(below="" if told else drawn(self.source.note))
+        self._events.entitle(below=drawn(self.source.note) if snapshot.goes_on else "")  # else the header tells it
         shown = [name for name, pane in self._panes.items() if pane.display]
         cells = self._picture.cells
         view = View(snapshot, zoomed=self._zoomed, shown=shown, cells=cells, mitigations=mitigations)

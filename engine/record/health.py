@@ -76,7 +76,7 @@ def health(snapshot: Snapshot, now: float) -> Health:
         word: _missing(snapshot) * bool(snapshot.parked),
     }
     if told := {word: why for word, why in found.items() if why}:  # the first gives the word, none hides another
-        return Health(next(iter(told)), "warn", "; ".join(told.values()))
+        return Health(next(iter(told)), "error" if loses(snapshot) else "warn", "; ".join(told.values()))
     return Health(word, "ok" if running else "idle", DOING.get(snapshot.phase, ""))
 
 
@@ -131,6 +131,13 @@ def degraded(snapshot: Snapshot) -> str:
     moves = (snapshot.hosted.get(lease.model_pass) for lease in fell_back[:1])
     told = [f"{move.cause}; {move.action}" for move in moves if move]
     return ": ".join([", ".join(parts), *told])
+
+
+def loses(snapshot: Snapshot) -> bool:
+    """Tell whether a run goes on without something that does not come back by itself: a device, a node, a model, a
+    text's vector."""
+    lost = [*snapshot.nodes, *snapshot.devices]
+    return bool(snapshot.parked) or any(each.lost for each in lost) or any(each.failure for each in snapshot.passes)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from interlock.engine.record.facts import node_of
-from interlock.engine.record.health import STALLED, Health, Level, health, lost_devices
+from interlock.engine.record.health import CROWDED, STALLED, Health, Level, health, lost_devices
 from interlock.engine.record.journal import INTERRUPTED, Upload
 from interlock.engine.record.outlook import Outlook, time_left
 from interlock.engine.record.rundir import NO_WORD
@@ -98,14 +98,14 @@ J = TypeVar("J", bound=Judgement)
 def judge(snapshot: Snapshot, now: float, upload: Upload | None = None) -> Judgement:
     """Judge a run at `now`, in seconds since the epoch; the moment of its latest entry where it is replayed. An
     `upload` counts once the run has ended."""
-    state, over = health(snapshot, now), snapshot.over or snapshot.phase == GONE
+    state = health(snapshot, now)
     computes = snapshot.phase == "running" and not snapshot.paused and state.word != STALLED
     judged = Judgement(
         health=state,
         attention=attention(snapshot),
         share_done=snapshot.share_done,
         left=time_left(snapshot) if computes else None,
-        devices=tuple(_use(device, over=over) for device in snapshot.devices),
+        devices=tuple(_use(device, over=not snapshot.goes_on) for device in snapshot.devices),
     )
     return uploaded(judged, upload, now) if snapshot.over else judged
 
@@ -175,8 +175,10 @@ def need(judged: Judgement, *, held: bool, latest_at: float, now: float) -> int:
     for good, what goes on without something or ended so, all else; history last."""
     if not held and now - latest_at > NIGHT:
         return HISTORY
-    state = judged.health.level
-    return 0 if state == "error" else 1 if judged.attention.losses.total else 2 if state == "warn" else 3
+    wrong = judged.health.level == "error"
+    if wrong and (not held or judged.health.word in (STALLED, CROWDED)):
+        return 0
+    return 1 if wrong or judged.attention.losses.total else 2 if judged.health.level == "warn" else 3
 
 
 def attention(snapshot: Snapshot) -> Attention:

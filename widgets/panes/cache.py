@@ -11,7 +11,7 @@ from typing import NamedTuple
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets import glyphs
-from interlock.widgets.formats import amount, count, rates, smoothed, trouble, unit, unreal, window
+from interlock.widgets.formats import amount, count, last, rates, smoothed, trouble, unit, unreal, window
 from interlock.widgets.pane import PaneKind, View
 from interlock.widgets.text import Row, Span, fitted, kept, width_of, wrapped
 
@@ -104,13 +104,18 @@ def _graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
         shown.append(fitted(_fact(label, now, "bold"), width))
         drawn = glyphs.chart(values, told, step, size, lines, axis=SCALE, label=scale, ceiling=ceiling)
         shown += [tuple(spans) for spans in drawn]
-    return [*shown, fitted([Span(" " * SCALE), Span(glyphs.ages(size, -(-longest // step), step), "dim")], width)]
+    return [
+        *shown,
+        fitted(
+            [Span(" " * SCALE), Span(glyphs.ages(size, -(-longest // step), step, live=snapshot.goes_on), "dim")], width
+        ),
+    ]
 
 
 def _series(snapshot: Snapshot) -> list[Series]:
     """Paces, what is occupied on all devices, and how warm the warmest of them is."""
     pace, (rows_now, tokens_now), over = snapshot.pace, rates(snapshot), window(snapshot)
-    note = " mean" * snapshot.over + (f" ({word})" if (word := unreal(snapshot)) else "")
+    note = " mean" * snapshot.at_rest + (f" ({word})" if (word := unreal(snapshot)) else "")
     told = max(len(pace.rows), pace.second + 1) - 1  # the last one still counts
     made = [
         Series("texts/s", f"{count(rows_now):>6}{note}", smoothed(pace.rows, over), told),
@@ -140,7 +145,7 @@ def line(snapshot: Snapshot, width: int) -> Row:
     hits, downloads = _outcomes(snapshot)
     (reused,) = _sums(snapshot.passes, "reused")
     parts = [
-        (0, f"{count(rate):>5} texts/s" + f" ({word})" * bool(word), ""),
+        (0, f"{count(rate):>5} texts/s" + " mean" * snapshot.at_rest + f" ({word})" * bool(word), ""),
         (1, f"{count(reused)} vectors reused", ""),
         (2, trouble(snapshot.mitigations, snapshot.parked), "warn"),
         (3, f"models {hits} hit" + f" {downloads} new" * bool(downloads), "dim"),
@@ -182,7 +187,7 @@ def _models(snapshot: Snapshot) -> str:
 
 def _trouble(snapshot: Snapshot) -> tuple[str, str]:
     """What an operator may want to look into, and its style."""
-    parts = [f"{snapshot.parked} parked"] * bool(snapshot.parked)
+    parts = [f"{several(snapshot.parked, 'text')} parked"] * bool(snapshot.parked)
     parts += [several(snapshot.mitigations, "mitigation")] * bool(snapshot.mitigations)
     parts += [several(snapshot.warnings, "warning")] * bool(snapshot.warnings)
     return (", ".join(parts), "warn") if parts else ("none", "")
@@ -191,7 +196,7 @@ def _trouble(snapshot: Snapshot) -> tuple[str, str]:
 def counter(snapshot: Snapshot) -> str:
     """How many of the models were there."""
     hits, downloads = _outcomes(snapshot)
-    return f"{hits} of {hits + downloads}" if hits + downloads else ""
+    return " ".join(filter(None, [f"{hits} of {hits + downloads}" * bool(hits + downloads), last(snapshot)]))
 
 
 PANE = PaneKind("cache", 5, "Cache", rows, counter=counter, help=[("{zoom}", "graphs of paces, memory and heat")])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from interlock.engine.record.facts import Receipt, node_of
-from interlock.engine.record.snapshot import GONE, Snapshot
+from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.words import duration, human_bytes
 from interlock.widgets.formats import clock, devices_of, gib
@@ -125,7 +125,7 @@ def _style(text: str, column: Column, lease: LeaseState) -> str:
 
 
 def _held(lease: LeaseState, snapshot: Snapshot) -> bool:
-    return lease.held and not snapshot.over and snapshot.phase != GONE
+    return lease.held and snapshot.goes_on
 
 
 def _state(lease: LeaseState, snapshot: Snapshot) -> str:

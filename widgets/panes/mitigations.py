@@ -11,7 +11,7 @@ from typing import NamedTuple
 from interlock.engine.record.events import Entry, Mitigated
 from interlock.engine.record.facts import timed
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.words import human_bytes
+from interlock.engine.record.words import human_bytes, several
 from interlock.widgets.formats import RUNGS, clock, count
 from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows
@@ -59,10 +59,11 @@ def ladders(mitigations: Callable[[], Sequence[Entry]]) -> list[Ladder]:
 
 
 def ended(ladder: Ladder, view: View) -> str:
-    """Tell how it ended: `solved`, `parked`, `failed`, or `open` where the run did before it; else `climbing`."""
+    """Tell how it ended: `solved`, `1 text parked`, `failed`, or `open` where the run did before it; else
+    `climbing`."""
     now, cells = view.snapshot.passes[ladder.model_pass], view.cells(ladder.model_pass)
-    if ladder.batch is not None and cells.parked.get(ladder.batch):
-        return "parked"
+    if ladder.batch is not None and (given_up := cells.parked.get(ladder.batch)):
+        return f"{several(given_up, 'text')} parked"
     if now.failure:
         return "failed"
     if ladder.batch is not None:
@@ -71,7 +72,7 @@ def ended(ladder: Ladder, view: View) -> str:
         solved = any(ladder.device in batch.device.split(",") for batch in cells.committed.values())
     if solved or now.word == "done":
         return "solved"
-    return "open" if view.snapshot.over else "climbing"
+    return "climbing" if view.snapshot.goes_on else "open"
 
 
 def pace(ladder: Ladder, view: View) -> str:
@@ -125,7 +126,8 @@ def _ordered(view: View) -> list[Ladder]:
 def _table(listed: Sequence[Ladder], view: View, width: int, *, titled: bool) -> list[Row]:
     columns = [column for column, _ in COLUMNS]
     lines = [
-        [Span(text, STYLES.get(text, "")) for text in (tell(each, view) for _, tell in COLUMNS)] for each in listed
+        [Span(text, STYLES.get(text.rpartition(" ")[2], "")) for text in (tell(each, view) for _, tell in COLUMNS)]
+        for each in listed
     ]
     titles = [Span(column.title, "dim") for column in columns]
     said = [place for place in range(len(columns)) if any(line[place].text for line in lines)]

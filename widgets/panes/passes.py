@@ -25,8 +25,9 @@ WHOLE_MODEL, WIDE = 20, 56
 """Cells of a name that are never cut in a pane that is wide: other columns go first."""
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
 STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped": "warn", "reading": "accent"}
-STYLES |= {"on CPU": "warn", "died": "error", "paused": "warn", "missing": "error"}
-
+STYLES |= {"on CPU": "warn", "died": "error", "paused": "warn", "missing": "error", "not begun": "dim"}
+DIED = {"running": "died", "waiting": "stopped", "queued": "not begun"}
+"""How a pass stands whose process is there no more."""
 
 CELLS = {"queued": ("▁", "rest"), "committed": ("▇", "fill"), "mitigated": ("▲", "warn"), "parked rows": ("✖", "error")}
 SECONDS, CELL_GAP, MOST_NODES = 6, 2, 4
@@ -200,10 +201,12 @@ def _grid(each: PassView, width: int) -> list[Span]:
 
 def _word(each: PassView, snapshot: Snapshot) -> str:
     """How it stands; a CPU has no gauge beside GPUs, so the pass that it computes says so."""
+    if snapshot.phase == GONE:
+        return DIED.get(each.word, each.word)
     if each.word != "running":
         return each.word
     hosted = snapshot.on_gpus and bool(each.at_work) and all(map(on_host, each.at_work))
-    return "died" if snapshot.phase == GONE else "paused" if snapshot.paused else "on CPU" if hosted else each.word
+    return "paused" if snapshot.paused else "on CPU" if hosted else each.word
 
 
 def _of_all(each: PassView) -> str:
@@ -213,8 +216,7 @@ def _of_all(each: PassView) -> str:
 
 def _time(each: PassView, snapshot: Snapshot) -> str:
     """Spent on a pass that is over, left of one that goes on."""
-    goes_on = not snapshot.over and not snapshot.paused and snapshot.phase != GONE
-    left = time_left_of(each, snapshot.passes) if each.word in ("running", "waiting") and goes_on else None
+    left = time_left_of(each, snapshot.passes) if each.word in ("running", "waiting") and not snapshot.at_rest else None
     if left:
         return duration(left.seconds) + " left"
     return duration(each.wall_seconds) if each.done.seconds else ""

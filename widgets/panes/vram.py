@@ -11,7 +11,7 @@ from typing import NamedTuple
 from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.state import HISTORY
 from interlock.widgets import cluster, gauges, glyphs
-from interlock.widgets.formats import amount, unit
+from interlock.widgets.formats import amount, last, unit
 from interlock.widgets.gauges import Devices
 from interlock.widgets.pane import Cursor, PaneKind, View
 from interlock.widgets.text import Row, Span, fitted, kept, width_of
@@ -64,7 +64,15 @@ def _cursor(found: Sequence[cluster.NodeLine], view: View) -> Cursor:
 
 
 def rows(view: View) -> list[Row]:
-    """Draw devices in the lines that there are; graphs are of the last minutes, zoomed of the whole run."""
+    """Draw devices in the lines that there are; graphs are of the last minutes, zoomed of the whole run. What nobody
+    measures any more is dim."""
+    rows = _rows(view)
+    if view.snapshot.goes_on:
+        return rows
+    return [tuple(span if span.text == "LOST" else span._replace(style="dim") for span in row) for row in rows]
+
+
+def _rows(view: View) -> list[Row]:
     devices, width, height = view.snapshot.devices, view.width, view.height
     if not devices:
         return [fitted([Span("no device yet", "dim")], width)]
@@ -133,7 +141,7 @@ def _with_graphs(view: View, columns: int) -> list[Row]:
         made.append(gauges.gauge(device, devices, column, bare=True))
         made += [(*fitted(gauges.signed(fact), side), *cells) for fact, cells in zip(facts, drawn, strict=True)]
     made += [(Span(" " * column),)] * (each * columns * lines - len(made))
-    ages = glyphs.ages(size, min(size, -(-longest // step)), traces[0].seconds * step)
+    ages = glyphs.ages(size, min(size, -(-longest // step)), traces[0].seconds * step, live=view.snapshot.goes_on)
     times = [fitted([Span(" " * (side + AXIS)), Span(ages, "dim")], column)] * (each * lines < height)
     parts = [[*made[place * each * lines :][: each * lines], *times] for place in range(columns)]
     return [
@@ -175,7 +183,7 @@ def _worst(devices: Devices, width: int, height: int) -> list[Row]:
 
 
 PANE = PaneKind(
-    "vram", 1, "Memory", rows, cursor, legend,
+    "vram", 1, "Memory", rows, cursor, legend, last,
     help=[
         ("{zoom}", "the whole course of each device"),
         ("% !", "the sign behind a percentage: from 90 % of the ceiling on, and from 97 %"),
