@@ -12,7 +12,7 @@ from itertools import filterfalse
 from typing import NamedTuple
 
 from interlock.engine.record.facts import on_host
-from interlock.engine.record.snapshot import PassView, Snapshot, side_by_side
+from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_side
 from interlock.engine.record.state import Lately
 
 LEAST, FEW, KNOWN, UNKNOWN = 0.10, 0.40, 0.20, 0.80
@@ -94,7 +94,7 @@ def _back(works: Sequence[Remaining], busy: Sequence[Outlook], left: Outlook) ->
 def time_left(snapshot: Snapshot) -> Outlook | None:
     """Predict when the last batch of a run is committed; None where nothing is left, or nothing is known."""
     passes = [each for each in snapshot.passes if not each.failure and each.batches_done < each.batches]
-    if not snapshot.goes_on or not passes:
+    if snapshot.over or snapshot.phase == GONE or not passes:
         return None
     gpus = sum(not each.lost and not on_host(each.facts.name) for each in snapshot.devices)
     shared, main = snapshot.schedule == "shared", not snapshot.on_gpus
