@@ -51,8 +51,7 @@ def sample(
     views = () if phase in EARLY else many_passes(passes, at, batches, devices, kind, mitigations, parked, names)
     running = phase == "running"
     if phase in ENDS:
-        ended = {"running": "stopped", "queued": "not begun"}
-        views = tuple(replace(each, word=ended.get(each.word, each.word)) for each in views)
+        views = tuple(replace(each, word="waiting" if each.word == "running" else each.word) for each in views)
     found = () if phase == "starting" else many_devices(devices, kind, views if running else (), lost)
     snapshot = Snapshot(
         seq=1000,

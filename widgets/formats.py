@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import accumulate, islice
 
 from interlock.engine.record.facts import node_of, on_host
+from interlock.engine.record.health import at_rest, goes_on
 from interlock.engine.record.snapshot import Snapshot, wall_seconds
 from interlock.engine.record.words import drawn, safe, several
 
@@ -73,7 +74,7 @@ def clock(at: float, form: str = "%H:%M:%S", *, utc: bool = False, otherwise: st
 
 def last(snapshot: Snapshot) -> str:
     """Say when it was that what is shown was measured, of a run that does not go on."""
-    return "" if snapshot.goes_on else f"last {clock(snapshot.latest_at)}"
+    return "" if goes_on(snapshot) else f"last {clock(snapshot.latest_at)}"
 
 
 def tally(words: Iterable[str]) -> str:
@@ -126,7 +127,7 @@ def _local(names: Sequence[str]) -> str:
 def rates(snapshot: Snapshot) -> tuple[float, float]:
     """Compute rows and tokens a second: of the latest whole seconds; where the run is at rest, the mean of its
     batches."""
-    if snapshot.at_rest:
+    if at_rest(snapshot):
         seconds = wall_seconds(snapshot.passes) or 1.0
         return sum(each.done.rows for each in snapshot.passes) / seconds, snapshot.tokens_done / seconds
     return recent(snapshot.pace.rows, window(snapshot)), recent(snapshot.pace.tokens, window(snapshot))

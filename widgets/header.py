@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.cells import chop_cells
 
-from interlock.engine.record.health import DEGRADED, ENDED, Health, batches_of
+from interlock.engine.record.health import DEGRADED, ENDED, Health, at_rest, batches_of, goes_on
 from interlock.engine.record.judgement import CALM, Attention, Judgement
 from interlock.engine.record.outlook import Outlook
 from interlock.engine.record.snapshot import Snapshot
@@ -99,12 +99,12 @@ def sign_of(health: Health) -> str:
 
 def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str], reason: int) -> list[Field]:
     """Sign and word for how the run stands, and what it is about; what was asked for is under way until it counts."""
-    if snapshot.goes_on and "stop" in pending:
+    if goes_on(snapshot) and "stop" in pending:
         health = Health("STOPPING", "warn")
-    elif snapshot.goes_on and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
+    elif goes_on(snapshot) and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
         health = Health("RESUMING" if snapshot.paused else "PAUSING", "warn")
     sign, word, style = sign_of(health), health.word, words.LEVEL_STYLES[health.level]
-    if (mark := MARKS.get(source_kind)) and (snapshot.goes_on or snapshot.over):  # of which nothing looks live
+    if (mark := MARKS.get(source_kind)) and (goes_on(snapshot) or snapshot.over):  # of which nothing looks live
         over = source_kind == "watch" and health.word in {ending for ending, _ in ENDED.values()}
         kind = "RUN" if over else mark[1]  # it is not the watch that has ended
         sign, word, style = f"{mark[0]} {sign}", f"{kind} {word}", "accent" if health.level in ("ok", "idle") else style
@@ -150,7 +150,7 @@ def _nodes(snapshot: Snapshot) -> list[Field]:
 def _where(snapshot: Snapshot, done: float | None) -> list[Field]:
     """How far, in which pass, which batch and whose."""
     fields = [Field(3, percent(snapshot.share_done if done is None else done), "bold")] if snapshot.passes else []
-    fields += [Field(11, "resumed", "dim")] * (snapshot.sessions > 1 and snapshot.goes_on)
+    fields += [Field(11, "resumed", "dim")] * (snapshot.sessions > 1 and goes_on(snapshot))
     running = snapshot.running if snapshot.phase == "running" else ()
     if len(running) > 1:  # which batch came last says nothing of how far they are
         fields.append(Field(10, f"{len(running)} passes at once"))
@@ -171,13 +171,13 @@ def _times(snapshot: Snapshot, left: Outlook | None) -> list[Field]:
     fields = [Field(ELAPSED, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
     if left:
         fields += [Field(END, f"eta {duration(left.seconds)}"), Field(SPREAD, f"±{duration(left.spread)}", "dim")]
-    if snapshot.deadline and snapshot.goes_on:
+    if snapshot.deadline and goes_on(snapshot):
         still = max(0.0, snapshot.deadline - snapshot.latest_at)
         late = snapshot.paused or (left is not None and left.seconds > still)  # the run does not end in this session
         fields.append(Field(18, f"deadline in {duration(still)}", "warn" if late else ""))
     if rate := words.rates(snapshot)[0]:
-        fields.append(Field(20, f"{words.count(rate):>5} texts/s" + " mean" * snapshot.at_rest))
-    if not snapshot.goes_on and snapshot.latest_at:
+        fields.append(Field(20, f"{words.count(rate):>5} texts/s" + " mean" * at_rest(snapshot)))
+    if not goes_on(snapshot) and snapshot.latest_at:
         ended = "ended" if snapshot.over else "last heard"
         fields.append(Field(22, f"{ended} {words.clock(snapshot.latest_at, '%m-%d %H:%M:%S')}", "dim"))
     return fields

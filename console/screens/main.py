@@ -23,6 +23,7 @@ from interlock.console.sources.session import Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed
 from interlock.engine.record.events import Entry
+from interlock.engine.record.health import goes_on
 from interlock.engine.record.judgement import Attention, attention, judge
 from interlock.engine.record.snapshot import PassCells, Snapshot
 from interlock.engine.record.words import drawn, several
@@ -169,7 +170,7 @@ class Main(Seeking):
             self._arrange()
         self._draw_header()
         self._draw_footer()
-        self._events.entitle(below=drawn(self.source.note) if snapshot.goes_on else "")  # else the header tells it
+        self._events.entitle(below=drawn(self.source.note) if goes_on(snapshot) else "")  # else the header tells it
         shown = [name for name, pane in self._panes.items() if pane.display]
         cells = self._picture.cells
         view = View(snapshot, zoomed=self._zoomed, shown=shown, cells=cells, mitigations=mitigations)

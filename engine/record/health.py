@@ -136,8 +136,18 @@ def degraded(snapshot: Snapshot) -> str:
 def loses(snapshot: Snapshot) -> bool:
     """Tell whether a run goes on without something that does not come back by itself: a device, a node, a model, a
     text's vector."""
-    lost = [*snapshot.nodes, *snapshot.devices]
-    return bool(snapshot.parked) or any(each.lost for each in lost) or any(each.failure for each in snapshot.passes)
+    lost = [*(node.lost for node in snapshot.nodes), *(device.lost for device in snapshot.devices)]
+    return bool(snapshot.parked) or any(lost) or any(each.failure for each in snapshot.passes)
+
+
+def goes_on(snapshot: Snapshot) -> bool:
+    """Tell whether the process of a run is there and has not done with it."""
+    return not snapshot.over and snapshot.phase != GONE
+
+
+def at_rest(snapshot: Snapshot) -> bool:
+    """Tell whether nothing is computed: a run is paused, or does not go on."""
+    return snapshot.paused or not goes_on(snapshot)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from interlock.engine.record.facts import node_of
-from interlock.engine.record.health import CROWDED, STALLED, Health, Level, health, lost_devices
+from interlock.engine.record.health import CROWDED, STALLED, Health, Level, goes_on, health, lost_devices
 from interlock.engine.record.journal import INTERRUPTED, Upload
 from interlock.engine.record.outlook import Outlook, time_left
 from interlock.engine.record.rundir import NO_WORD
@@ -105,7 +105,7 @@ def judge(snapshot: Snapshot, now: float, upload: Upload | None = None) -> Judge
         attention=attention(snapshot),
         share_done=snapshot.share_done,
         left=time_left(snapshot) if computes else None,
-        devices=tuple(_use(device, over=not snapshot.goes_on) for device in snapshot.devices),
+        devices=tuple(_use(device, over=not goes_on(snapshot)) for device in snapshot.devices),
     )
     return uploaded(judged, upload, now) if snapshot.over else judged
 

@@ -118,7 +118,7 @@ class PassView(Planned, frozen=True, kw_only=True):
     model: str
     weight: float
     word: str
-    """queued, running, waiting, done, failed, missing or reused; not begun or stopped once the run has ended."""
+    """queued, running, waiting, done, failed, missing or reused."""
     done: Tally = NO_WORK
     batches_done: int
     cells: tuple[int, ...]
@@ -244,16 +244,6 @@ class Snapshot(RunStatus, kw_only=True):
     def over(self) -> bool:
         """Whether the run has ended."""
         return self.exit_code is not None
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether its process is there and has not done with it."""
-        return not self.over and self.phase != GONE
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether nothing is computed: it is paused, or does not go on."""
-        return self.paused or not self.goes_on
 
     @property
     def resumes(self) -> bool:
@@ -471,9 +461,7 @@ def _word(state: RunState, view: PassView, held: Sequence[LeaseState]) -> str:
     if view.batches_done >= view.batches > 0:  # its lease may be held until the others beside it are done
         return "done"
     at_work = any(lease.model_pass == view.model_pass for lease in held)
-    if state.status:
-        return "stopped" if view.batches_done else "not begun"
-    return "running" if at_work else "waiting" if view.batches_done else "queued"
+    return "running" if at_work and not state.status else "waiting" if view.batches_done else "queued"
 
 
 def _collection(collection: CollectionState) -> CollectionView:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+from interlock.engine.record.health import at_rest, goes_on
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets import glyphs
@@ -104,18 +105,14 @@ def _graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
         shown.append(fitted(_fact(label, now, "bold"), width))
         drawn = glyphs.chart(values, told, step, size, lines, axis=SCALE, label=scale, ceiling=ceiling)
         shown += [tuple(spans) for spans in drawn]
-    return [
-        *shown,
-        fitted(
-            [Span(" " * SCALE), Span(glyphs.ages(size, -(-longest // step), step, live=snapshot.goes_on), "dim")], width
-        ),
-    ]
+    ages = glyphs.ages(size, -(-longest // step), step, live=goes_on(snapshot))
+    return [*shown, fitted([Span(" " * SCALE), Span(ages, "dim")], width)]
 
 
 def _series(snapshot: Snapshot) -> list[Series]:
     """Paces, what is occupied on all devices, and how warm the warmest of them is."""
     pace, (rows_now, tokens_now), over = snapshot.pace, rates(snapshot), window(snapshot)
-    note = " mean" * snapshot.at_rest + (f" ({word})" if (word := unreal(snapshot)) else "")
+    note = _note(snapshot)
     told = max(len(pace.rows), pace.second + 1) - 1  # the last one still counts
     made = [
         Series("texts/s", f"{count(rows_now):>6}{note}", smoothed(pace.rows, over), told),
@@ -141,11 +138,11 @@ def _together(histories: Sequence[Sequence[int]], pick: Callable[[Sequence[int]]
 
 def line(snapshot: Snapshot, width: int) -> Row:
     """Draw the most of it in one row, with as much of the history as there is room for."""
-    rate, word = rates(snapshot)[0], unreal(snapshot)
+    rate = rates(snapshot)[0]
     hits, downloads = _outcomes(snapshot)
     (reused,) = _sums(snapshot.passes, "reused")
     parts = [
-        (0, f"{count(rate):>5} texts/s" + " mean" * snapshot.at_rest + f" ({word})" * bool(word), ""),
+        (0, f"{count(rate):>5} texts/s" + _note(snapshot), ""),
         (1, f"{count(reused)} vectors reused", ""),
         (2, trouble(snapshot.mitigations, snapshot.parked), "warn"),
         (3, f"models {hits} hit" + f" {downloads} new" * bool(downloads), "dim"),
@@ -158,6 +155,11 @@ def line(snapshot: Snapshot, width: int) -> Row:
         picture = glyphs.sparkline(smoothed(snapshot.pace.rows, window(snapshot)), spare)
         spans[1:1] = [Span(" "), Span(picture, "fill")]
     return fitted(spans, width)
+
+
+def _note(snapshot: Snapshot) -> str:
+    """What stands behind a pace: that it is a mean, that it is not real."""
+    return " mean" * at_rest(snapshot) + (f" ({word})" if (word := unreal(snapshot)) else "")
 
 
 def _fact(label: str, text: str, style: str = "") -> list[Span]:

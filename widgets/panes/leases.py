@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from interlock.engine.record.facts import Receipt, node_of
+from interlock.engine.record.health import goes_on
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.words import duration, human_bytes
@@ -125,7 +126,7 @@ def _style(text: str, column: Column, lease: LeaseState) -> str:
 
 
 def _held(lease: LeaseState, snapshot: Snapshot) -> bool:
-    return lease.held and snapshot.goes_on
+    return lease.held and goes_on(snapshot)
 
 
 def _state(lease: LeaseState, snapshot: Snapshot) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from interlock.engine.record.events import Entry, Mitigated
 from interlock.engine.record.facts import timed
+from interlock.engine.record.health import goes_on
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import human_bytes, several
 from interlock.widgets.formats import RUNGS, clock, count
@@ -72,7 +73,7 @@ def ended(ladder: Ladder, view: View) -> str:
         solved = any(ladder.device in batch.device.split(",") for batch in cells.committed.values())
     if solved or now.word == "done":
         return "solved"
-    return "climbing" if view.snapshot.goes_on else "open"
+    return "climbing" if goes_on(view.snapshot) else "open"
 
 
 def pace(ladder: Ladder, view: View) -> str:

@@ -10,9 +10,9 @@ from itertools import groupby
 
 from interlock.engine.record.events import BatchCommitted
 from interlock.engine.record.facts import node_of, on_host
-from interlock.engine.record.health import DOING, outputs_of
+from interlock.engine.record.health import DOING, at_rest, goes_on, outputs_of
 from interlock.engine.record.outlook import time_left_of
-from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
+from interlock.engine.record.snapshot import CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, several
 from interlock.widgets import glyphs
 from interlock.widgets.formats import count, devices_of, tally, trouble
@@ -26,8 +26,8 @@ WHOLE_MODEL, WIDE = 20, 56
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
 STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped": "warn", "reading": "accent"}
 STYLES |= {"on CPU": "warn", "died": "error", "paused": "warn", "missing": "error", "not begun": "dim"}
-DIED = {"running": "died", "waiting": "stopped", "queued": "not begun"}
-"""How a pass stands whose process is there no more."""
+ENDED = {"running": "died", "waiting": "stopped", "queued": "not begun"}
+"""How a pass stands of a run that does not go on."""
 
 CELLS = {"queued": ("▁", "rest"), "committed": ("▇", "fill"), "mitigated": ("▲", "warn"), "parked rows": ("✖", "error")}
 SECONDS, CELL_GAP, MOST_NODES = 6, 2, 4
@@ -201,8 +201,8 @@ def _grid(each: PassView, width: int) -> list[Span]:
 
 def _word(each: PassView, snapshot: Snapshot) -> str:
     """How it stands; a CPU has no gauge beside GPUs, so the pass that it computes says so."""
-    if snapshot.phase == GONE:
-        return DIED.get(each.word, each.word)
+    if not goes_on(snapshot):
+        return ENDED.get(each.word, each.word)
     if each.word != "running":
         return each.word
     hosted = snapshot.on_gpus and bool(each.at_work) and all(map(on_host, each.at_work))
@@ -216,7 +216,8 @@ def _of_all(each: PassView) -> str:
 
 def _time(each: PassView, snapshot: Snapshot) -> str:
     """Spent on a pass that is over, left of one that goes on."""
-    left = time_left_of(each, snapshot.passes) if each.word in ("running", "waiting") and not snapshot.at_rest else None
+    waits = each.word in ("running", "waiting") and not at_rest(snapshot)
+    left = time_left_of(each, snapshot.passes) if waits else None
     if left:
         return duration(left.seconds) + " left"
     return duration(each.wall_seconds) if each.done.seconds else ""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from interlock.engine.record.health import goes_on
 from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.state import HISTORY
 from interlock.widgets import cluster, gauges, glyphs
@@ -67,7 +68,7 @@ def rows(view: View) -> list[Row]:
     """Draw devices in the lines that there are; graphs are of the last minutes, zoomed of the whole run. What nobody
     measures any more is dim."""
     rows = _rows(view)
-    if view.snapshot.goes_on:
+    if goes_on(view.snapshot):
         return rows
     return [tuple(span if span.text == "LOST" else span._replace(style="dim") for span in row) for row in rows]
 
@@ -141,7 +142,7 @@ def _with_graphs(view: View, columns: int) -> list[Row]:
         made.append(gauges.gauge(device, devices, column, bare=True))
         made += [(*fitted(gauges.signed(fact), side), *cells) for fact, cells in zip(facts, drawn, strict=True)]
     made += [(Span(" " * column),)] * (each * columns * lines - len(made))
-    ages = glyphs.ages(size, min(size, -(-longest // step)), traces[0].seconds * step, live=view.snapshot.goes_on)
+    ages = glyphs.ages(size, min(size, -(-longest // step)), traces[0].seconds * step, live=goes_on(view.snapshot))
     times = [fitted([Span(" " * (side + AXIS)), Span(ages, "dim")], column)] * (each * lines < height)
     parts = [[*made[place * each * lines :][: each * lines], *times] for place in range(columns)]
     return [
