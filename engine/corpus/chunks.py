@@ -5,8 +5,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from typing import TypeVar
+from functools import cache, lru_cache, partial
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -269,10 +269,16 @@ def _is_text(value: Raw | None) -> bool:
     return value is not None and bytes(value)[:1] == b'"'
 
 
+@cache
+def _decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Make a decoder once: msgspec looks at a kind anew for each that is not its own."""
+    return msgspec.json.Decoder(kind)
+
+
 def _decode(data: bytes, kind: type[T], place: str = "$") -> T:
     """Raises _Refused, in words, for whatever JSON and the kind do not allow; `place` is where it stands."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return _decoder_of(kind).decode(data)  # type: ignore[arg-type, no-any-return]
     except (ValueError, RecursionError) as error:  # also what Python says of bytes and of endless numbers
         if _AT_A_STRING.search(str(error)) and _is_whole(data):
             raise _Refused("a \\u escape is half of a surrogate pair without its other half") from None
