@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from interlock.console.cli import configuration, parse, parser
 from interlock.console.writing import check_outputs, check_summary
 from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
+from interlock.engine.record.facts import Setting
 from interlock.engine.record.words import command, safe
 from interlock.engine.settings import Configuration, limit_threads
 from interlock.engine.targets.connection import is_address
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from interlock.console.sources.runs import Rank
     from interlock.console.sources.session import Work
     from interlock.engine.compute.controls import Controls
+    from interlock.engine.flows.run import Run
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,12 +40,11 @@ def run(options: argparse.Namespace) -> int:
         from interlock.console.writing import say
         from interlock.engine.flows.upload import check_server
 
-        options.qdrant, options.server = None, server
-    settings, made = _settings(options, options.chunks), list[Path]()
-    prune = settings.settings.prune
+        options.qdrant = None
+    settings, made = _settings(options, options.chunks), list["Run"]()
     settings = replace(settings, notes=(*settings.notes, *filter(None, [begun_before(options.chunks, settings)])))
     if server:
-        settings = replace(settings, settings=replace(settings.settings, prune=False))  # there is no store of the run
+        settings = replace(settings, beside={**settings.beside, "server": Setting(server, "flag --qdrant")})
         try:
             check_server(server, (lambda _: None) if options.quiet else say)
         except InterlockError as error:
@@ -53,16 +54,16 @@ def run(options: argparse.Namespace) -> int:
     def make(controls: "Controls") -> "Work":
         from interlock.engine.flows.run import Run
 
-        run = Run(options.chunks, settings, controls)
-        made.append(run.directory.path)
-        return run
+        made.append(Run(options.chunks, settings, controls))
+        return made[-1]
 
     code = run_with_front_end(make, options.chunks, settings, _audience(options))
     if server and made:
         from interlock.console.front_ends.headless import handling
 
         with handling({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}):  # the run is done
-            upload_after(ExitCode(code), made[-1], server, prune=prune, quiet=options.quiet)
+            path, prune = made[-1].directory.path, made[-1].settings.prune
+            upload_after(ExitCode(code), path, server, prune=prune, quiet=options.quiet)
     return code
 
 
@@ -94,7 +95,6 @@ def _audience(options: argparse.Namespace) -> "Audience":
         quiet=options.quiet,
         metrics=options.metrics,
         notify=words_of(options.notify),
-        server=getattr(options, "server", ""),
     )
 
 

@@ -110,9 +110,9 @@ def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: boo
     """Upload a run that has just ended, if it is whole; what it came to goes to stderr. Raises as `upload` does."""
     from interlock.engine.flows import upload as flow
 
+    again = command(["upload", argument(str(run)), "--qdrant", url, *["--prune"] * prune])
     if code not in (ExitCode.COMPLETED, ExitCode.MITIGATED):
-        what = "the run is not whole and was not uploaded: continue it"
-        say(f"{what}, or upload what there is: {command(['upload', argument(str(run)), '--qdrant', url])}")
+        say(f"the run is not whole and was not uploaded: continue it, or upload what there is: {again}")
         return
     try:
         with uploading() as listener:
@@ -120,7 +120,7 @@ def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: boo
                 for line in () if quiet else report_lines(report):
                     say(line)
     except BaseException:
-        say(f"the run is whole, nothing is computed again: {command(['upload', argument(str(run)), '--qdrant', url])}")
+        say(f"the run is whole, nothing is computed again: {again}")
         raise
 
 

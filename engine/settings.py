@@ -46,7 +46,8 @@ class Configuration:
     readonly: bool = False
     """Whether a screen only looks on: asked for with `watch`, or where earlier versions took it as a setting."""
     beside: Mapping[str, Setting] = field(default_factory=dict)
-    """The file and the bundle of models that it was called with, by the name of their flags."""
+    """The file and the bundle of models that it was called with, by the name of their flags, and the `server` that the
+    run goes to at its end."""
 
 
 def knobs() -> tuple[Field[Any], ...]:

@@ -598,7 +598,7 @@ async def test_the_console_ends_by_itself_when_the_run_was_refused_before_it_beg
 async def test_the_console_ends_by_itself_when_the_run_has_ended_that_is_to_be_uploaded(recorded):
     recorded.play_to(0.9)
     async with shown(recorded) as (app, pilot):
-        app._server = "http://localhost:6333"
+        app._uploaded = True
         recorded.play_to(1.0)
         await seen(app, pilot)
     assert app.return_value is Leave.OVER

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import shutil
 import traceback
 from collections import Counter
@@ -795,6 +796,34 @@ def test_a_run_that_could_not_be_uploaded_does_not_begin(upload, tmp_path, tiny_
     code, _, err = call(*words, "http://192.0.2.1:6333")
     assert (code, "would be readable on the way" in err, "sesame" in err) == (2, True, False)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("export", "lacks"), [("npy", "parquet"), ("", "parquet"), ("parquet", "npy")])
+def test_a_run_that_makes_no_files_to_upload_does_not_begin(upload, exported, tmp_path, call, export, lacks):
+    config, chunks = exported / "interlock.toml", exported / "in-90"
+    late = ("--token-vectors", "m") if lacks == "npy" else ()
+    words = ["run", chunks, "--config", config, "--roster", "m", *late, "--out", tmp_path / "runs", "--devices", "cpu"]
+    with serving(upload.bridge) as url:
+        code, _, err = call(*words, "--export", export, "--qdrant", url, "--quiet")
+        assert (code, f"--export leaves out: add {lacks} to it" in err) == (2, True), err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_goes_on_with_a_run_that_was_killed_uploads_it_as_it_was_to_be(upload, tmp_path, tiny_a, call):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["one text", "another"]}})
+    words = ["run", chunks, "--roster", tiny_a, "--out", tmp_path / "runs", "--no-ui", "--bm25", "german"]
+    with serving(upload.bridge) as url:
+        upload.bridge.before = lambda _, path, *__: refusal(400, "no") if path.endswith("/points") else None
+        code, _, err = call(*words, "--run-id", "a", "--qdrant", url, "--prune")
+        assert (code, f"--qdrant {url} --prune\n" in err, "BM25 is only in a store" in err) == (1, True, False), err
+        upload.bridge.before = lambda *_: None
+        journal = tmp_path / "runs" / "a" / "journal.jsonl"
+        journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))  # not closed: it was killed
+        again = call("ctl", tmp_path / "runs" / "a", "status")[1].partition("continue it with interlock ")[2]
+        assert again.endswith(f"--resume --qdrant {url}\n"), again  # the run keeps --prune
+        code, _, err = call(*shlex.split(again))
+        assert (code, "0 points of earlier uploads removed" in err) == (0, True), err
+    assert {payload["text"] for payload, _ in on_server(upload.bridge).values()} == {"one text", "another"}
 
 
 def test_a_url_is_never_taken_for_a_directory(call, tmp_path):

@@ -51,11 +51,12 @@ class Console(Frame[Leave]):
     def __init__(
         self, source: Source, look: Look | None = None,
         *, session: Session | None = None, summary: Path | None = None, listed: bool = False,
-        painted: Callable[[], object] = lambda: None, server: str = "", driver: type[Driver] | None = HangupSafeDriver,
+        painted: Callable[[], object] = lambda: None, uploaded: bool = False,
+        driver: type[Driver] | None = HangupSafeDriver,
     ) -> None:  # fmt: skip
         """`session` is that of a run of this process; `summary` is where that of another run is; `listed` whether it
-        was chosen in a list that is gone back to; `painted` is called when there is something on the screen; with a
-        `server` it is left when the run has ended, which is then uploaded there."""
+        was chosen in a list that is gone back to; `painted` is called when there is something on the screen; where the
+        run is `uploaded` at its end, the screen is left then."""
         super().__init__(look, driver=driver)
         self.source = source
         self.who = user_name()
@@ -63,7 +64,7 @@ class Console(Frame[Leave]):
         self._summary = summary
         self.listed = listed
         self._painted = painted
-        self._server = server
+        self._uploaded = uploaded
         self.seen_seq = -1
         """The last entry that the main screen has told of."""
         self._over = False
@@ -117,7 +118,7 @@ class Console(Frame[Leave]):
 
     def show_recap(self) -> None:
         """Say what became of the run, and offer its summary."""
-        if self._server:
+        if self._uploaded:
             self.exit(Leave.OVER)
             return
         path = self._summary_path

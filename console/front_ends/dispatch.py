@@ -58,8 +58,6 @@ class Audience:
     quiet: bool = False
     metrics: str | None = None
     notify: Sequence[str] = ()
-    server: str = ""
-    """Where the run goes at its end."""
 
 
 def run_with_front_end(
@@ -102,7 +100,7 @@ def _watched(session: Session, chunks: Path, configuration: Configuration, audie
             width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
             place = session.work.directory
             there = place.path if place.journal.exists() else None
-            for line in recap(session.work.recorder.snapshot(), there, width, audience.server):
+            for line in recap(session.work.recorder.snapshot(), there, width):
                 say(line)
         try:
             _deliver(session.work, front_end, audience)
@@ -178,20 +176,21 @@ def _attended(session: Session, configuration: Configuration, audience: Audience
         session.start()
         seen = -1
     else:
-        seen = _console(session, configuration, audience.server)
+        seen = _console(session, configuration)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nobody is left to be hung up on
     verbose = configuration.settings.verbose
     return Headless(session, events=audience.events, quiet=audience.quiet, verbose=verbose, seen=seen)
 
 
-def _console(session: Session, configuration: Configuration, server: str) -> int:
+def _console(session: Session, configuration: Configuration) -> int:
     """Show the console until it is left; the `seq` of the last entry that was seen there."""
     from interlock.console.apps.run import Console
     from interlock.console.look import Leave, look_of
     from interlock.console.sources.session import Live
 
-    look = look_of(configuration)
-    app = Console(Live(session, readonly=look.readonly), look, session=session, painted=session.start, server=server)
+    look, uploaded = look_of(configuration), "server" in configuration.beside
+    live = Live(session, readonly=look.readonly)
+    app = Console(live, look, session=session, painted=session.start, uploaded=uploaded)
     left, failure = None, "it exited"
     stops: dict[signal.Signals, Handler] = {  # after the batch in flight; the console leaves when the run has ended
         signal.SIGINT: lambda *_: session.stop(ExitCode.INTERRUPTED),

@@ -17,9 +17,9 @@ MOST = 8
 """Nodes in trouble, and devices of nodes, that are told one by one."""
 
 
-def recap(snapshot: Snapshot, run: Path | None, width: int | None = None, server: str = "") -> list[str]:
+def recap(snapshot: Snapshot, run: Path | None, width: int | None = None) -> list[str]:
     """Sum up a run whose directory is `run` (None: somebody took it away), as a terminal takes it; a table of models
-    wider than `width` is told as a line for each. A run that was to be uploaded to a `server` goes on so."""
+    wider than `width` is told as a line for each."""
     lines = [_headline(snapshot), *_models(snapshot, width), *(f"nodes: {text}" for text in _nodes(snapshot))]
     lines += [f"memory: {text}" for text in _memory(snapshot)]
     earlier = {each.device: each.reason for each in snapshot.losses} | {
@@ -28,13 +28,12 @@ def recap(snapshot: Snapshot, run: Path | None, width: int | None = None, server
     lines += [f"lost in an earlier session: {name} ({reason})" for name, reason in earlier.items() if reason]
     lines += ["to look at: " + ", ".join(words)] if (words := attention(snapshot).words) else []
     lines += [f"summary: {run / 'summary.json'}"] if run else []
-    then = next_commands(snapshot, run, server) if run else []
-    return [*map(safe, lines), *(f"next: {each}" for each in then)]
+    return [*map(safe, lines), *(f"next: {each}" for each in (next_commands(snapshot, run) if run else ()))]
 
 
-def next_commands(snapshot: Snapshot, run: Path, server: str = "") -> list[str]:
+def next_commands(snapshot: Snapshot, run: Path) -> list[str]:
     """Name what an operator would run next, ready to be pasted."""
-    commands = [again] if (again := resuming(snapshot, run, server)) else []
+    commands = [again] if (again := resuming(snapshot, run)) else []
     if not again and snapshot.store and not snapshot.rehearsed:  # whose models have no weights
         stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]
         chosen = [f"--collection={stored[0]}"] if len(stored) > 1 else []
@@ -44,12 +43,12 @@ def next_commands(snapshot: Snapshot, run: Path, server: str = "") -> list[str]:
     return [*commands, command(["view", argument(str(run))])]
 
 
-def resuming(snapshot: Snapshot, run: Path, server: str = "") -> str:
+def resuming(snapshot: Snapshot, run: Path) -> str:
     """Name the command that goes on with a run that ended before its work did; empty where none would."""
     if snapshot.phase not in RESUMABLE or not (snapshot.resumes or snapshot.untried):
         return ""
-    words = resume_words(snapshot.chunks, run, snapshot.config) + ["--retry-parked"] * (not snapshot.resumes)
-    return command([*words, "--qdrant", server] if server else words)
+    words = resume_words(snapshot.chunks, run, snapshot.config)
+    return command(words + ["--retry-parked"] * (not snapshot.resumes))
 
 
 def _from_here(place: str) -> str:

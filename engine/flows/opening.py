@@ -76,6 +76,7 @@ def check_cut(configuration: Configuration, specs: Sequence[ModelSpec]) -> None:
 def without_effect(configuration: Configuration) -> list[str]:
     """Say which settings were given and change nothing about a run."""
     settings = configuration.settings
+    stored = settings.qdrant or "server" in configuration.beside
     tokens = "" if settings.token_vectors else "nothing is kept of tokens without --token-vectors"
     idle = {
         "keep": "named makes no fused vector, so every model's own are kept"
@@ -83,14 +84,12 @@ def without_effect(configuration: Configuration) -> list[str]:
         else "",
         "token_precision": tokens,
         "token_pooling": tokens,
-        "bm25": "" if settings.qdrant or not settings.language else "BM25 is only in a store (--qdrant)",
-        "export": ""
-        if settings.export or settings.qdrant
-        else "vectors stay in the run, neither files nor a store get any",
+        "bm25": "" if stored or not settings.language else "BM25 is only in a store (--qdrant)",
+        "export": "" if settings.export or stored else "vectors stay in the run, neither files nor a store get any",
         "retry_parked": ""
         if settings.resume or not settings.retry_parked
         else "nothing was parked before, add --resume",
-        "prune": "" if settings.qdrant or not settings.prune else "nothing is delivered into a store without --qdrant",
+        "prune": "" if stored or not settings.prune else "nothing is delivered into a store without --qdrant",
     }
     return [
         *configuration.notes,
@@ -113,6 +112,16 @@ def check_packages(export: Sequence[str], store: Path | None) -> None:
     for name in NEEDED_LATE:
         if name in wanted and (why := unloadable(name)):
             raise UnavailableError(f"{name} {why}")
+
+
+def check_uploadable(configuration: Configuration) -> None:
+    """Raise UsageError where a run is to go to a server and makes no files of what an upload reads."""
+    settings, server = configuration.settings, configuration.beside.get("server")
+    lacks = [each for each in ("npy" * bool(settings.token_vectors), "parquet") if {each} - {"", *settings.export}]
+    if server and lacks:
+        raise UsageError(
+            f"--qdrant {server.value}: an upload reads files that --export leaves out: add {' and '.join(lacks)} to it"
+        )
 
 
 def unloadable(name: str) -> str:

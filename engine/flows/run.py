@@ -25,6 +25,7 @@ from interlock.engine.flows.opening import (
     check,
     check_packages,
     check_room,
+    check_uploadable,
     schedule_of,
     tell_roster,
 )
@@ -83,6 +84,7 @@ class Run:
             self._request = requested(chunks, continued(begun.kept, configuration) if begun else configuration)
             self.settings = settings = self._request.settings
             check_packages(settings.export, settings.qdrant)
+            check_uploadable(self._request.configuration)
             window = 0 if settings.window == SHARED else settings.window
             controls.begin(schedule_of(settings), window, cpu_fallback=settings.cpu_fallback)
             until = seconds_until(settings.ends, datetime.now()) if settings.ends else None

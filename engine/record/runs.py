@@ -290,12 +290,12 @@ def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[
     """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run` and whose latest
     session was called with `config`; one that was rehearsed writes its chunks itself."""
     words = ["demo", "--scripted"] if rehearsed(config) else ["run", argument(now_at(chunks, run, config))]
-    words += needed(run, config)
     faults = _each(config["faults"].value) if words[0] == "run" and "faults" in config else []
     words += ["--faults", ""] * any(each.startswith(("lose", "assert")) for each in faults)
     # A directory that was given another name is a run of that name.
     named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
-    return [*words, "--out", argument(str(run.parent)), *named, "--resume"]
+    onward = ["--qdrant", str(config["server"].value)] if "server" in config else []
+    return [*words, *needed(run, config), "--out", argument(str(run.parent)), *named, "--resume", *onward]
 
 
 def now_at(path: object, run: Path, config: Mapping[str, Setting]) -> str:
