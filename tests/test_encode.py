@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import qdrant_edge as edge
@@ -172,6 +173,36 @@ def test_a_store_that_is_being_searched_or_written_is_read_all_the_same(place, s
     assert repr(found) == "<1 encoded as query of docs: a [1, 32], b [1, 48], fused [1, 80], bm25 terms>"
 
 
+class Column:
+    """Texts as a column of a table has them: no sequence, as its numbers may be any."""
+
+    def __iter__(self):
+        return iter(QUESTIONS)
+
+
+GIVEN = {
+    "tuple": lambda: tuple(QUESTIONS),
+    "array": lambda: np.array(QUESTIONS),
+    "array of objects": lambda: np.array(QUESTIONS, object),
+    "generator": lambda: (each for each in QUESTIONS),
+    "column": Column,
+    "column of Arrow": lambda: pa.array(QUESTIONS),
+    "values": dict(enumerate(QUESTIONS)).values,
+}
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_texts_come_in_whatever_has_an_order(place, settings, given):
+    wanted = interlock.encode(place / "concat", QUESTIONS, settings=settings)
+    found = interlock.encode(place / "concat", given(), settings=settings)
+    np.testing.assert_array_equal(found.dense["fused"], wanted.dense["fused"])
+    assert found.texts == QUESTIONS and {type(each) for each in found.texts} == {str}
+    with interlock.Searcher(place / "concat", settings=settings) as searcher:
+        answers = searcher.answers(given())
+        assert [each.text for each in answers] == QUESTIONS
+        np.testing.assert_array_equal(searcher.encode(given()).dense["fused"], wanted.dense["fused"])
+
+
 @pytest.mark.parametrize(
     ("texts", "more", "told"),
     [
@@ -181,6 +212,12 @@ def test_a_store_that_is_being_searched_or_written_is_read_all_the_same(place, s
         (["a", 3], {}, "text 1 is none: expected UTF-8, got 3"),
         (["\ud800"], {}, "text 0 is none"),
         (["a", " \n"], {}, "text 1 is empty"),
+        (b"a", {}, "expected a list of texts, got b'a': pass a list"),
+        (None, {}, "expected a list of texts, got None"),
+        (np.array("a"), {}, r"expected a list of texts, got array\('a'"),
+        (np.array([["a", "b"]]), {}, "text 0 is none: expected UTF-8, got array"),
+        (pa.table({"text": ["a"]}), {}, "expected a list of texts, got pyarrow.Table"),
+        (pa.array(["a", None]), {}, "text 1 is none: expected UTF-8, got None"),
         (["a"], {"side": "both"}, "side: expected 'query' or 'document', got 'both'"),
         (["a"], {"only": "c"}, "only c: no such vectors: name one of a, b, fused, bm25"),
         (["a"], {"collection": "other"}, "no collection 'other'"),

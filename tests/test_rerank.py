@@ -303,8 +303,12 @@ def test_in_python_a_search_is_reranked_or_warns_that_it_is_not(store, scorer, s
 
 def test_in_python_what_cannot_be_scored_is_refused(scorer):
     with warnings.catch_warnings(action="error"):
-        with pytest.raises(UsageError, match="expected a query and a list of texts"):
+        with pytest.raises(UsageError, match="expected a list of texts, got 'b'"):
             product.rerank("a", "b", model=str(scorer))
+        with pytest.raises(UsageError, match="text 1 is none: expected UTF-8, got 5"):
+            product.rerank("a", ["b", 5], model=str(scorer))
+        with pytest.raises(UsageError, match="the query is not text"):
+            product.rerank(5, ["b"], model=str(scorer))
         with pytest.raises(UnavailableError, match="not on this machine"):
             product.rerank("a", ["b"], model="bge-reranker-v2-m3", settings=product.Settings(offline=True))
 

@@ -141,9 +141,9 @@ def test_queries_and_documents_of_other_models_go_through_the_network_with_their
     ("arguments", "said"),
     [
         (("all-minilm-l6", ["a"]), "all-minilm-l6 is a dense model"),
-        (("splade-v3", "a"), "texts: expected a sequence of texts in UTF-8, got 'a'"),
-        (("splade-v3", ["a", 5]), "texts: expected a sequence of texts in UTF-8"),
-        (("splade-v3", ["\ud800"]), "texts: expected a sequence of texts in UTF-8"),
+        (("splade-v3", "a"), r"texts: expected a list of texts, got 'a': pass \[text\]"),
+        (("splade-v3", ["a", 5]), "text 1 is none: expected UTF-8, got 5"),
+        (("splade-v3", ["\ud800"]), "text 0 is none: expected UTF-8"),
         (("splade-v3", ["a"], "both"), "side: expected 'query' or 'document', got 'both'"),
         (("splade-v4", ["a"]), "unknown model 'splade-v4'"),
     ],

@@ -56,6 +56,11 @@ def test_strings_in_a_list_an_array_or_an_iterator_are_the_same_corpus(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == [path.parent.name]
 
 
+def test_a_column_of_arrow_is_a_list_of_texts(tmp_path):
+    wanted = path_to(["a", "b"], "texts", tmp_path)
+    assert path_to(pa.array(["a", "b"]), "texts", tmp_path) == wanted
+
+
 def test_records_keep_ids_and_fields(tmp_path):
     rows = [{"id": np.int64(7), "text": "a", "path": Path("x/y")}, {"_id": "k", "text": "b", "metadata": {"page": 2}}]
     first, second = read(iter(rows), tmp_path)
@@ -108,6 +113,9 @@ def test_a_data_frame_is_a_table(tmp_path, library):
         ({"text": ["a"]}, "expected a path or texts, got a dict: pass one of its values"),
         (b"in", "expected a path, got b'in'"),
         (5, "expected a path, got 5"),
+        (np.array("a"), "expected a path or texts, got array"),
+        (np.array([["a", "b"]]), r"chunks\[0\]: expected a text, .*got array"),
+        ({"a", "b"}, r"a set has no order, .*: pass sorted\(chunks\)"),
     ],
 )
 def test_what_is_no_text_is_named(tmp_path, texts, said):

@@ -9,13 +9,13 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, TypeVar
+from typing import IO, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
-from interlock.engine.errors import UnavailableError, reason
+from interlock.engine.errors import UnavailableError, UsageError, reason
 from interlock.engine.record import atomic
 from interlock.engine.record.words import several
 
@@ -131,6 +131,24 @@ def in_time(work: Callable[[], T], texts: Sequence[str]) -> T:
 def is_text(value: object) -> bool:
     """Tell whether a value is text that a tokenizer can take, which no half of a pair of surrogates is."""
     return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+def texts_in(given: object, name: str = "texts") -> list[str]:
+    """Return the texts of a list, an array, a column or an iterator, which is read once. Raises UsageError for what is
+    none of these or has no order, and for the first item that is no text, by its place."""
+    unordered = isinstance(given, str | bytes | Mapping | set | frozenset) or hasattr(given, "columns")
+    try:
+        items = iter(() if unordered else cast(Iterable[object], given))
+    except TypeError:  # an array of no dimension says it late
+        unordered = True
+    if unordered:
+        instead = "[text]" if isinstance(given, str) else "a list, which has an order"
+        raise UsageError(f"{name}: expected a list of texts, got {given!r:.100}: pass {instead}")
+    texts = [each.as_py() if hasattr(each, "as_py") else each for each in items]  # as Arrow's columns have them
+    for number, text in enumerate(texts):
+        if not is_text(text):
+            raise UsageError(f"text {number} is none: expected UTF-8, got {text!r:.100}: pass texts alone")
+    return [str(text) for text in texts]
 
 
 def lowercases(path: Path) -> bool:

@@ -4,7 +4,7 @@ them, which stay loaded from one question to the next.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -151,7 +151,7 @@ def encode_for(
     settings: Configuration,
     place: Place,
     collection: str | None,
-    texts: Sequence[str],
+    texts: Iterable[str],
     side: Side,
     only: str,
     listener: Listener,

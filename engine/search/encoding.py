@@ -14,7 +14,7 @@ from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.compute.texts import Progress, TextJobs, by_table, unheard
 from interlock.engine.corpus.places import starts_of
-from interlock.engine.corpus.tokens import is_text
+from interlock.engine.corpus.tokens import texts_in
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record.inputs import store_of
@@ -121,18 +121,15 @@ def _of_run(run: ExportedRun, chosen: CollectionSummary) -> Meaning:
     return Meaning(msgspec.convert(plain, Manifest), matrix, words)
 
 
-def check_texts(texts: object) -> list[str]:
-    """Return texts to be encoded. Raises UsageError for what is no list of texts, and for one without a word."""
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise UsageError(f"texts: expected a list of texts, got {texts!r:.100}: pass [text]")
+def check_texts(given: object) -> list[str]:
+    """Return texts to be encoded. Raises UsageError as `texts_in` does, for none at all, and for one without a word."""
+    texts = texts_in(given)
     for number, text in enumerate(texts):
-        if not is_text(text):
-            raise UsageError(f"text {number} is none: expected UTF-8, got {text!r:.100}: pass texts alone")
         if not text.strip():
             raise UsageError(f"text {number} is empty: remove it, or pass some words")
     if not texts:
         raise UsageError("texts: got none: pass one or more")
-    return list(texts)
+    return texts
 
 
 def computed(

@@ -8,7 +8,7 @@ Questions are encoded as the store's manifest says, or not at all. A question wi
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +130,7 @@ class StoreSearcher:
         check_keys(self.store, ask.where)
         self._serving(comparison_of(self.manifest, ask))
 
-    def encode(self, texts: Sequence[str], side: Side = "query", only: str = "") -> EncodedTexts:
+    def encode(self, texts: Iterable[str], side: Side = "query", only: str = "") -> EncodedTexts:
         """Make the vectors that the store's points have of texts, as `encode` of `encoding` does."""
         self._check_open()
         meaning = Meaning.of(self.manifest, self.store.projection)

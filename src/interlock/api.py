@@ -7,7 +7,7 @@ thread, and none touches signals or event loops.
 
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -159,7 +159,7 @@ def embed(
 
 def term_weights(
     model: str | Path,
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     side: Literal["query", "document"] = "query",
     settings: Settings = DEFAULTS,
@@ -177,14 +177,11 @@ def term_weights(
     configuration = configured(settings)
     if side not in ("query", "document"):
         raise UsageError(f"side: expected 'query' or 'document', got {side!r:.100}")
-    from interlock.engine.corpus.tokens import is_text
-
-    if isinstance(texts, str) or not all(map(is_text, texts)):
-        raise UsageError(f"texts: expected a sequence of texts in UTF-8, got {texts!r:.100}")
+    from interlock.engine.corpus.tokens import texts_in
     from interlock.engine.flows.models import term_rows
 
     with python_wording():
-        return term_rows(configuration, str(model), texts, side)
+        return term_rows(configuration, str(model), texts_in(texts), side)
 
 
 def evaluate(

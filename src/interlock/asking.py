@@ -1,14 +1,14 @@
 """Questions from notebooks and scripts: a store and its models, or a cross-encoder, which stay open between them."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
 from interlock.api import DEFAULTS, Settings, configured, warned
 from interlock.console.text.answer_text import cut_text
-from interlock.engine.corpus.tokens import is_text
+from interlock.engine.corpus.tokens import texts_in
 from interlock.engine.errors import UsageError
 from interlock.engine.record.events import RunResumed, RunStarted
 from interlock.engine.record.inputs import store_of
@@ -149,19 +149,19 @@ class Searcher:
         return answer.hits
 
     def encode(
-        self, texts: Sequence[str], side: Literal["query", "document"] = "query", *, only: str = ""
+        self, texts: Iterable[str], side: Literal["query", "document"] = "query", *, only: str = ""
     ) -> "EncodedTexts":
         """Encode texts as `interlock.encode` does, with models that stay in memory."""
         with python_wording():
             _check_side(side)
             return _warned_of(self._answering.searcher.encode(texts, side, only))
 
-    def answers(self, queries: Sequence[str], limit: int = 5) -> "Iterator[Answer]":
+    def answers(self, queries: Iterable[str], limit: int = 5) -> "Iterator[Answer]":
         """Encode all questions, one model after the other, and yield the answer to each in turn."""
         if isinstance(queries, str):
             raise UsageError("queries: expected a list of texts: pass one text to `search`")
         with python_wording():
-            windows = self._answering.windows(list(queries), self._ask.to(limit))
+            windows = self._answering.windows(texts_in(queries, "queries"), self._ask.to(limit))
             for answer in (answer for found in windows for answer in found.answers):
                 if answer.cut:
                     warnings.warn(cut_text([answer.cut], 1), RuntimeWarning, stacklevel=2)
@@ -172,7 +172,7 @@ class Searcher:
 
 def encode(
     place: RecordedRun | AnyPath,
-    texts: Sequence[str],
+    texts: Iterable[str],
     side: Literal["query", "document"] = "query",
     *,
     collection: str | None = None,
@@ -282,20 +282,21 @@ class Reranker:
         """Unload the model."""
         self._stack.close()
 
-    def score(self, query: str, texts: Sequence[str]) -> list[float]:
+    def score(self, query: str, texts: Iterable[str]) -> list[float]:
         """Score how well each of `texts` answers `query`, in their order: the higher the better.
 
         Raises UsageError for what is no text, UnavailableError where no model can be had, InterlockError where none
         gives scores.
         """
-        if isinstance(texts, str) or not all(map(is_text, [query, *texts])):
-            raise UsageError("expected a query and a list of texts, all of them UTF-8")
+        from interlock.engine.search.ask import check_question
+
         with python_wording():
-            return [float(score) for score in self._models.score([(query, text) for text in texts])]
+            check_question(query)
+            return [float(score) for score in self._models.score([(query, text) for text in texts_in(texts)])]
 
 
 def rerank(
-    query: str, texts: Sequence[str], *, model: str | Sequence[str], settings: Settings = DEFAULTS
+    query: str, texts: Iterable[str], *, model: str | Sequence[str], settings: Settings = DEFAULTS
 ) -> list[tuple[int, float]]:
     """Order `texts` by how well they answer `query`: their places in `texts` with their scores, best first.
 

@@ -39,6 +39,8 @@ def path_to(texts: object, name: str, above: Path) -> Path:
         return path_of(texts, "chunks")
     if isinstance(texts, Mapping):
         raise UsageError(f"chunks: expected a path or texts, got a {type(texts).__name__}: pass one of its values")
+    if isinstance(texts, set | frozenset):
+        raise UsageError(f"chunks: a {type(texts).__name__} has no order, which a run goes on in: pass sorted(chunks)")
     if not name or name.startswith(".") or "/" in name or not name.isprintable():
         raise UsageError(f"name: expected the name of a collection, got {name!r:.100}: pass a word")
     with atomic.explaining(above):
@@ -72,7 +74,10 @@ def _write_table(texts: Any, file: Path) -> None:
 
 
 def _write_lines(texts: Iterable[object], file: Path) -> None:
-    items = iter(texts)
+    try:
+        items = iter(texts)
+    except TypeError:  # an array of no dimension says it late
+        raise UsageError(f"chunks: expected a path or texts, got {texts!r:.100}: pass a list") from None
     first = next(items, items)  # which is none of its own
     if first is items:
         raise UsageError("chunks: expected at least one text, got none: pass some")
@@ -91,7 +96,8 @@ def _write_lines(texts: Iterable[object], file: Path) -> None:
 
 
 def _record(item: object) -> Mapping[str, object]:
-    """An item as a record, with the id that a document has."""
+    """An item as a record, with the id that a document has; one of an Arrow column is a value of Python's first."""
+    item = item.as_py() if hasattr(item, "as_py") else item
     if isinstance(item, str):
         return {"text": item}
     if isinstance(item, Mapping):
