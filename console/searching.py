@@ -74,7 +74,8 @@ def search(options: argparse.Namespace) -> int:
     if options.answers:
         raise UsageError("--out is for the answers of --queries: use > FILE for those of one query")
     check_question(options.query)  # at once: no store answers it
-    with Answering(settings, place_of(options), options.collection, rerank, events) as answering:
+    told = options.telemetry is not None
+    with Answering(settings, place_of(options), options.collection, rerank, events, told=told) as answering:
         warn(answering.searcher.manifest.gap)
         made = answering.answer([options.query], ask)
         stale = _stale_among(made.answers, answering)
@@ -99,7 +100,7 @@ def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask
     check_telemetry(options.telemetry, {})
     events = partial(Telemetry, options.telemetry) if options.telemetry else no_events
     retriever = SerialRetriever(
-        answering := Answering(settings, place_of(options), options.collection, rerank, events, kept=True)
+        answering := Answering(settings, place_of(options), options.collection, rerank, events, kept=True, told=True)
     )
     try:
         retriever.check(ask)
@@ -136,7 +137,13 @@ def _search_file(
     stale, none, cuts = "", "", list[Mapping[str, int]]()
     with (
         Answering(
-            settings, place_of(options), options.collection, rerank, events, questions=len(questions)
+            settings,
+            place_of(options),
+            options.collection,
+            rerank,
+            events,
+            questions=len(questions),
+            told=options.telemetry is not None,
         ) as answering,
         writing(options.answers) as out,
         progress("question") as done,

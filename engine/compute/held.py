@@ -120,7 +120,7 @@ class HeldModel(Fallbacks):
         if self._held:
             return self._held.instance.device, ""
         if not self._gpus:
-            return self._host, "no GPU is among the devices"
+            return self._host, "no GPU is granted to it"
         best = max(self._gpus, key=self._lessor.budget)
         need = MemoryNeed(self.card.key, self.least(best, job), 0, 0)
         small = too_small(need, self._gpus, self._lessor)

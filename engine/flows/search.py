@@ -70,10 +70,12 @@ class Answering:
         questions: int = 1,
         granted: Granted | None = None,
         jobs: TextJobs | None = None,
+        told: bool = False,
     ) -> None:
         """`given` are rows of models that the caller passes by value, and `kept` holds the store's models from one
         question to the next. So many `questions` at once as `MANY` are encoded on GPUs, where there are any; or `jobs`
-        encodes them, on what is `granted`. Raises as `StoreSearcher` and `rerankers` do."""
+        encodes them, on what is `granted`. Of the store's models on the CPU `events` hear where that is to be `told`.
+        Raises as `StoreSearcher` and `rerankers` do."""
         own = settings.settings
         lessor = Lessor([CpuDevice()], *own.limits)
         policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
@@ -87,6 +89,10 @@ class Answering:
                 self._models = stack.enter_context(rerankers(settings, rerank.names, on, [MAXSIM]))
             if on and many:
                 jobs = _passes(on)
+            if told and not jobs:
+                emit = on.emit if on else stack.enter_context(events("cpu"))
+                host = Granted([], on.host, on.lessor, emit) if on else Granted([], *lessor.devices, lessor, emit)
+                jobs = stack.enter_context(HeldJobs(host, kept=kept))
             self.searcher = stack.enter_context(
                 StoreSearcher(place, collection, registry, policy, lessor, given, kept=kept, on=jobs)
             )
