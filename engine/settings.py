@@ -149,6 +149,16 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
     return replace(now, settings=settings, origins=origins, notes=(*now.notes, *notes))
 
 
+def altered(begun: Mapping[str, Setting], now: Configuration) -> bool:
+    """Tell whether a run that was `begun` so is `now` asked for anything else."""
+    kept = begun_with(begun).items()
+    return any(
+        _placed(value) != _placed(getattr(now.settings, name))
+        for name, value in kept
+        if setting_of(name).metadata["kept"]
+    )
+
+
 def begun_with(begun: Mapping[str, Setting], without: Collection[str] = ()) -> dict[str, Any]:
     """Return what a run was `begun` with as the settings that there are, whatever an earlier version called them,
     `without` those that are kept as these groups. Raises UsageError for a value that none can have."""

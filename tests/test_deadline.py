@@ -1,6 +1,7 @@
 """A session with a deadline ends before it, by a clock that only batches move, and the next one ends the run with the
 same bytes."""
 
+import json
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -132,6 +133,26 @@ def test_a_deadline_before_the_first_batch_leaves_all_to_the_next_session(go):
     with pytest.raises(Stopped, match="the last 30 s, which close a run") as stopped:
         go("at-once", deadline="5s")
     assert stopped.value.exit_code == ExitCode.STOPPED
+
+
+def test_a_run_that_is_complete_stays_so_where_no_time_is_left_to_check_it_again(go, tmp_path):
+    run, code = go("complete")
+    files = {each: each.read_bytes() for each in (run / "journal.jsonl", run / "summary.json")}
+    assert (code, go("complete", **ASKED_NEXT, deadline="1s")) == (ExitCode.COMPLETED, (run, ExitCode.COMPLETED))
+    assert {each: each.read_bytes() for each in files} == files
+    with pytest.raises(Stopped, match="later --deadline"):  # of what it lacks nothing is done either
+        go("complete", **ASKED_NEXT, deadline="1s", qdrant=str(tmp_path / "store"))
+
+
+def test_a_complete_run_is_told_as_one_where_no_time_is_left(tmp_path, tiny_a, call):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(5)}})
+    asked = ("run", chunks, "--roster", tiny_a, "--out", "runs", "--run-id", "it", "--no-ui")
+    assert call(*asked)[0] == 0
+    code, _, err = call(*asked, "--resume", "--deadline", "1s", "--summary", "told.json")
+    assert code == 0 and "run it is completed: nothing to do (--deadline 1s leaves no time to check it again)" in err
+    assert "DONE: 1 model, 5 texts" in err
+    told = json.loads((tmp_path / "told.json").read_bytes())
+    assert (told["status"], told["exit_code"]) == ("completed", 0)
 
 
 def test_a_delivery_that_would_not_be_done_in_time_is_left_to_the_next_session(go, whole, monkeypatch):

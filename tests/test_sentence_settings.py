@@ -322,3 +322,14 @@ def test_a_number_that_sentence_transformers_cannot_count_with_is_refused(model,
     edit(model / file, **{key: value})
     with pytest.raises(UnavailableError, match=f"{file}: {key} is {value}"):
         card_of(model)
+
+
+@pytest.mark.parametrize(("limit", "said"), [(1, "1 token"), (2, "2 tokens")])
+def test_a_limit_that_leaves_nothing_of_a_text_is_refused(model, limit, said):
+    edit(model / BERT, max_seq_length=limit)
+    with pytest.raises(UnavailableError, match=f"takes at most {said} .*, and its special ones are 2, which leaves"):
+        card_of(model)
+    edit(model / BERT, max_seq_length=3)
+    own = sentence_transformer(model)
+    assert card_of(model).max_tokens == own.max_seq_length == 3
+    assert len(own.tokenize(["a text of words"])["input_ids"][0]) == 3

@@ -47,7 +47,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Status
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
-from interlock.engine.settings import Configuration, continued
+from interlock.engine.settings import Configuration, altered, continued
 from interlock.engine.targets.stores import check_delivery
 
 
@@ -107,6 +107,8 @@ class Run:
             undo.callback(self._leave_no_trace)
             self._earlier = Continuation(self.recorder, self.directory, settings)
             self._emit = self.recorder.emit
+            complete = self.recorder.look(lambda state: state.status == "completed")
+            self._complete = bool(begun and complete and not altered(begun.kept, self._request.configuration))
             if all(device.kind == "cpu" for device in self._devices):
                 controls.refuse("cpu_fallback", "this run has no GPU to fall back from")
             if len(self._request.specs) == 1:
@@ -122,6 +124,8 @@ class Run:
 
     def go(self) -> ExitCode:
         """Do the run; how it ended. Raises InterlockError when it never came to work."""
+        if self._complete and not self.deadline.fits(0.0):
+            return self._as_it_is()
         try:
             status, reason = self._outcome()
         except BaseException as error:
@@ -149,6 +153,15 @@ class Run:
         finally:
             self._journal.close()
             self._disperse()
+        return code
+
+    def _as_it_is(self) -> ExitCode:
+        """Leave a run that is complete, and that there is no time to check again, as it is."""
+        late = f"--deadline {self.settings.ends} leaves no time to check it again"
+        told = f"run {self.directory.id} is completed: nothing to do ({late})"
+        code = self._code("completed", self.recorder.look(lambda state: state.reason))
+        self._emit(ev.Warned(message=told))
+        self._leave_no_trace()
         return code
 
     def _leave_no_trace(self) -> None:

@@ -91,7 +91,7 @@ class Answering:
                 jobs = _passes(on)
             if told and not jobs:
                 emit = on.emit if on else stack.enter_context(events("cpu"))
-                host = Granted([], on.host, on.lessor, emit) if on else Granted([], *lessor.devices, lessor, emit)
+                host = Granted([], lessor.devices[0], on.lessor if on else lessor, emit)
                 jobs = stack.enter_context(HeldJobs(host, kept=kept))
             self.searcher = stack.enter_context(
                 StoreSearcher(place, collection, registry, policy, lessor, given, kept=kept, on=jobs)

@@ -17,16 +17,19 @@ from typing import Any
 import msgspec
 
 from interlock.engine.corpus.tokenizer import Built, build, build_bare
-from interlock.engine.corpus.tokens import sentence_config
+from interlock.engine.corpus.tokens import load_tokenizer, sentence_config
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.assets import ModelSnapshot
 from interlock.engine.models.layout import STATIC_TYPE, onnx_of, read_object, shapes_in
 from interlock.engine.models.networks.checkpoint import packable
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sources import model_cache
+from interlock.engine.record.words import several
 
 Settings = Mapping[str, object]
 Config = Mapping[str, Any]
+FEWEST = 16
+"""Tokens of a row, of which less than this might all be special ones."""
 USED = ("max_seq_length", "do_lower_case")
 UNHEARD = ("unpad_inputs", "backend", "cache_dir")
 """They say how a library computes, and not what."""
@@ -230,7 +233,15 @@ def max_tokens_of(spec: ModelSpec, path: Path, config: Config, tokenizer: Built,
             told.append(whole(place, {key: int(value) if isinstance(value, float) else value}, key))
     first = next(filter(None, told), None)
     own = min(filter(None, (tokenizer.limit, _trained(file, config))), default=UNBOUNDED)
-    return spec.max_tokens or min(first or own, hard or UNBOUNDED)
+    limit = spec.max_tokens or min(first or own, hard or UNBOUNDED)
+    if limit < FEWEST:
+        around = load_tokenizer(tokenizer.file).num_special_tokens_to_add(is_pair=spec.kind == "scores")
+        if limit <= around:
+            raise UnavailableError(
+                f"model {spec.key} takes at most {several(limit, 'token')} ({path}), and its special ones are "
+                f"{around}, which leaves nothing of a text: set max_seq_length there to more"
+            )
+    return limit
 
 
 def _trained(file: Path, config: Config) -> int | None:

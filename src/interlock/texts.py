@@ -40,7 +40,9 @@ def path_to(texts: object, name: str, above: Path) -> Path:
     if isinstance(texts, Mapping):
         raise UsageError(f"chunks: expected a path or texts, got a {type(texts).__name__}: pass one of its values")
     if isinstance(texts, set | frozenset):
-        raise UsageError(f"chunks: a {type(texts).__name__} has no order, which a run goes on in: pass sorted(chunks)")
+        raise UsageError(
+            f"chunks: a {type(texts).__name__} has no order, by which texts are known again: pass sorted(chunks)"
+        )
     if not name or name.startswith(".") or "/" in name or not name.isprintable():
         raise UsageError(f"name: expected the name of a collection, got {name!r:.100}: pass a word")
     with atomic.explaining(above):
