@@ -118,6 +118,14 @@ def test_a_new_file_is_named(world):
     assert "files.Docs/b_chunks.json is new" in world.resume(check=2)
 
 
+def test_other_collections_than_the_run_has_are_named_as_the_flag_that_asks_for_them(world):
+    shutil.copytree(world.file.parent, world.file.parent.parent / "More")
+    said = world.resume("--collections", "More", check=2)
+    assert "its inputs changed\ninterlock:   --collections was not given, is now More\n" in said
+    assert "files.Docs/a_chunks.json is missing" in said
+    assert "Docs" in world.resume("--collections", "Docs")
+
+
 @pytest.mark.parametrize(
     ("options", "roster", "told"),
     [

@@ -5,7 +5,7 @@ not survive end the run, because its plan is without them. A collection is deliv
 it; a deadline may end the session before that: what is complete then is delivered in the time that was kept for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,11 +48,13 @@ class Continuation:
         self._settings = settings
         self._source = reuse.check(settings.reuse) if settings.reuse else None
         self._files: dict[int, PassFiles] = {}
+        began = recorder.look(lambda state: state.started)
+        self._collections = began.config.get("collections") if began else None
 
     def bind(self, inputs: dict[str, object], corpus: Corpus) -> None:
         """Tie the run to its inputs. Raises UsageError where it was begun with others."""
         directory = self._directory
-        rundir.bind(directory, inputs)
+        rundir.bind(directory, inputs, [*self._others()])
         if digest_of_texts(corpus.digests) != self._recorder.look(lambda state: state.texts_digest):
             raise UsageError(
                 f"run {directory.id} was started with other texts, though its files are the same: start a "
@@ -60,6 +62,13 @@ class Continuation:
             )
         with atomic.replacing(directory.digests) as partial, partial.open("wb") as handle:
             np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
+
+    def _others(self) -> Iterator[str]:
+        """Say where other collections are asked for than before."""
+        said = self._collections.value if self._collections else None
+        was, now = (", ".join(each) if isinstance(each, list) else "" for each in (said, [*self._settings.collections]))
+        if self._collections and was != now:
+            yield f"--collections was {was or 'not given'}, is now {now or 'not given'}"
 
     def reused(self, model_pass: int, card: ModelCard, corpus: Corpus) -> reuse.Mask:
         """Open the files of a pass, and take over what the source has for them; of which texts [texts]."""

@@ -311,8 +311,9 @@ def beside(path: Path) -> str:
     return f"runs in {path.parent}: {few(names, LISTED)}" if names else f"no run in {path.parent}"
 
 
-def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
-    """Tie the run to its inputs. Raises UsageError with what changed where it was begun with others."""
+def bind(directory: RunDirectory, inputs: Mapping[str, Any], asked: Sequence[str] = ()) -> None:
+    """Tie the run to its inputs. Raises UsageError with what changed where it was begun with others, behind what was
+    `asked` otherwise, which may be why."""
     begun = directory.inputs()
     if not begun and (directory.path / "passes").exists():
         raise InterlockError(
@@ -324,7 +325,7 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any]) -> None:
     if begun and (changed := list(changes(was, is_now))):
         raise UsageError(
             f"run {directory.id} cannot be resumed: its inputs changed\n  "
-            + few(changed, 20).replace("; ", "\n  ")
+            + few([*asked, *changed], 20).replace("; ", "\n  ")
             + f"\nrestore them, or start a new run with --reuse {typed(directory.path)} "
             "(unchanged texts cost nothing)"
         )
