@@ -210,6 +210,17 @@ def test_a_run_starts_when_there_is_nothing_to_resume(fresh):
     assert summary_of(fresh.one)["status"] == "completed"
 
 
+@pytest.mark.parametrize("left", [b"", b'{"seq":0,"at":179'])
+def test_a_run_that_was_killed_before_its_first_word_is_not_begun_with_other_models_unheard(fresh, left):
+    fresh.one.mkdir(parents=True)
+    (fresh.one / "journal.jsonl").write_bytes(left)
+    plain = ["run", fresh.home / "chunks", "--out", fresh.home / "runs", "--no-ui", "--run-id", "one", "--resume"]
+    assert "run one ended before it recorded its settings: pass --roster" in interlock(*plain, check=2).stderr
+    assert (fresh.one / "journal.jsonl").read_bytes() == left
+    assert "ended before it recorded its settings: it begins anew, as this command says" in fresh.resume()
+    assert summary_of(fresh.one)["status"] == "completed"
+
+
 def test_without_a_run_id_the_newest_run_of_these_chunks_goes_on(fresh):
     interlock(*fresh.command("--run-id", "older"))
     interlock(*fresh.command("--run-id", "newer"))

@@ -18,7 +18,7 @@ from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.compute.job import Job
 from interlock.engine.corpus.corpus import Corpus
 from interlock.engine.corpus.placing import placed
-from interlock.engine.errors import ExitCode, InterlockError, Stopped, limit
+from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.flows import computing
 from interlock.engine.flows.opening import (
     announce,
@@ -81,6 +81,8 @@ class Run:
         with ExitStack() as undo:
             undo.callback(self.directory.unmake)
             begun = self.directory.begun()
+            if asked.resume and not begun and self.directory.journal.exists():
+                self._notes.append(self._unrecorded(configuration))
             self._request = requested(chunks, continued(begun.kept, configuration) if begun else configuration)
             self.settings = settings = self._request.settings
             check_packages(settings.export, settings.qdrant)
@@ -114,6 +116,14 @@ class Run:
             if len(self._request.specs) == 1:
                 controls.refuse("schedule", "the roster has only one model")
             undo.pop_all()
+
+    def _unrecorded(self, configuration: Configuration) -> str:
+        """Say that a run whose first session was cut short in its first moment begins anew. Raises UsageError where
+        nothing says with which models."""
+        early = f"--resume: run {self.directory.id} ended before it recorded its settings"
+        if configuration.origins["roster"] == "default":
+            raise UsageError(f"{early}: pass --roster again, with all that it was begun with")
+        return f"{early}: it begins anew, as this command says"
 
     def _disperse(self) -> None:
         if self._members:
