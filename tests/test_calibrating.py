@@ -109,6 +109,18 @@ def test_a_run_without_a_store_is_told_so_and_its_weights_are_in_the_file_alone(
     assert (place / "own.toml").read_text().startswith("roster = ")
 
 
+def test_a_run_of_the_same_id_does_not_weigh_the_store_of_another(place, tiny_a, tiny_b, tmp_path):
+    asked = [f"--{name}={place / f'{name}.{kind}'}" for name, kind in (("queries", "jsonl"), ("qrels", "tsv"))]
+    for out in ("runs", "others"):
+        deliver(place, "one", tiny_a, tiny_b, "--qdrant", tmp_path / "store", "--out", tmp_path / out)
+    before = manifest_at(tmp_path)
+    said = interlock("eval", tmp_path / "runs/one", *asked, "--calibrate", "own.toml", cwd=tmp_path, check=2).stderr
+    assert "keeps its weights: another run one wrote it than the one that was judged: name its directory" in said
+    assert manifest_at(tmp_path) == before
+    interlock("eval", tmp_path / "others/one", *asked, "--calibrate", "own.toml", cwd=tmp_path)
+    assert manifest_at(tmp_path)["calibrated"]["queries"] == 15
+
+
 def test_one_training_query_chooses_no_weights(place):
     before = manifest_at(place)
     said = evaluated(place, "one", "--limit", "2", check=2).stderr

@@ -1,6 +1,7 @@
 """The journal keeps whole lines: through kills, damage, full disks and second openers."""
 
 import errno
+import io
 import json
 import os
 import resource
@@ -17,7 +18,7 @@ from interlock.engine.errors import DiskError, InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
-from interlock.engine.record.journal import Journal, decode, encode
+from interlock.engine.record.journal import Journal, UploadBinding, UploadJournal, decode, encode
 from interlock.engine.record.recorder import LATEST, Recorder
 from tests.builders import ROOT
 
@@ -217,6 +218,24 @@ def test_a_part_of_a_line_that_could_not_be_taken_back_is_taken_back_before_the_
         kept.append(entry(1))
     kept.close()
     assert seqs(path) == [0, 1]
+
+
+@pytest.mark.parametrize("call", ["truncate", "readall"])
+def test_a_journal_of_an_upload_that_the_disk_refuses_is_named(tmp_path, monkeypatch, call):
+    binding = UploadBinding("http://a", "docs", "f" * 64, 3)
+    with UploadJournal(path := tmp_path / "uploads" / "it.jsonl", binding) as kept:
+        kept.acknowledge(2)
+    with path.open("ab") as torn:
+        torn.write(b"torn")
+
+    def refused(self, *size):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(journal.io, "FileIO", type("Refusing", (io.FileIO,), {call: refused}))
+    with pytest.raises(InterlockError, match=r"cannot (read|write) .*it\.jsonl: Input/output error; "):
+        UploadJournal(path, binding)
+    monkeypatch.undo()
+    assert UploadJournal(path, binding).rows == 2  # and nobody holds it
 
 
 def test_journal_state_and_ring_have_events_in_one_order(path):

@@ -265,8 +265,9 @@ def _damage_of(path: Path) -> Iterator[None]:
     except (InterlockError, *NOT_AN_ARRAY) as error:
         anew = "resume that run, which writes it anew" if path.name == "texts.npy" else "use another run"
         said = str(error).partition(": restore ")[0]  # who reads a run has its own remedy, and names the file
-        what = said if said.startswith(str(path)) else f"{path} is damaged ({said})"
-        raise UsageError(f"{what}: restore it from a copy, or {anew}") from error
+        if said.startswith(str(path)):
+            raise UsageError(f"{said}: restore it from a copy, or {anew}") from error
+        raise UsageError(f"{path} is damaged ({error}): restore it from a copy, or {anew}") from error
 
 
 def _positions(digests: Digests, others: Digests) -> Rows:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ class DeliveredCollection:
     store: Path | None
     smaller: str
     missing: Sequence[str]
+    began: float = 0.0
+    """When the run was begun, in seconds since the epoch; 0: nobody knows."""
 
 
 def is_run(directory: Path) -> bool:
@@ -115,6 +118,7 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         store=store and store / delivered.qdrant_collection,
         smaller=" ".join(f"{flag} {value}" for flag, value in smaller.items() if value not in (None, 0, "none")),
         missing=sorted({each.model for each in delivered.missing}),
+        began=datetime.fromisoformat(summary.started_at).timestamp() if summary.started_at else 0.0,
     )
 
 

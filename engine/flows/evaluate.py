@@ -230,7 +230,7 @@ def calibrate_store(request: EvaluationRequest, found: MeasuredWeights) -> tuple
         return f"run {judged.run} wrote no store that could have these weights"
     if not is_store(judged.store):
         return f"the store of run {judged.run} is not at {judged.store} any more, to have these weights"
-    return judged.store, calibrate(judged.store, judged.run, found.weights, found.training)
+    return judged.store, calibrate(judged.store, judged.run, found.weights, found.training, judged.began)
 
 
 @contextmanager

@@ -122,7 +122,7 @@ class Run:
         nothing says with which models."""
         early = f"--resume: run {self.directory.id} ended before it recorded its settings"
         if configuration.origins["roster"] == "default":
-            raise UsageError(f"{early}: pass --roster again, with all that it was begun with")
+            raise UsageError(f"{early}: pass --roster again, and what else it was started with")
         return f"{early}: it begins anew, as this command says"
 
     def _disperse(self) -> None:

@@ -294,8 +294,9 @@ class UploadJournal:
     def _replay(self) -> int | None:
         """The rows that are acknowledged; None where the journal is new, damaged or of something else. A torn last line
         is cut off."""
-        self._file.seek(0)
-        content = self._file.readall()
+        with atomic.reading(self.path):
+            self._file.seek(0)
+            content = self._file.readall()
         rows, whole = None, 0
         for line in content.splitlines(keepends=True):
             body = opened_seal(line)
@@ -313,7 +314,8 @@ class UploadJournal:
             rows = entry.rows if isinstance(entry, Acknowledged) else 0
         if b"\n" in content[whole:]:
             return None
-        self._file.truncate(whole)
+        with atomic.explaining(self.path):
+            self._file.truncate(whole)
         return rows
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 PAGE = 10_000
 """Points whose payloads are read at a time."""
+MOMENT = 0.002
+"""Seconds by which a time differs at most from one that was written in whole milliseconds."""
 FLUSH_BYTES = 64_000_000  # a flush trims the write-ahead log, which otherwise grows with the corpus
 
 
@@ -313,12 +315,14 @@ def _few(points: Sequence[str]) -> Iterator[Sequence[str]]:
     return (points[start : start + MOST_POINTS] for start in range(0, len(points), MOST_POINTS))
 
 
-def calibrate(path: Path, run_id: str, weights: Mapping[str, float], queries: int) -> CalibratedWeights:
+def calibrate(
+    path: Path, run_id: str, weights: Mapping[str, float], queries: int, began: float = 0.0
+) -> CalibratedWeights:
     """Have questions to the collection at `path` count its dense models by `weights`, which so many judged
     `queries` chose, where nobody says otherwise. Returns what was written: the manifest, whole or not at all.
 
-    Raises UsageError for a collection that is damaged, in use, written by another run than `run_id`, or such that no
-    other weights can be asked of it, and for weights that are not those of its models.
+    Raises UsageError for a collection that is damaged, in use, written by another run than `run_id`, which was begun at
+    `began`, or such that no other weights can be asked of it, and for weights that are not those of its models.
     """
     with shard.holding(path, fcntl.LOCK_EX):
         plain, kinds = shard.read_manifest(path), shard.read_kinds(path)
@@ -327,6 +331,11 @@ def calibrate(path: Path, run_id: str, weights: Mapping[str, float], queries: in
             raise UsageError(
                 f"{path} keeps its weights: run {manifest.run.run_id} wrote it after {run_id}, which was judged: name "
                 "that one"
+            )
+        if began and manifest.run.began and abs(manifest.run.began - began) > MOMENT:
+            raise UsageError(
+                f"{path} keeps its weights: another run {run_id} wrote it than the one that was judged: name its "
+                "directory"
             )
         if manifest.fusion is Fusion.MEAN and not {member.model for member in manifest.models} <= kinds.dims.keys():
             raise UsageError(
