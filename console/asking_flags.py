@@ -26,7 +26,7 @@ def search(command: argparse.ArgumentParser) -> None:
     command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
     _copy(command)
     text = "number of chunks (default 5, on the screen 20)"
-    command.add_argument("--limit", type=int, metavar="N", help=text)
+    command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
     command.add_argument("--json", action="store_true", help="print one JSON object per line")
     text = "tell each chunk's rank and score by stage, and milliseconds by stage"
     command.add_argument("--explain", action="store_true", help=text)
@@ -52,7 +52,7 @@ def search(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--hybrid", choices=("weighted", "rrf", "dbsf", "off"), help=text)
     text = "how much the sparse lists count together, from 0 to 1 (default 0.2); more has done harm"
-    group.add_argument("--sparse-share", type=float, metavar="S", help=text)
+    group.add_argument("--sparse-share", type=told(parsers.decimal), metavar="S", help=text)
     group = command.add_argument_group("reranking")
     text = (
         "cross-encoders that score the best chunks anew: the first that can be had, the others in its place; or maxsim "
@@ -60,8 +60,10 @@ def search(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
     text = "how much its scores count beside the search's own, from 0 to 1 (default 0.2; of maxsim 0.3)"
-    group.add_argument("--rerank-share", type=float, metavar="S", help=text)
-    group.add_argument("--rerank-depth", type=int, metavar="N", help="number of chunks that it scores (default 50)")
+    group.add_argument("--rerank-share", type=told(parsers.decimal), metavar="S", help=text)
+    group.add_argument(
+        "--rerank-depth", type=told(parsers.integer), metavar="N", help="number of chunks that it scores (default 50)"
+    )
     telemetry(group)
     group = _server(command)
     text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"
@@ -114,8 +116,12 @@ def serve(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("reranking")
     text = "cross-encoders that score what /search finds, as `interlock search` has them, or maxsim"
     group.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
-    group.add_argument("--rerank-share", type=float, metavar="S", help="how much its scores count, from 0 to 1")
-    group.add_argument("--rerank-depth", type=int, metavar="N", help="number of chunks that it scores (default 50)")
+    group.add_argument(
+        "--rerank-share", type=told(parsers.decimal), metavar="S", help="how much its scores count, from 0 to 1"
+    )
+    group.add_argument(
+        "--rerank-depth", type=told(parsers.integer), metavar="N", help="number of chunks that it scores (default 50)"
+    )
     telemetry(command)
     group = _server(command)
     text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"

@@ -63,7 +63,11 @@ def demo(command: argparse.ArgumentParser) -> None:
     text = "rehearse every failure: the real engine on simulated GPUs, models without weights"
     command.add_argument("--scripted", action="store_true", help=text)
     command.add_argument(
-        "--speed", type=float, default=1.0, metavar="N", help="with --scripted: N times as fast, above 0 (default 1)"
+        "--speed",
+        type=told(parsers.decimal),
+        default=1.0,
+        metavar="N",
+        help="with --scripted: N times as fast, above 0 (default 1)",
     )
     _front_end(command)
     settings(command)
@@ -88,7 +92,7 @@ def watch(command: argparse.ArgumentParser) -> None:
     text = "run directory, or a directory of runs (default: --out)"
     command.add_argument("runs", type=PATH, nargs="*", metavar="RUN_DIR", help=text)
     text = "replay at N times the speed, above 0 (without: show its current state)"
-    command.add_argument("--speed", type=float, metavar="N", help=text)
+    command.add_argument("--speed", type=told(parsers.decimal), metavar="N", help=text)
     command.add_argument("--readonly", action="store_true", help="watch only, change nothing")
     text = f"show it in a browser, at an address with a token (default {WEB}: this machine alone)"
     command.add_argument("--web", nargs="?", const=WEB, metavar="[HOST:]PORT", help=text)
@@ -218,9 +222,9 @@ def eval(command: argparse.ArgumentParser) -> None:
     text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
     command.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
     text = "judge by N queries of each split, drawn by the seed (default: all)"
-    command.add_argument("--limit", type=int, metavar="N", help=text)
+    command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
     text = "what queries, halves and resamples are drawn by (default 0)"
-    command.add_argument("--seed", type=int, default=0, metavar="N", help=text)
+    command.add_argument("--seed", type=told(parsers.integer), default=0, metavar="N", help=text)
     text = "show how many texts and tokens are to be encoded and how long that takes, and judge nothing"
     command.add_argument("--plan", action="store_true", help=text)
     command.add_argument("--json", type=PATH, metavar="FILE", help="write every figure to this file")

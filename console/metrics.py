@@ -68,7 +68,7 @@ def exposed(target: str | None, recorder: Find, say: Say) -> Iterator[None]:
             said.add(text)
             say(text)
 
-    port = target.isdecimal()
+    port = _is_port(target)
     with (
         _served(client, registry, int(target), say)
         if port
@@ -77,14 +77,18 @@ def exposed(target: str | None, recorder: Find, say: Say) -> Iterator[None]:
         yield
 
 
+def _is_port(target: str) -> bool:
+    return target.isascii() and target.isdigit()
+
+
 def check_target(target: str | None) -> None:
     """Raise UsageError or UnavailableError now for what `exposed` would refuse, but for a port that is taken."""
     if target is None:
         return
     _client()
-    if target.isdecimal() and (len(target) > 5 or int(target) > 65535):
+    if _is_port(target) and (len(target) > 5 or int(target) > 65535):
         raise UsageError(f"--metrics {target:.100}: ports end at 65535: choose another")
-    if not target.isdecimal():
+    if not _is_port(target):
         check_file(target)
 
 

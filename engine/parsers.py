@@ -3,6 +3,7 @@
 Each function returns the value, or raises ValueError saying what was expected; the caller names the setting.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 from interlock.engine.record.rundir import NAMES
-from interlock.engine.record.words import parse_allowance, parse_bytes, parse_duration, parse_time_of_day
+from interlock.engine.record.words import (
+    parse_allowance,
+    parse_bytes,
+    parse_duration,
+    parse_number,
+    parse_time_of_day,
+)
 from interlock.engine.targets.connection import is_address
 
 MOST_THREADS = 1024
@@ -100,7 +107,7 @@ def _nameable(name: str) -> bool:
 
 def _number(name: str, weight: object) -> float:
     try:
-        return float(str(weight))
+        return parse_number(str(weight))
     except ValueError:
         raise ValueError(f"expected a number as the weight of {name}") from None
 
@@ -131,11 +138,22 @@ def text(value: object) -> str:
     return ",".join(map(str, _each(value)))
 
 
+def decimal(value: object) -> float:
+    try:
+        return parse_number(str(value))
+    except ValueError:
+        raise ValueError("expected a number") from None
+
+
 def count(value: object) -> int:
     return _whole(value, 0)
 
 
-def _whole(value: object, least: int) -> int:
+def integer(value: object) -> int:
+    return _whole(value)
+
+
+def _whole(value: object, least: float = -math.inf) -> int:
     text = str(value).strip()
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise ValueError("expected a whole number")
@@ -165,7 +183,7 @@ def threads(value: object) -> int:
 
 def seconds(value: object) -> float:
     try:
-        seconds = float(str(value))
+        seconds = parse_number(str(value))
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
@@ -182,8 +200,8 @@ def cluster(value: object) -> str:
         raise ValueError("expected nothing but twice after the comma, and an address before it")
     if text.startswith("ray://"):
         raise ValueError("expected HOST:PORT of the cluster without ray://, on a machine of it")
-    local = re.fullmatch(r"local:(\d{1,3})", text)
-    there = re.fullmatch(r"(?:[^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})", text)
+    local = re.fullmatch(r"local:([0-9]{1,3})", text)
+    there = re.fullmatch(r"(?:[^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", text)
     if local and 1 <= int(local[1]) <= MOST_LOCAL:
         return f"local:{int(local[1])}"
     if text in ("", "auto") or (there and not text.startswith("local:") and 1 <= int(there[1]) <= 0xFFFF):

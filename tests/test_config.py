@@ -13,6 +13,7 @@ from interlock.console.look import look_of
 from interlock.console.main import main
 from interlock.engine.errors import UsageError
 from interlock.engine.flows.rerank import rerank_of
+from interlock.engine.gpu.devices import choose
 from interlock.engine.models.members import members, rerankers
 from interlock.engine.models.registry import REGISTRY, RESERVED, check_key, extended, find
 from interlock.engine.record.facts import DeviceFacts, Setting
@@ -337,6 +338,16 @@ def test_a_key_of_200_bytes_is_taken_and_a_longer_one_refused():
     check_key("ü" * 100)
     with pytest.raises(UsageError, match="200 bytes"):
         check_key("ü" * 100 + "a")
+
+
+@pytest.mark.parametrize("name", ["dim", "ceiling", "deadline", "max_refused", "roster", "devices", "cluster"])
+def test_a_number_has_ascii_digits_and_nothing_of_python(name):
+    usual = {"ceiling": "{}2GiB", "deadline": "{}2h", "max_refused": "{}2%", "roster": "all-minilm-l6={}2"}
+    text = {**usual, "devices": "sim:{}2xT4", "cluster": "local:{}2"}.get(name, "{}2")
+    assert load({name: text.format("1" if name not in ("devices", "cluster") else "")}, {})
+    for digit in ("1_", "\uff11", "\u0661"):
+        with pytest.raises(UsageError):
+            choose(load({name: text.format(digit)}, {}).settings.devices)
 
 
 def test_config_show_exits_2_with_one_line_on_a_bad_value(tmp_path):

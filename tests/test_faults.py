@@ -61,6 +61,7 @@ def test_faults_with_commas_keep_their_order_and_no_text_is_none():
     [
         ("meteor:1", "unknown kind"),
         ("oom:x", "expected a number for K, got 'x'"),
+        ("oom:\uff11", "expected a number for K, got '\uff11'"),
         ("oom:0", "expected K above 0"),
         ("oom@gpu:1:2", "unknown kind"),
         ("leak:much", "expected a size such as"),

@@ -569,7 +569,9 @@ def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: 
     on_gpus = command(place, *asked, "--devices", "sim:2xT4", "--faults", faults, "--telemetry", told)
     assert "Traceback" not in on_gpus.stderr
     on_cpu = command(place, *asked, "--devices", "cpu", "--telemetry", tmp_path / "cpu.jsonl")
-    assert not (tmp_path / "cpu.jsonl").exists() or "lease_granted" not in (tmp_path / "cpu.jsonl").read_text()
+    of_cpu = [entry.body for entry in journal.read(tmp_path / "cpu.jsonl")]
+    assert [each.devices for each in of_cpu if isinstance(each, ev.LeaseGranted)] == [["cpu"], ["cpu"]]
+    assert not any(isinstance(each, ev.BatchCommitted) for each in of_cpu)
     for ours, plain in zip(on_gpus.stdout.splitlines(), on_cpu.stdout.splitlines(), strict=True):
         found, wanted = (
             [(hit["id"], round(hit["score"], 5)) for hit in json.loads(each)["hits"]] for each in (ours, plain)
@@ -602,6 +604,11 @@ def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: 
         (("a", "--weights", "a=-1"), "--weights: expected numbers of 0 or more, got {'a': -1.0}: give each model one"),
         (("a", "--weights", "a=nan"), "--weights: expected numbers of 0 or more"),
         (("a", "--weights", "a=much"), "--weights: expected a number as the weight of a, got 'a=much'"),
+        (("a", "--weights", "a=1_0"), "--weights: expected a number as the weight of a, got 'a=1_0'"),
+        (("a", "--weights", "a=\uff11"), "--weights: expected a number as the weight of a"),
+        (("a", "--limit", "1_0"), "--limit: expected a whole number, got '1_0'"),
+        (("a", "--limit", "\u0663"), "--limit: expected a whole number"),
+        (("a", "--sparse-share", "0_0.1"), "--sparse-share: expected a number, got '0_0.1'"),
         (("a", "--weights", ""), "--weights: no model has a weight above 0"),
         (("a", "--filter", "nothing"), "give KEY=VALUE"),
         (("a", "--filter", "metadata.year>=old"), ">= compares numbers"),

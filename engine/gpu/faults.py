@@ -120,7 +120,7 @@ class DeviceFaults:
 
 
 def _fault(item: str) -> Fault:
-    match = re.fullmatch(r"([a-z-]+)(?:@(?:cuda:)?(\d+))?:(.+)", item)
+    match = re.fullmatch(r"([a-z-]+)(?:@(?:cuda:)?([0-9]+))?:(.+)", item)
     if not match or match[1] not in MENU:
         raise _unknown(item, "unknown kind")
     kind, device, arguments = match[1], match[2], match[3].split(":")
@@ -148,7 +148,7 @@ def _value(name: str, text: str) -> tuple[str, int | float | str]:
         value: int | float | str = parse_bytes(text)
     elif name == "USER":
         value = text
-    elif re.fullmatch(r"\d+" if name != "SECONDS" else r"\d+(\.\d+)?", text):
+    elif re.fullmatch(r"[0-9]+" if name != "SECONDS" else r"[0-9]+(\.[0-9]+)?", text):
         value = float(text) if name == "SECONDS" else int(text)
     else:
         raise ValueError(f"expected a number for {name}, got {text!r}")

@@ -298,7 +298,7 @@ _here = threading.local()
 
 
 def _cards(part: str, text: str) -> list[Card]:
-    match = re.fullmatch(r"(?:(\d+)x)?(\w+|\d+\.\d+\w+)", part)
+    match = re.fullmatch(r"(?:(\d+)x)?(\w+|\d+\.\d+\w+)", part, re.ASCII)
     if not match or not 1 <= (count := int(match[1] or 1)) <= MOST_CARDS:
         raise _unknown(text)
     if card := CARDS.get(match[2].upper()):

@@ -43,10 +43,18 @@ def distinct_sizes(*counts: float) -> list[str]:
 
 def parse_bytes(text: str) -> int:
     """Read a size as people write it: '12GiB', '1.5 MiB', '800MB', '4096'. Raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in _FACTORS or len(match[1]) > 30:
         raise ValueError("expected a size such as 12GiB or 800MiB")
     return int(float(match[1]) * _FACTORS[match[2].upper()])
+
+
+def parse_number(text: str) -> float:
+    """Read a number as people write it: '1', '0.5', '1e-3', 'nan'. Raises ValueError for anything else: Python's own
+    '1_0' and digits of other scripts too."""
+    if "_" in text or not text.isascii():
+        raise ValueError("expected a number")
+    return float(text)
 
 
 def duration(seconds: float) -> str:
@@ -60,7 +68,9 @@ def duration(seconds: float) -> str:
 
 def parse_duration(text: str) -> float:
     """Read seconds as people write them: '8h30m', '90m', '45s', '1.5h'. Raises ValueError for anything else."""
-    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip().lower())
+    match = re.fullmatch(
+        r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip().lower(), re.ASCII
+    )
     if not match or not any(match.groups()) or len(text) > 30:
         raise ValueError("expected a duration such as 8h30m or 45m")
     return sum(float(part) * unit for part, unit in zip(match.groups(default="0"), (3600, 60, 1), strict=True))
@@ -68,7 +78,7 @@ def parse_duration(text: str) -> float:
 
 def parse_time_of_day(text: str) -> time:
     """Read a time of day: '17:45', '7:05:30'. Raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", text.strip())
+    match = re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", text.strip(), re.ASCII)
     if not match:
         raise ValueError("expected a time of day such as 17:45")
     hour, minute, second = map(int, match.groups(default="0"))
@@ -89,7 +99,7 @@ class Allowance(NamedTuple):
 
 def parse_allowance(text: str) -> Allowance:
     """Read what may be refused as people write it: '3', '0.5%', '1%,files'. Raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d{1,15})((?:\.\d{1,6})?%)?(,files)?", re.sub(r"\s+", "", text.lower()))
+    match = re.fullmatch(r"(\d{1,15})((?:\.\d{1,6})?%)?(,files)?", re.sub(r"\s+", "", text.lower()), re.ASCII)
     if not match or (match[2] and not 0 <= (share := float(f"{match[1]}{match[2][:-1]}")) <= 100):
         raise ValueError("expected a number of records or a share such as 1%; ,files may follow")
     return Allowance(0, share, bool(match[3])) if match[2] else Allowance(int(match[1]), 0.0, bool(match[3]))
