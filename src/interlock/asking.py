@@ -145,6 +145,9 @@ class Searcher:
     def search(self, query: str, limit: int = 5) -> "Sequence[Hit]":
         """Return the `limit` best chunks for a question, best first: `score` orders them, `cosine` says how near each
         is. Raises as this does when it is made, and UsageError for an empty question."""
+        from interlock.engine.search.ask import check_question
+
+        check_question(query)
         (answer,) = self.answers([query], limit)
         return answer.hits
 
