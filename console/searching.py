@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from interlock.console.writing import (
     writing,
 )
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.flows import EventSink, Listener, no_events
+from interlock.engine.flows import Listener, no_events
 from interlock.engine.record import atomic
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import chunks_of, needed
@@ -68,14 +68,14 @@ def search(options: argparse.Namespace) -> int:
     if (options.query is None) == (options.queries is None):
         raise UsageError("search: pass a query, or a file of them with --queries")
     check_telemetry(options.telemetry, {"the file of questions": options.queries, "that of --out": options.answers})
-    events = partial(Telemetry, options.telemetry)
+    events, told = partial(Telemetry, options.telemetry), options.telemetry is not None
+    opened = partial(Answering, settings, place_of(options), options.collection, rerank, events, told=told)
     if options.queries:
-        return _search_file(options, settings, ask, rerank, events)
+        return _search_file(options, ask, opened)
     if options.answers:
         raise UsageError("--out is for the answers of --queries: use > FILE for those of one query")
     check_question(options.query)  # at once: no store answers it
-    told = options.telemetry is not None
-    with Answering(settings, place_of(options), options.collection, rerank, events, told=told) as answering:
+    with opened() as answering:
         warn(answering.searcher.manifest.gap)
         made = answering.answer([options.query], ask)
         stale = _stale_among(made.answers, answering)
@@ -122,11 +122,8 @@ def print_search(settings: Configuration, store: Path, query: str, limit: int) -
         _print_answer(answering.answer([query], Ask(limit)).answers[0], as_json=False, explained=False)
 
 
-def _search_file(
-    options: argparse.Namespace, settings: Configuration, ask: "Ask", rerank: "Rerank | None", events: EventSink
-) -> int:
+def _search_file(options: argparse.Namespace, ask: "Ask", opened: "Callable[..., Answering]") -> int:
     from interlock.engine.corpus.questions import read_questions
-    from interlock.engine.flows.search import Answering
 
     questions = list(read_questions(options.queries))  # a bad line is told before anything is computed
     write = writer(options.answers, options.ids, explained=options.explain)
@@ -136,15 +133,7 @@ def _search_file(
     code, began, texts = ExitCode.COMPLETED, time.monotonic(), [each.text for each in questions]
     stale, none, cuts = "", "", list[Mapping[str, int]]()
     with (
-        Answering(
-            settings,
-            place_of(options),
-            options.collection,
-            rerank,
-            events,
-            questions=len(questions),
-            told=options.telemetry is not None,
-        ) as answering,
+        opened(questions=len(questions)) as answering,
         writing(options.answers) as out,
         progress("question") as done,
     ):

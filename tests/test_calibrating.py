@@ -115,7 +115,7 @@ def test_a_run_of_the_same_id_does_not_weigh_the_store_of_another(place, tiny_a,
         deliver(place, "one", tiny_a, tiny_b, "--qdrant", tmp_path / "store", "--out", tmp_path / out)
     before = manifest_at(tmp_path)
     said = interlock("eval", tmp_path / "runs/one", *asked, "--calibrate", "own.toml", cwd=tmp_path, check=2).stderr
-    assert "keeps its weights: another run one wrote it than the one that was judged: name its directory" in said
+    assert "keeps its weights: another run one than the judged one wrote it: name that one" in said
     assert manifest_at(tmp_path) == before
     interlock("eval", tmp_path / "others/one", *asked, "--calibrate", "own.toml", cwd=tmp_path)
     assert manifest_at(tmp_path)["calibrated"]["queries"] == 15

@@ -334,8 +334,7 @@ def calibrate(
             )
         if began and manifest.run.began and abs(manifest.run.began - began) > MOMENT:
             raise UsageError(
-                f"{path} keeps its weights: another run {run_id} wrote it than the one that was judged: name its "
-                "directory"
+                f"{path} keeps its weights: another run {run_id} than the judged one wrote it: name that one"
             )
         if manifest.fusion is Fusion.MEAN and not {member.model for member in manifest.models} <= kinds.dims.keys():
             raise UsageError(
