@@ -69,6 +69,7 @@ bench-encode: install  ## encoding against sentence-transformers, on real chunks
 	$(BIN)/python bench/encode.py --json bench/results/encode-float32-docstrings.json
 	$(BIN)/python bench/encode.py --dtype bfloat16 --json bench/results/encode-bfloat16-docstrings.json
 	@test ! -d "$(CHUNKS)" || $(BIN)/python bench/encode.py $(REAL) --json bench/results/encode-float32-chunks.json
+	@test ! -d "$(CHUNKS)" || $(BIN)/python bench/encode.py $(REAL) --dtype int8 --json bench/results/encode-int8-chunks.json
 	$(BIN)/python bench/encode.py --made qwen3 $(MIXED) --json bench/results/encode-qwen3.json
 	$(BIN)/python bench/encode.py --made modernbert $(MIXED) --json bench/results/encode-modernbert.json
 

@@ -233,7 +233,7 @@ def eval(command: argparse.ArgumentParser) -> None:
         "find them"
     )
     command.add_argument("--calibrate", type=PATH, metavar="FILE.toml", help=text)
-    settings(command, "roster", "sparse", "fusion", "bm25", *RERANKING)
+    settings(command, "roster", "sparse", "fusion", "bm25", "precision", *RERANKING)
 
 
 def telemetry(command: argparse._ActionsContainer) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from interlock.engine import parsers
 from interlock.engine.corpus.naming import Naming
 from interlock.engine.models.members import members
-from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.registry import Asked, ModelSpec
 from interlock.engine.record.facts import TokenPrecision
 from interlock.engine.targets.files.formats import FORMATS
 from interlock.engine.vectors import LANGUAGES, NO_LANGUAGE
@@ -165,6 +165,14 @@ class DeviceSettings:
         "4GiB", parsers.size, "SIZE", "host memory for keeping weights between leases, to attach them faster"
     )
     threads: int = knob("0", parsers.threads, "N", "CPU threads; 0 uses every core")
+    precision: Asked = knob(
+        "float32",
+        parsers.one_of(*get_args(Asked)),
+        "|".join(get_args(Asked)),
+        "what a CPU computes in; auto: bfloat16 where it multiplies that itself; models whose vectors come out too far "
+        "from those of float32 are computed in that",
+        kept="precision",
+    )
     ceiling: int = knob("12GiB", parsers.size, "SIZE", "memory limit of the run on each device", kept="ceiling")
     host_ceiling: int = knob(
         "0",
@@ -173,13 +181,7 @@ class DeviceSettings:
         "memory limit of a model on the host; 0: of a run on GPUs what is free there, else --ceiling",
         kept="host_ceiling",
     )
-    margin: int = knob(
-        "64MiB",
-        parsers.size,
-        "SIZE",
-        "memory below the limit of each device that no lease is promised, for what allocators and drivers take untold",
-        kept="margin",
-    )
+    margin: int = knob("64MiB", parsers.size, "SIZE", "memory of each limit that no lease is promised", kept="margin")
     faults: tuple[str, ...] = knob(
         "",
         parsers.names,
@@ -309,6 +311,7 @@ class RunSettings(ScreenSettings, SessionSettings, ResultSettings, DeviceSetting
     def members(self, registry: Mapping[str, ModelSpec]) -> list[ModelSpec]:
         """Find the models of the run in the order of their passes. Raises UsageError as `registry.members` does."""
         found = members(registry, [name for name, _ in self.roster], self.sparse, self.token_vectors)
+        found = [replace(spec, precision=self.precision) for spec in found]
         tokens: dict[str, Any] = {"token_precision": self.token_precision, "token_pooling": self.token_pooling}
         return [replace(spec, **tokens) if "tokens" in spec.gives else spec for spec in found]
 

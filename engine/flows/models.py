@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +21,7 @@ from interlock.engine.models.members import members
 from interlock.engine.models.memory import HEAP_FACTOR, Calibration, Law, law_of_config_only
 from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.checkpoint import packable
+from interlock.engine.models.networks.int8 import cpu_precision
 from interlock.engine.models.networks.kernels import T4, Capability, Kernel, kernel_for, precision_for
 from interlock.engine.models.registry import ModelSpec, extended, find, vouched
 from interlock.engine.models.roster import Found, configurations, fewest_processors, lowest_capability
@@ -72,7 +73,8 @@ def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]
     devices = choose_devices(settings.devices, settings.faults)
     kind, capability = devices[0].kind, lowest_capability(devices) or T4
     kind = "cuda" if settings.devices == "auto" and kind == "cpu" else kind
-    specs = [vouched(spec, settings.allow_pickle) for spec in extended(configuration.models).values()]
+    all_of = [replace(spec, precision=settings.precision) for spec in extended(configuration.models).values()]
+    specs = [vouched(spec, settings.allow_pickle) for spec in all_of]
     found = configurations(specs, assets.Policy(offline=settings.offline))
     least, ceiling = (capability, fewest_processors(devices)), settings.ceiling_of(kind)
     surveyed = [
@@ -86,7 +88,9 @@ def _surveyed(
     spec: ModelSpec, found: Found, kind: str, capability: Capability, processors: int, ceiling: int
 ) -> ModelForecast:
     config = found.config
-    dtype = spec.dtype.get(kind) or (precision_for(config or {}, capability) if kind == "cuda" else "float32")
+    dtype = spec.dtype.get(kind) or (
+        precision_for(config or {}, capability) if kind == "cuda" else cpu_precision(spec.precision)
+    )
     longest = spec.max_tokens or int(str((config or {}).get("max_position_embeddings") or 512))
     if config is None:
         return ModelForecast(spec.key, found.source, dtype, longest, None)

@@ -31,7 +31,8 @@ from interlock.engine.models.networks.attention import ROTARY, older_transformer
 from interlock.engine.models.networks.batching import Batching, padding
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
 from interlock.engine.models.networks.gte import GTE
-from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
+from interlock.engine.models.networks.int8 import dtype_of
+from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for
 from interlock.engine.models.networks.onnx import how_computed
 from interlock.engine.models.networks.pooling import (
     POOLINGS,
@@ -215,8 +216,7 @@ def read_card(
     attention = "eager" if onnx else spec.attention if ours else attention_of(spec, path, config)
     padded = "" if ours or static else _why_padded(config, attention, kinds, pooling)
     together = how_computed(spec, onnx, root, device_kind, kinds, pooling) if onnx else padding(padded, config, kinds)
-    decided = precision_for(config, capability) if device_kind == "cuda" and not static else "float32"
-    dtype = spec.dtype.get(device_kind, decided)
+    dtype = dtype_of(spec, config, device_kind, capability, ours=ours, fixed=static or bool(onnx))
     document, query, unused = _prompts(spec, root)
     cut = check_whole(spec.key, root, spec.kind == "dense") if modules else None
     dim = _dim(spec, path, config, modules, len(poolings), cut)

@@ -152,7 +152,7 @@ class Calibration:
 
 def law_for(card: "ModelCard", device_kind: str) -> Law:
     """Estimate the law of a card's model on a device of this kind, with what its tokens give beside the layers."""
-    host, dtype = device_kind == "cpu", getattr(torch, card.dtype)
+    host, dtype = device_kind == "cpu", getattr(torch, "float32" if card.dtype == "int8" else card.dtype)
     size = 2 if device_kind == "sim" else dtype.itemsize
     kind, kernel = card.network_kind, card.kernel_on(device_kind)
     law = law_of(card.config, size, packed=card.packed, attends=card.attention, kernel=kernel, kind=kind, host=host)
@@ -161,6 +161,8 @@ def law_for(card: "ModelCard", device_kind: str) -> Law:
     weights = own + size * sum(map(values_in, card.snapshot.heads.values()))
     law = replace(law, weights=weights)
     width = int(card.config.get("hidden_size") or card.dim)
+    if card.dtype == "int8" and (sizes := sizes_of(card.config)):  # a byte for each number that goes into a map
+        law = replace(law, token=law.token + sizes.inner)
     if law.head:
         # Weights are summed from a copy of a part's logits where these are not in float32 already.
         given = torch.float32 if device_kind == "sim" else dtype

@@ -18,7 +18,8 @@ from interlock.engine.record.facts import TokenPrecision
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Limit = Annotated[int, msgspec.Meta(ge=8)]
-Precision = Literal["float32", "float16", "bfloat16"]
+Precision = Literal["float32", "float16", "bfloat16", "int8"]
+Asked = Literal["auto", "float32", "bfloat16", "int8"]
 Kind = Literal["dense", "sparse", "scores"]
 Output = Literal["dense", "sparse", "tokens"]
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -38,7 +39,7 @@ OWN_CODE = {
     **{f"nvidia/NV-Embed-{each}": "qwen3-embedding-0.6b, or another language model without" for each in ("v1", "v2")},
 }  # fmt: skip
 """Repositories that load through their own code alone, which is never run here; each with what to take instead."""
-OF_RUNS = ("outputs", "token_precision", "token_pooling")
+OF_RUNS = ("outputs", "precision", "token_precision", "token_pooling")
 """Fields of `ModelSpec` that a run sets, and no table."""
 REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
 RESERVED = ("fused", "projection", "bm25", "id", "chunk_id", "source", "text", "payload")
@@ -69,7 +70,7 @@ class ModelSpec:
     published: tuple[Pooling, str, str] | None = None
     """Its pooling, and its prompts for documents and queries: they count where a copy lacks the files that say so."""
     dtype: Mapping[str, Precision] = field(default_factory=dict)
-    """Precision by kind of device; what it lacks is float32 on a CPU, and on a GPU as `precision.py` decides."""
+    """Precision by kind of device; what it lacks is `precision` on a CPU, and on a GPU as `kernels.py` decides."""
     batch_tokens: Positive = 2048
     """Tokens in a batch that the host computes: past it the activations leave the cache and throughput falls."""
     gpu_batch_tokens: Positive | None = None
@@ -93,6 +94,8 @@ class ModelSpec:
     """Whether weights that are pickles only may be read whatever their SHA-256."""
     outputs: tuple[Output, ...] = ()
     """What its pass gives, as the run asks for it; empty for what its kind says alone."""
+    precision: Asked = "float32"
+    """What a CPU computes it in, as the run asks for it, where its `dtype` does not say."""
     token_precision: TokenPrecision = "int8"  # noqa: S105  # no password
     """How its token vectors are kept, as the run asks for it."""
     token_pooling: int = 1

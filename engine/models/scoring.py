@@ -15,7 +15,8 @@ from interlock.engine.models.card import ModelCard, attention_of
 from interlock.engine.models.layout import Module, architecture_of, modules_of, onnx_of, read_object
 from interlock.engine.models.networks.batching import padding
 from interlock.engine.models.networks.checkpoint import NAMES, check_settings, packable, usual
-from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for, precision_for
+from interlock.engine.models.networks.int8 import dtype_of
+from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for
 from interlock.engine.models.pickles import TensorFiles
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.sentence import PLAIN, UNBOUNDED, check_sentence, max_tokens_of, positions_of, tokenizer_of
@@ -60,8 +61,7 @@ def read_scorer(
     packed = _packable(config, modules)
     if packed:  # of any other sentence-transformers reads its settings itself
         check_sentence(spec.key, path, config, SCORING)
-    decided = precision_for(config, capability) if device_kind == "cuda" else "float32"
-    dtype, hard = spec.dtype.get(device_kind, decided), positions_of(snapshot, path, config)
+    dtype, hard = dtype_of(spec, config, device_kind, capability), positions_of(snapshot, path, config)
     tokenizer = tokenizer_of(spec, path, config)
     if tokenizer.chat and not packed:
         check_template(spec.key, path, config, model_cache() / "tokenizers")

@@ -43,7 +43,8 @@ from interlock.engine.models.pickles import TensorFiles, unmap
 from interlock.engine.models.registry import without_code
 from interlock.engine.record.words import several
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
+"""What weights are read in; in int8 only the linear maps are, once they are on the CPU."""
 ALIGNMENT = 512
 """Bytes: every tensor begins where an allocator would have begun it."""
 _BUILDING = threading.Lock()
@@ -178,7 +179,7 @@ def attach_to_host(card: ModelCard, device: Device, load: Callable[[ModelCard], 
     """Load the model of `card` on the host's processor, in the layout that its kernels want."""
     network = load(card)
     if isinstance(network, PackedEncoder):
-        network.pack_for_cpu()
+        network.pack_for_cpu(int8=card.dtype == "int8")
     elif card.packed:
         pack_for_cpu(network)
     attached = Attached(network, device)

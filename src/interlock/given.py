@@ -35,6 +35,7 @@ class GivenSettings:
     cpu_fallback: bool | None = None
     warm: int | str | None = None
     threads: int | None = None
+    precision: Literal["auto", "float32", "bfloat16", "int8"] | None = None
     ceiling: int | str | None = None
     host_ceiling: int | str | None = None
     margin: int | str | None = None
@@ -91,6 +92,7 @@ ARGUMENTS = {
     "out": "out",
     "patience": "patience",
     "payload": "payload",
+    "precision": "precision",
     "project": "project",
     "projection": "projection",
     "prune": "prune",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from interlock.engine.models.networks.attention import attend
 from interlock.engine.models.networks.checkpoint import Blank, Shape, Weights, frozen
+from interlock.engine.models.networks.int8 import QuantisedLinear
 from interlock.engine.models.networks.kernels import PackedBatch
 from interlock.engine.models.networks.pooling import TermPooling
 
@@ -67,8 +68,9 @@ class PackedEncoder(nn.Module):
         """Numbers in a row of the result: the hidden size."""
         return self.embeddings.words.shape[1]
 
-    def pack_for_cpu(self) -> "PackedEncoder":
-        """Lay the weights out for oneDNN's fused kernels, in place of the originals; returns the encoder.
+    def pack_for_cpu(self, *, int8: bool = False) -> "PackedEncoder":
+        """Lay the weights out for oneDNN's fused kernels, in place of the originals, and the maps of its layers in
+        `int8` where that is wanted; returns the encoder.
 
         Call it last: packed weights can no longer be moved or converted. Where the device is not a CPU, or
         torch lacks these kernels, nothing happens. The processor alone decides what is packed, so that a run
@@ -77,6 +79,10 @@ class PackedEncoder(nn.Module):
         words = self.embeddings.words
         if words.device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             return self
+        for layer in self.layers if int8 else ():
+            for name, module in [*layer.named_children()]:
+                if isinstance(module, _Linear):
+                    setattr(layer, name, QuantisedLinear(module.weight.data, module.bias.data, module.activation))
         bfloat16 = words.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         # A fused activation costs oneDNN a third of its speed with AVX2, where MKL and GELU by themselves keep theirs.
         fuses = bfloat16 or torch.backends.cpu.get_cpu_capability() != "AVX2"
