@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import qdrant_edge as edge
 
+from interlock.engine.compute import reuse
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.export import ExportRequest, export
 from interlock.engine.flows.run import Run
 from interlock.engine.record import atomic
-from interlock.engine.record.events import ArtefactWritten
+from interlock.engine.record.events import ArtefactWritten, Warned
 from interlock.engine.settings import load
 from interlock.engine.targets.files import write as exports
 from tests.builders import ROOT, corpus, interlock, sentences
@@ -167,6 +168,71 @@ def test_two_runs_of_one_name_are_two(run, tmp_path, tiny_a):
     with pytest.raises(UsageError, match=r"Docs has .*points\.jsonl of another run r, whose rows are others"):
         exported(tmp_path / "runs" / "r", tmp_path / "to", "npy")
     assert set(exported(run, tmp_path / "to", "npy", collection="Docs")[0]) >= {"fused.npy"}
+
+
+def test_what_lacks_a_vector_is_told_and_stands_beside_nothing_that_has_it(tmp_path, tiny_b):
+    chunks = corpus(
+        tmp_path / "in", {"Docs": {"a.jsonl": [*sentences(9), "a long one " * 60]}, "More": {"b.jsonl": [""]}}
+    )
+    flags = {"roster": str(tiny_b), "out": str(tmp_path / "runs"), "run_id": "r", "devices": "sim:1xT4"}
+    faulty = {"faults": "oom-over:40KiB", "cpu_fallback": "no"}
+    assert Run(chunks, load(flags | faulty, {}, None), Controls()).go() == ExitCode.FAILED
+    told = []
+    export(tmp_path / "runs" / "r", load({"export": "npy"}, {}, None), ExportRequest(to=tmp_path / "out"), told.append)
+    assert np.isnan(np.load(tmp_path / "out" / "Docs" / "fused.npy")).any(axis=1).sum() == 1
+    docs, more = (each.message for each in told if isinstance(each, Warned))
+    assert "Docs is incomplete in its run" in docs and ": 1 text has no tiny-b vector" in docs
+    assert "More is failed in its run" in more and ": no usable record" in more
+    again = {"resume": True, "retry_parked": True, "faults": "", "max_refused": "1,files"}
+    Run(chunks, load(flags | again, {}, None), Controls()).go()
+    with pytest.raises(UsageError, match=r"fused\.npy of an earlier state of run r, whose rows are others"):
+        exported(tmp_path / "runs" / "r", tmp_path / "out", "parquet")
+    files, _ = exported(tmp_path / "runs" / "r", tmp_path / "out", "npy,parquet")
+    assert np.isfinite(np.load(files["fused.npy"])).all()
+
+
+def test_fused_vectors_of_two_projections_never_stand_side_by_side(run, tmp_path):
+    exported(run, tmp_path / "out", "npy", {"project": "8"}, collection="Docs")
+    with pytest.raises(UsageError, match=r"has fused\.npy of another projection\.npy than this export's"):
+        exported(run, tmp_path / "out", "jsonl", {"project": "4"}, collection="Docs")
+    again, _ = exported(run, tmp_path / "out", "jsonl", {"project": "8"}, collection="Docs")
+    line = json.loads(again["points.jsonl"].open(encoding="utf-8").readline())
+    np.testing.assert_array_equal(line["vectors"]["fused"], np.load(tmp_path / "out" / "Docs" / "fused.npy")[0])
+    files, _ = exported(run, tmp_path / "out", "npy,jsonl", {"project": "4"}, collection="Docs")
+    assert np.load(files["fused.npy"]).shape[1] == np.load(files["projection.npy"]).shape[1] == 4
+
+
+def test_files_do_not_go_into_a_store(run, tmp_path, tiny_a):
+    chunks = corpus(tmp_path / "in", {"docs": {"a.jsonl": TEXTS}})
+    flags = {"roster": str(tiny_a), "out": str(tmp_path / "runs"), "run_id": "r", "export": "npy"}
+    assert Run(chunks, load(flags, {}, None), Controls()).go() == ExitCode.COMPLETED
+    embedded = tmp_path / "runs" / "r"
+    with pytest.raises(UsageError, match="is a collection of a store, which files do not go into"):
+        export(embedded, NOTHING, ExportRequest(to=tmp_path / "one", store=tmp_path / "one"), [].append)
+    export(embedded, NOTHING, ExportRequest(store=tmp_path / "other"), [].append)
+    with pytest.raises(UsageError, match="is a collection of a store, which files do not go into"):
+        export(embedded, NOTHING, ExportRequest(to=tmp_path / "other"), [].append)
+    assert not (tmp_path / "one").exists() and not list(tmp_path.glob("other/docs/*.npy"))
+
+
+def test_a_run_that_goes_while_it_is_exported_is_no_fault_of_the_program(run, tmp_path, monkeypatch):
+    gone, check = shutil.copytree(run, tmp_path / "r"), reuse.check
+
+    def checked(path):
+        found = check(path)
+        (path / "run.json").unlink()
+        return found
+
+    monkeypatch.setattr(reuse, "check", checked)
+    assert exported(gone, tmp_path / "out")[0]  # all else of it is still there
+
+
+def test_the_file_that_a_disk_refuses_is_the_one_that_is_told(run, tmp_path):
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))"
+    words = ["export", str(run), "--to", str(tmp_path / "out"), "--export", "npy,jsonl", "--collection", "Docs"]
+    program = f"{limited}\nfrom interlock.console.main import main\nraise SystemExit(main({words}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1 and "tiny-a.npy: File too large" in done.stderr, done.stderr
 
 
 def test_nothing_of_others_goes_to_make_place_for_an_export(run, tmp_path):

@@ -6,14 +6,16 @@ reading them back. Files that no export wrote are never written over.
 """
 
 import fcntl
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from msgspec import structs
+from msgspec import json, structs
 
 from interlock.engine.compute import reuse
 from interlock.engine.corpus.collections import discover
@@ -22,7 +24,8 @@ from interlock.engine.errors import UsageError, near
 from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import RunPlan
 from interlock.engine.record import atomic
-from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit
+from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit, Warned
+from interlock.engine.record.health import collection_status
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import chunks_of, resume_words
 from interlock.engine.record.state import RunState
@@ -30,10 +33,18 @@ from interlock.engine.record.words import command, differences, few, typed
 from interlock.engine.settings import Configuration, RunSettings, continued
 from interlock.engine.targets.delivery import DeliveryBuilder, Destination, deliver
 from interlock.engine.targets.files.formats import FORMATS, files_of, with_arrays
-from interlock.engine.targets.files.write import check_ours, of_others, publish, read_record, staging
-from interlock.engine.targets.stores import check_delivery
+from interlock.engine.targets.files.write import (
+    ExportRecord,
+    check_ours,
+    of_others,
+    projected_otherwise,
+    publish,
+    read_record,
+    staging,
+)
+from interlock.engine.targets.stores import check_delivery, is_store
 from interlock.engine.targets.windows import Delivery
-from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.fusion import PROJECTION, Fusion
 from interlock.engine.vectors.precision import Encoding, FilePrecision, Loss
 
 
@@ -58,11 +69,11 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
     """
     directory = RunDirectory(run)
     with _held(directory):
-        begun = directory.begun()
-        if begun is None or not directory.inputs():
+        begun, inputs = directory.begun(), directory.inputs()
+        if begun is None or not inputs:
             raise UsageError(f"{run} is not a run that has vectors: name the directory of one")
         settings = continued(begun.kept, now).settings
-        _check(settings, asked, chunks := asked.chunks or Path(directory.inputs()["chunks"]))
+        _check(settings, asked, chunks := asked.chunks or Path(inputs["chunks"]))
         earlier = reuse.check(run)
         roster = earlier.state.roster
         _check_whole(earlier.state, directory)
@@ -74,20 +85,25 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
         with atomic.scratch("interlock-export-") as scratch:
             language = settings.language if asked.store else ""
             builder = DeliveryBuilder(scratch, language, settings.chunk_sparse)
-            plan = RunPlan(settings, roster, _corpus(earlier, builder, chunks, settings), builder)
+            plan = RunPlan(settings, roster, _corpus(earlier, inputs, builder, chunks, settings), builder)
             wanted = _chosen(plan.corpus, asked.collection)
             for rows in wanted:  # what would be refused after the work is refused now
-                if asked.to:
-                    _check_outside(asked.to / rows.collection.name, directory)
-                if asked.store:
-                    _check_outside(asked.store / rows.collection.qdrant_collection, directory)
+                _check_places(rows, asked, directory)
                 check_delivery(rows, plan.spec(rows, directory.id), asked.store, emit)
+            for name in [asked.collection] if asked.collection else earlier.state.collections:
+                status, why = collection_status(earlier.state, name)
+                if status in ("failed", "incomplete"):
+                    what = f"{name} is {status} in its run, and is exported as that left it: {why}"
+                    emit(Warned(message=what, collection=name))
+            of = ExportRecord(
+                schema_version="1", run=directory.id, began=earlier.state.began_at, passes=_checksum(earlier.state)
+            )
             for rows in wanted:
                 delivery = plan.builder.delivery(rows, plan.corpus, passes, plan.spec(rows, directory.id))
                 if asked.to:
                     narrow = delivery.specified(form=replace(form, quantise="none"))
                     to = Destination(directory, settings.export, precision=asked.precision)
-                    told[rows.collection.name] = _into_files(narrow, to, asked.to, earlier.state.began_at, emit)
+                    told[rows.collection.name] = _into_files(narrow, to, asked.to, of, emit)
                 if asked.store:
                     deliver(delivery, Destination(directory, (), asked.store, settings.prune), emit)
         return told
@@ -111,10 +127,26 @@ def _check(settings: RunSettings, asked: ExportRequest, chunks: Path) -> None:
             )
 
 
-def _check_outside(place: Path, directory: RunDirectory) -> None:
-    """Raise UsageError where something would be written into the run, through a link too."""
-    if place.resolve().is_relative_to(directory.path.resolve()):
-        raise UsageError(f"{place} is in run {directory.id}, which stays as it is: choose another place")
+def _check_places(rows: Rows, asked: ExportRequest, directory: RunDirectory) -> None:
+    """Raise UsageError where something of a collection would be written into the run, through a link too, or files into
+    a store."""
+    files = asked.to and asked.to / rows.collection.name
+    store = asked.store and asked.store / rows.collection.qdrant_collection
+    for place in filter(None, (files, store)):
+        if place.resolve().is_relative_to(directory.path.resolve()):
+            raise UsageError(f"{place} is in run {directory.id}, which stays as it is: choose another place")
+    if files and (is_store(files) or (store and files.resolve() == store.resolve())):
+        raise UsageError(f"{files} is a collection of a store, which files do not go into: choose another --to")
+
+
+def _checksum(state: RunState) -> str:
+    """The SHA-256 of the journal's checksums of all vectors: a text that got one after all makes it another."""
+    computed = [
+        [(number, each.batch_index, each.crc) for _, each in sorted(batches.items())]
+        for number, batches in sorted(state.committed.items())
+    ]
+    taken = [(number, each.crcs) for number, each in sorted(state.reused.items())]
+    return hashlib.sha256(json.encode([computed, taken])).hexdigest()
 
 
 def _check_whole(state: RunState, directory: RunDirectory) -> None:
@@ -146,12 +178,14 @@ def _held(directory: RunDirectory) -> Iterator[None]:
         os.close(handle)
 
 
-def _corpus(earlier: reuse.Earlier, builder: DeliveryBuilder, chunks: Path, settings: RunSettings) -> Corpus:
+def _corpus(
+    earlier: reuse.Earlier, inputs: Mapping[str, Any], builder: DeliveryBuilder, chunks: Path, settings: RunSettings
+) -> Corpus:
     """Read the chunks again. Raises UsageError where they are not those that the run read."""
     beside = builder.beside
     found = discover(chunks, settings.collections, settings.naming)
     corpus = read_corpus(found, beside.texts, beside.each, beside.features)
-    changed = list(differences(earlier.directory.inputs()["files"], corpus.fingerprint()))
+    changed = list(differences(inputs["files"], corpus.fingerprint()))
     if changed or digest_of_texts(corpus.digests) != earlier.state.texts_digest:
         raise UsageError(
             f"the chunks in {chunks} are not those of run {earlier.directory.id} ({few(changed or ['other texts'])}): "
@@ -167,17 +201,18 @@ def _chosen(corpus: Corpus, name: str) -> list[Rows]:
     return [there[name]] if name else list(there.values())
 
 
-def _into_files(delivery: Delivery, to: Destination, above: Path, began: float, emit: Emit) -> list[Loss]:
-    """Write the files of a collection below `above`, and give them their names when all have been read back; the run
-    was begun at `began`."""
+def _into_files(delivery: Delivery, to: Destination, above: Path, of: ExportRecord, emit: Emit) -> list[Loss]:
+    """Write the files of a collection below `above`, and give them their names when all have been read back; `of` says
+    which run they are of."""
     collection, told = delivery.rows.collection.name, list[AnyEvent]()
     directory = above / collection
     with staging(directory) as staged:
         record, names = read_record(directory), _names(delivery, to)
         check_ours(directory, names, record)
-        same = record.is_of(to.run.id, began)
+        same = record.is_of(of)
         if left := of_others(directory, names, record, same=same):
-            another = "another run" if record.run == to.run.id else "run"
+            another = "another run" if record.run == of.run else "run"
+            another = "an earlier state of run" if (record.run, record.began) == (of.run, of.began) else another
             whose = "an export that was cut short" if same else f"{another} {record.run}"
             raise UsageError(
                 f"{directory} has {few(left)} of {whose}, whose rows are others: choose another --to, or export what "
@@ -186,9 +221,12 @@ def _into_files(delivery: Delivery, to: Destination, above: Path, began: float, 
         losses = deliver(delivery, replace(to, directory=staged), told.append)
         made = {Path(each.path).name: each.sha256 for each in told if isinstance(each, ArtefactWritten)}
         check_ours(directory, made, record)  # nobody has put another one there meanwhile
-        known = structs.replace(
-            record, run=to.run.id, began=began, collection=collection, vectors=to.precision, losses=losses
-        )
+        if left := projected_otherwise(made, record):
+            raise UsageError(
+                f"{directory} has {few(left)} of another {PROJECTION} than this export's: choose another --to, or "
+                "export what replaces them too"
+            )
+        known = structs.replace(of, collection=collection, vectors=to.precision, losses=losses, files=record.files)
         publish(directory, staged, made, known)
     for event in told:
         emit(event)

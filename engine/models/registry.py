@@ -42,8 +42,9 @@ OWN_CODE = {
 OF_RUNS = ("outputs", "precision", "token_precision", "token_pooling")
 """Fields of `ModelSpec` that a run sets, and no table."""
 REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
-RESERVED = ("fused", "projection", "bm25", "id", "chunk_id", "source", "text", "payload")
-"""The other columns of `points.parquet`, and the vectors that are no model's."""
+FUSED_FILES = ("fused.bits", "fused.float16", "fused.int8", "fused.int8-scale")
+RESERVED = ("fused", *FUSED_FILES, "projection", "bm25", "id", "chunk_id", "source", "text", "payload")
+"""The other columns of `points.parquet`, and the vectors and files that are no model's."""
 
 
 @dataclass(frozen=True)

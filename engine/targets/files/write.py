@@ -18,7 +18,8 @@ from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.targets.files.formats import MARK, files_of, files_of_missing
 from interlock.engine.targets.windows import Check, Delivery, Sink, Window
-from interlock.engine.vectors.precision import FilePrecision, Loss
+from interlock.engine.vectors.fusion import PROJECTION
+from interlock.engine.vectors.precision import FUSED, FilePrecision, Loss
 
 RECORD = "export.json"
 STAGING = ".interlock-export"
@@ -35,8 +36,10 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, sinks: Ma
     with ExitStack() as published:  # files get their names as it closes, when all of them have been compared
         partials = {path: published.enter_context(atomic.replacing(path)) for path in made}
         with ExitStack() as open_files:
-            all_sinks = {path: open_files.enter_context(kind.written(partials[path])) for path, kind in made.items()}
-            all_sinks |= sinks
+            all_sinks = {**sinks}
+            for path, kind in made.items():
+                open_files.enter_context(atomic.explaining(path))  # or the file opened last would be blamed
+                all_sinks[path] = open_files.enter_context(kind.written(partials[path]))
             if all_sinks:
                 pour(delivery.windows(), all_sinks)
         with ExitStack() as open_files:
@@ -55,7 +58,7 @@ def pour(windows: Iterable[Window], sinks: Mapping[Path, Sink]) -> None:
     """Give every window to every sink; what the disk says is told of the sink's path."""
     for window in windows:
         for path, take in sinks.items():
-            with atomic.explaining(path):  # or the file opened last would be blamed
+            with atomic.explaining(path):
                 take(window)
 
 
@@ -89,20 +92,22 @@ def _unlike(path: Path, fault: str) -> InterlockError:
 
 
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What `export.json` says: the run, when it was begun (two may have one name), the numbers and losses of the latest
-    export, and the files of all of them, each with the SHA-256 that it has, or is about to have."""
+    """What `export.json` says: the run, when it was begun (two may have one name), a checksum of its `passes` (a text
+    may get a vector later), the numbers and losses of the latest export, and the files of all of them, each with the
+    SHA-256 that it has, or is about to have."""
 
     schema_version: Literal["1"]
     run: str = ""
     began: float = 0.0
+    passes: str = ""
     collection: str = ""
     vectors: FilePrecision = "float32"
     losses: list[Loss] = []
     files: dict[str, list[str]] = {}
 
-    def is_of(self, run: str, began: float) -> bool:
-        """Tell whether it may be of this run: one that was never written is of any."""
-        return self.run in ("", run) and self.began in (0.0, began)
+    def is_of(self, run: "ExportRecord") -> bool:
+        """Tell whether it may be of the same run as it was then: one that was never written is of any."""
+        return self.run in ("", run.run) and self.began in (0.0, run.began) and self.passes in ("", run.passes)
 
 
 @contextmanager
@@ -150,6 +155,13 @@ def of_others(directory: Path, names: Iterable[str], record: ExportRecord, *, sa
         return [*files]
     late = {name: directory / name for name, known in files.items() if len(known) > 1}
     return [name for name, path in late.items() if path.is_file() and atomic.sha256_of(path) != files[name][0]]
+
+
+def projected_otherwise(made: Mapping[str, str], record: ExportRecord) -> list[str]:
+    """Name the files beside those `made` whose fused vectors an export reduced with another projection than theirs."""
+    if PROJECTION not in made or made[PROJECTION] in record.files.get(PROJECTION, [made[PROJECTION]])[:1]:
+        return []
+    return [name for name in record.files if name not in made and name.startswith((f"{FUSED}.", "points."))]
 
 
 def publish(directory: Path, staged: Path, made: Mapping[str, str], record: ExportRecord) -> None:
