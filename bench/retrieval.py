@@ -37,8 +37,8 @@ HARM = {
 
 
 def below(way: MeasuredWay) -> bool:
-    """Whether a way is significantly worse than what it is compared with."""
-    return way.difference is not None and way.difference.significant and way.difference.mean < 0
+    """Whether the interval of a way lies below what it is compared with, by itself: harm is not one of many finds."""
+    return way.difference is not None and way.difference.high < 0
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

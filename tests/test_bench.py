@@ -37,7 +37,7 @@ SCRIPTS = {
     "law_plans": ["--quick"],
     "against": ["HEAD", "--quick"],
 }
-OWN_TESTS = ("node_kills", "campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval")
+OWN_TESTS = ("node_kills", "campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval", "intervals")
 
 
 @pytest.fixture
@@ -138,6 +138,14 @@ def test_bm25_is_measured_over_a_judged_collection(judged, capsys, started):
     assert "delivery of 3 texts" in capsys.readouterr().out
     (figures,) = json.loads(kept.read_text())["collections"]
     assert (figures["english"], figures["none"]) == (1.0, 1.0)  # each text answers itself best
+
+
+@pytest.mark.nightly
+def test_intervals_are_measured_over_a_judged_collection(judged, capsys, started):
+    kept = judged / "kept.json"
+    assert not started("intervals", judged, "--rounds", 3, "--json", kept)
+    assert "| queries | intervals that hold the difference |" in capsys.readouterr().out
+    assert json.loads(kept.read_text())["samples"]["300"]["t"] == 1.0  # each way finds each text: nothing to tell
 
 
 @pytest.mark.nightly

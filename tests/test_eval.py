@@ -1,5 +1,6 @@
 """`interlock eval`: measures against arithmetic by hand, intervals on known data, words that claim no more."""
 
+import itertools
 import json
 import math
 import re
@@ -10,6 +11,7 @@ from fnmatch import fnmatchcase
 import msgspec
 import numpy as np
 import pytest
+import scipy.stats
 
 import interlock as product
 from interlock.console.text.evaluation_text import evaluation_text
@@ -19,7 +21,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import read_delivered
 from interlock.engine.evaluation.encoding import bm25_side
 from interlock.engine.evaluation.judging import Judge, Reranking, Rescored
-from interlock.engine.evaluation.nearest import CHUNK, Postings, in_bits, in_bytes, nearest, projected, whole
+from interlock.engine.evaluation.nearest import CHUNK, Postings, in_bits, in_bytes, nearest, projected, spread, whole
 from interlock.engine.evaluation.report import (
     Evaluation,
     Interval,
@@ -28,7 +30,9 @@ from interlock.engine.evaluation.report import (
     differences,
     few_queries,
     measured,
+    reach,
     signed,
+    smallest_told,
     verdict,
 )
 from interlock.engine.evaluation.weighing import (
@@ -91,7 +95,7 @@ def test_equal_scores_keep_their_order_and_a_query_without_hits_counts_as_nothin
 
 def test_an_interval_is_that_of_the_normal_distribution_where_queries_are_many():
     values = np.random.default_rng(1).normal(0.05, 0.4, 600)
-    (found,) = differences([values], seed=0)
+    (found,) = differences([values])
     error = 1.96 * values.std() / math.sqrt(len(values))
     assert found.mean == pytest.approx(values.mean())
     assert found.low == pytest.approx(values.mean() - error, abs=error / 15)
@@ -99,9 +103,51 @@ def test_an_interval_is_that_of_the_normal_distribution_where_queries_are_many()
 
 
 def test_an_interval_of_the_same_difference_everywhere_has_no_width():
-    same, none = differences([np.full(7, 0.25), np.zeros(7)], seed=5)
+    same, none = differences([np.full(20, 0.25), np.zeros(20)])
     assert (same.low, same.mean, same.high, same.significant) == (0.25, 0.25, 0.25, True)
-    assert not none.significant
+    assert (none.low, none.high, none.significant) == (0.0, 0.0, False)
+    (one,) = differences([np.full(1, 0.25)])
+    assert (one.low, one.mean, one.high, one.significant) == (-1.0, 0.25, 1.0, False)
+
+
+def test_intervals_are_those_of_the_t_test_and_stars_those_of_holm():
+    generator = np.random.default_rng(4)
+    pairs = [generator.normal(mean, 0.1, 25) for mean in (0.2, 0.06, 0.055, 0.05, 0.03, 0.0, 0.0)]
+    found, tests = differences(pairs), [scipy.stats.ttest_1samp(each, 0.0) for each in pairs]
+    for each, test in zip(found, tests, strict=True):
+        bounds = test.confidence_interval(0.95)
+        assert (each.low, each.high) == pytest.approx((bounds.low, bounds.high))
+    by_chance = sorted((test.pvalue, at) for at, test in enumerate(tests))
+    held = itertools.takewhile(lambda one: one[1][0] * (len(pairs) - one[0]) <= 0.05, enumerate(by_chance))
+    starred = {at for _, (_, at) in held}
+    assert {at for at, each in enumerate(found) if each.significant} == starred
+    alone = {at for at, test in enumerate(tests) if test.pvalue <= 0.05}
+    assert starred and starred < alone
+
+
+def test_intervals_hold_what_they_say_and_stars_are_chance_in_one_table_of_twenty(skewed):
+    """Draws from differences of which the mean is known: 600 tables of nine ways that are all alike."""
+    generator = np.random.default_rng(0)
+    for queries in (10, 20, 30, 60, 100, 300):
+        held, starred = [], 0
+        for _ in range(600):
+            found = differences([generator.choice(each, queries) for each in skewed])
+            held += [each.low <= 0 <= each.high for each in found]
+            starred += any(each.significant for each in found)
+        assert 0.93 <= np.mean(held) <= 0.97, queries
+        assert starred / 600 <= 0.07, queries  # 5 % and what 600 tables may differ from it
+
+
+@pytest.fixture(scope="module")
+def skewed():
+    """Populations of paired differences with a mean of 0: from even to skewed, most of some of them 0."""
+    generator = np.random.default_rng(9)
+    found = []
+    for share, skew in itertools.product((0.0, 0.3, 0.5), (1.0, 2.0, 4.0)):
+        values = np.where(generator.random(4000) < share, 0.0, generator.beta(2.0, 2.0 * skew, 4000))
+        values[values > 0] -= values[values > 0].mean()
+        found.append(values - values.mean())
+    return found
 
 
 # Words
@@ -110,24 +156,55 @@ def test_an_interval_of_the_same_difference_everywhere_has_no_width():
 @pytest.mark.parametrize(
     ("bounds", "queries", "said"),
     [
-        ((0.01, 0.03), 200, "concat finds more than its best member, a, alone: * lies between +.010 and +.030 *"),
+        (
+            (0.01, 0.03),
+            200,
+            "concat finds more than each of its members alone: * lies between +.010 and +.030 *",
+        ),
         ((-0.03, -0.01), 200, "concat finds less than *"),
-        ((-0.004, 0.006), 200, "concat and its best member, a, alone find the same: *"),
+        ((-0.004, 0.006), 200, "concat and its member a alone find the same: *"),
         ((-0.03, 0.05), 20, "cannot tell with 20 judged queries * lies between -.030 and +.050"),
     ],
 )
 def test_the_verdict_says_more_less_or_the_same_only_where_the_interval_carries_it(bounds, queries, said):
     low, high = bounds
     found = Interval(mean=(low + high) / 2, low=low, high=high, significant=low > 0 or high < 0)
-    assert fnmatchcase(verdict("concat", "a", found, queries), said)
+    assert fnmatchcase(verdict("concat", "a", {"a": found}, queries), said)
+
+
+def test_more_is_claimed_only_where_it_is_more_than_every_member():
+    def apart(low, high):
+        return Interval(mean=(low + high) / 2, low=low, high=high, significant=low > 0 or high < 0)
+
+    more, less, open_ = apart(0.01, 0.05), apart(-0.05, -0.01), apart(-0.01, 0.02)
+    assert verdict("concat", "a", {"a": more, "b": apart(0.02, 0.06)}, 50).startswith("concat finds more than each")
+    told = verdict("concat", "a", {"a": more, "b": open_}, 50)  # however much more than the one that was chosen
+    assert told.startswith("cannot tell") and "from b lies between -.010 and +.020" in told
+    assert "less than its member b alone, which will do" in verdict("concat", "a", {"a": more, "b": less}, 50)
+
+
+def test_an_ensemble_that_only_equals_one_member_is_said_to_be_better_in_one_of_forty():
+    generator, claimed = np.random.default_rng(6), 0
+    for _ in range(1000):
+        from_worse, from_equal = generator.normal(0.08, 0.15, 40), generator.normal(0.0, 0.15, 40)
+        found = dict(zip("ab", differences([from_worse, from_equal]), strict=True))
+        claimed += verdict("concat", "a", found, 40).startswith("concat finds more")
+    assert claimed / 1000 <= 0.035  # 2.5 %, and what 1,000 may differ from it
+
+
+def test_the_difference_that_so_many_queries_tell_is_found_eight_times_in_ten():
+    generator, least = np.random.default_rng(2), smallest_told(60)
+    draws = [differences([generator.normal(least, 0.15, 60)])[0] for _ in range(1500)]
+    assert np.mean([each.significant for each in draws]) == pytest.approx(0.8, abs=0.03)
+    assert "tell no difference" in reach(19) and f"{least:.3f}"[1:] in reach(60)
 
 
 def test_a_handful_of_queries_that_agree_is_no_significant_difference():
-    five, six = differences([np.full(5, 0.1)], 0)[0], differences([np.full(6, 0.1)], 0)[0]
-    assert (five.significant, six.significant) == (False, True)
-    assert verdict("concat", "a", five, 5).startswith("cannot tell with 5 judged queries")
-    assert verdict("concat", "a", differences([np.zeros(29)], 0)[0], 29).startswith("cannot tell")
-    assert "find the same" in verdict("concat", "a", differences([np.zeros(30)], 0)[0], 30)
+    few, enough = differences([np.full(19, 0.1)])[0], differences([np.full(20, 0.1)])[0]
+    assert (few.significant, enough.significant) == (False, True)
+    assert verdict("concat", "a", {"a": few}, 19).startswith("cannot tell with 19 judged queries")
+    assert verdict("concat", "a", {"a": differences([np.zeros(29)])[0]}, 29).startswith("cannot tell")
+    assert "find the same" in verdict("concat", "a", {"a": differences([np.zeros(30)])[0]}, 30)
 
 
 def test_few_queries_are_told_and_enough_are_not():
@@ -279,9 +356,9 @@ def test_calibration_gives_the_model_of_compressed_cosines_more(material):
     flat = np.concatenate([np.full((60, 1), 3.0), material.dense[0].documents], axis=1).astype(np.float32)
     side = DenseSide("flat", 1.0, flat / np.linalg.norm(flat, axis=1, keepdims=True), material.dense[1].queries)
     judge = Judge(material, Fusion.CONCAT, 0)
-    assert judge.spread(side.documents) < 0.2 * judge.spread(material.dense[0].documents)
+    assert spread(side.documents, judge.seed) < 0.2 * spread(material.dense[0].documents, judge.seed)
     first, second = judge.calibrated((1.0, 1.0))
-    spreads = [judge.spread(side.documents) for side in material.dense]
+    spreads = [spread(side.documents, judge.seed) for side in material.dense]
     assert first / second == pytest.approx(spreads[1] / spreads[0])
 
 

@@ -13,10 +13,12 @@ WIDTH = 79
 NAME = 25
 HEADS = ("", "nDCG", "R", "MRR", "difference", "ms", "bytes")
 LEGEND = (
-    "nDCG@10, recall@100 and MRR@10; the difference in nDCG@10 with its bootstrap interval (95 %), * where that leaves "
-    "out 0; CPU milliseconds a query, encoding in batches and brute force included; bytes a text, "
-    "and behind a + those that only the best hits are scored again by"
+    "nDCG@10, recall@100 and MRR@10; the difference in nDCG@10 with its interval (95 %), * where it is told from "
+    "chance beside all others here; CPU milliseconds a query, encoding in batches and brute force included; bytes a "
+    "text, and behind a + those that only the best hits are scored again by"
 )
+BETTER = "They find more than the roster's: --calibrate FILE.toml writes them."
+KEPT = "That is no reason to change the roster: keep its weights."
 
 
 def evaluation_text(found: Evaluation, *, whole: bool = False) -> str:
@@ -95,11 +97,13 @@ def _weights(found: Evaluation) -> list[str]:
     if found.weights is None:
         return []
     own = found.weights
+    told = own.against_roster.significant and own.against_roster.mean > 0
     return [
         _wrapped(
             f"Weights by {several(own.training, 'training query', 'training queries')}: {safe(found.roster)}. On the "
             f"{own.held_out} held out: nDCG@10 {own.value:.3f}, {_interval(own.against_roster)} against the "
-            f"weights of the roster, {_interval(own.against_best)} against {safe(found.best_member)} alone."
+            f"weights of the roster, {_interval(own.against_best)} against {safe(found.best_member)} alone. "
+            + (BETTER if told else KEPT)
         )
     ]
 

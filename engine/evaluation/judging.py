@@ -23,6 +23,7 @@ from interlock.engine.evaluation.nearest import (
     named,
     nearest,
     projected,
+    spread,
     whole,
 )
 from interlock.engine.evaluation.report import (
@@ -30,6 +31,7 @@ from interlock.engine.evaluation.report import (
     Evaluation,
     Found,
     Group,
+    Interval,
     MeasuredModel,
     MeasuredWay,
     Values,
@@ -41,12 +43,10 @@ from interlock.engine.evaluation.report import (
 )
 from interlock.engine.evaluation.weighing import DenseSide, Material, Share, SparseSide, best_member, chosen, fused
 from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, combined, reranked, shares_of
-from interlock.engine.vectors.fusion import MOST_WIDTH, Fusion, Vectors, truncate
+from interlock.engine.vectors.fusion import MOST_WIDTH, Fusion, truncate
 from interlock.engine.vectors.precision import RESCORED
 
 SHARES = (0.1, SPARSE_SHARE, 0.3)
-PAIRS = 4000
-"""Random pairs of texts whose cosines say how far a model spreads them."""
 TERM_BYTES = 8
 WAYS = {*Fusion, "RRF", "int8", "binary"}
 """Names of ways that a model's key could be."""
@@ -191,11 +191,9 @@ class Judge:
 
     def lines(self, ways: Sequence[Way]) -> list[MeasuredWay]:
         """Measure ways; those that others are compared with are among them, or are the delivered search."""
-        others = [self.base, *self._alone.values(), *([self.hybrid] if self.hybrid else [])]
-        grades = [self.material.grades[at] for at in self.material.tested]
-        known = {way.name: measured(way.found, grades) for way in {way.name: way for way in [*others, *ways]}.values()}
+        known = self._known([self.base, *self._alone.values(), *([self.hybrid] if self.hybrid else []), *ways])
         paired = {way.name: known[way.name][MAIN] - known[way.against][MAIN] for way in ways if way.against}
-        intervals = dict(zip(paired, differences(list(paired.values()), self.seed), strict=True))
+        intervals = dict(zip(paired, differences(list(paired.values())), strict=True))
         return [
             MeasuredWay(
                 group=way.group,
@@ -210,6 +208,16 @@ class Judge:
             for way in ways
         ]
 
+    def _known(self, ways: Iterable[Way]) -> dict[str, dict[str, Values]]:
+        grades = [self.material.grades[at] for at in self.material.tested]
+        return {name: measured(way.found, grades) for name, way in {way.name: way for way in ways}.items()}
+
+    def _gains(self) -> dict[str, Interval]:
+        """The delivered search minus each member alone, in nDCG@10."""
+        known = self._known([self.base, *self._alone.values()])
+        found = differences([known[self.base.name][MAIN] - known[name][MAIN] for name in self._alone])
+        return dict(zip(self._alone, found, strict=True))
+
     def evaluation(self, data: str, ways: Sequence[Way], notes: Sequence[str], names: Sequence[str]) -> Evaluation:
         """Measure `ways` and word the verdict; `names` are what `--roster` calls the dense models."""
         material, lines = self.material, self.lines(ways)
@@ -217,7 +225,7 @@ class Judge:
             side.name: MeasuredModel(
                 weight=side.weight,
                 dim=side.documents.shape[1],
-                spread=self.spread(side.documents),
+                spread=spread(side.documents, self.seed),
                 seconds=side.cost.seconds,
                 device=side.cost.device,
                 query_ms=side.cost.query_ms,
@@ -226,7 +234,7 @@ class Judge:
         }
         weights, count = chosen(material, self.best, self.seed), len(material.tested)
         shares = zip(names, weights.weights.values(), strict=True) if weights else []
-        gain = next((each.difference for each in lines if each.name == self.base.name and len(models) > 1), None)
+        gains = self._gains() if len(models) > 1 else {}
         return Evaluation(
             data=data,
             texts=len(material.ids),
@@ -239,26 +247,16 @@ class Judge:
             models=models,
             ways=lines,
             weights=weights,
-            verdict=verdict(self.base.name, self.best, gain, count) if gain else "",
-            cost=bill(self.best, models) if gain else "",
+            verdict=verdict(self.base.name, self.best, gains, count) if gains else "",
+            cost=bill(self.best, models) if gains else "",
             notes=[*few_queries(count), *notes],
             roster=",".join(f"{name}={share:g}" for name, share in shares if share > 0),
         )
 
     def calibrated(self, weights: Sequence[float]) -> Share:
         """Weights by which each model's cosines spread in the proportion of the given ones."""
-        spreads = [self.spread(side.documents) for side in self.material.dense]
-        return tuple(weight / max(spread, 1e-9) for weight, spread in zip(weights, spreads, strict=True))
-
-    def spread(self, documents: Vectors) -> float:
-        """The standard deviation of the cosines of random pairs of texts, the same pairs for every model."""
-        count, generator = len(documents), np.random.default_rng(self.seed)
-        if count < 2:
-            return 0.0
-        one = generator.integers(0, count, PAIRS)
-        other = (one + generator.integers(1, count, PAIRS)) % count
-        cosines: Values = np.einsum("nd,nd->n", documents[one], documents[other], dtype=np.float64)
-        return float(cosines.std())
+        spreads = [max(spread(side.documents, self.seed), 1e-9) for side in self.material.dense]
+        return tuple(weight / own for weight, own in zip(weights, spreads, strict=True))
 
     def _model(self, side: DenseSide, size: int) -> Way:
         """A model alone, against the best one; cut to fewer dimensions than it has, against itself."""

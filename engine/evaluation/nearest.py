@@ -25,6 +25,8 @@ SMALLEST = 384
 """The width that is quantised after projection."""
 TOKENS = 8192
 """Tokens of texts that are compared at once, unless one text has more."""
+PAIRS = 4000
+"""Random pairs of texts whose cosines say how far a model spreads them."""
 
 
 def nearest(documents: npt.NDArray[np.generic], queries: Vectors, depth: int) -> tuple[Rows, Vectors]:
@@ -152,3 +154,14 @@ def in_bits(documents: Vectors, queries: Vectors) -> StoredForm:
 def in_turned_bits(form: StoredForm) -> StoredForm:
     """Keep bits of projected vectors as a run does: of the same ones by axes of which none has more length."""
     return in_bits(turned(np.asarray(form.documents, np.float32)), turned(form.queries))
+
+
+def spread(documents: Vectors, seed: int) -> float:
+    """Return the standard deviation of the cosines of random pairs of texts [n, d], the same pairs for every model."""
+    count, generator = len(documents), np.random.default_rng(seed)
+    if count < 2:
+        return 0.0
+    one = generator.integers(0, count, PAIRS)
+    other = (one + generator.integers(1, count, PAIRS)) % count
+    cosines: npt.NDArray[np.float64] = np.einsum("nd,nd->n", documents[one], documents[other], dtype=np.float64)
+    return float(cosines.std())

@@ -22,12 +22,12 @@ MEASURES = ("nDCG@10", "R@100", "RR@10")
 """As ir-measures names them. Gains are the grades; recall and reciprocal rank count grades above 0 as answers."""
 MAIN = MEASURES[0]
 DEEPEST = 100
-RESAMPLES = 10_000
-FEWEST = 6
-"""Queries that must all agree before a sign test tells a difference from chance at 5 %."""
 CONFIDENCE = 0.95
-BLOCK = 1 << 24
-"""Numbers that resampling holds at once."""
+FEWEST = 20
+"""Judged queries below which nothing is told from chance: of fewer that are skewed, intervals cover too little."""
+SPREAD, POWER = 0.15, 0.8
+"""The standard deviation over queries that a difference in nDCG@10 mostly has (bench/intervals.py: .06 to .23), and
+how often it is to be found."""
 FEW = 30
 """Judged queries below which every interval is wide, or says nothing: where none of a few differ it is from 0 to 0."""
 ALIKE = 0.01
@@ -40,12 +40,14 @@ def _says(text: str) -> Meta:
 
 
 class Interval(Struct, frozen=True, kw_only=True):
-    """The mean of a paired difference over queries, and the bootstrap interval (95 %) about it."""
+    """The mean of a paired difference over queries, and the interval (95 %, Student's t) about it."""
 
     mean: float
     low: float
     high: float
-    significant: Annotated[bool, _says("whether 0 lies outside of low..high; never for a few queries")]
+    significant: Annotated[
+        bool, _says("whether it is told from 0 beside all that are compared (Holm, 5 %); never for a few queries")
+    ]
 
 
 class MeasuredWay(Struct, frozen=True, kw_only=True):
@@ -135,25 +137,42 @@ def measured(lists: Sequence[Found], grades: Sequence[Mapping[str, int]]) -> dic
     return values
 
 
-def differences(pairs: Sequence[Values], seed: int) -> list[Interval]:
-    """Say of each array of paired differences [queries] how large their mean is and where it may lie: the quantiles of
-    the means of `RESAMPLES` samples with replacement, the same ones for all. Of fewer than `FEWEST` queries resamples
-    are too alike for any difference to be significant."""
+def differences(pairs: Sequence[Values]) -> list[Interval]:
+    """Say of each array of paired differences [queries] how large their mean is and where it may lie, from -1 to 1, by
+    Student's t: with few queries the quantiles of resamples cover too little (bench/intervals.py). Significant are
+    those that Holm's procedure leaves of all of them, of `FEWEST` queries or more."""
+    from scipy.special import stdtr, stdtrit
+
     if not pairs:
         return []
-    whole, generator = np.stack(pairs), np.random.default_rng(seed)
-    count, size = len(pairs[0]), max(1, BLOCK // max(1, len(pairs[0])))
-    means = []
-    for first in range(0, RESAMPLES, size):
-        picked = generator.integers(0, count, (min(size, RESAMPLES - first), count))
-        weights = np.stack([np.bincount(row, minlength=count) for row in picked]).astype(np.float64)
-        means.append(weights @ whole.T / count)
-    tail = (1 - CONFIDENCE) / 2
-    lows, highs = np.quantile(np.concatenate(means), (tail, 1 - tail), axis=0).tolist()
+    whole = np.stack(pairs)
+    count, means = whole.shape[1], whole.mean(axis=1)
+    if count < 2:
+        return [Interval(mean=mean, low=-1.0, high=1.0, significant=False) for mean in means.tolist()]
+    errors = whole.std(axis=1, ddof=1) / np.sqrt(count)
+    sizes = np.divide(np.abs(means), errors, out=np.where(means == 0, 0.0, np.inf), where=errors > 0)
+    chances = 2 * stdtr(count - 1, -sizes)
+    order = np.argsort(chances)
+    holds = np.maximum.accumulate(chances[order] * np.arange(len(order), 0, -1)) <= 1 - CONFIDENCE
+    told = np.zeros(len(order), np.bool_)
+    told[order] = holds & (count >= FEWEST)
+    wide = stdtrit(count - 1, (1 + CONFIDENCE) / 2) * errors
+    lows, highs = np.maximum(means - wide, -1), np.minimum(means + wide, 1)
     return [
-        Interval(mean=mean, low=low, high=high, significant=count >= FEWEST and (low > 0 or high < 0))
-        for mean, low, high in zip(whole.mean(axis=1).tolist(), lows, highs, strict=True)
+        Interval(mean=mean, low=low, high=high, significant=sure)
+        for mean, low, high, sure in zip(means.tolist(), lows.tolist(), highs.tolist(), told.tolist(), strict=True)
     ]
+
+
+def smallest_told(queries: int) -> float:
+    """Return the difference in nDCG@10 that so many judged queries tell from chance `POWER` of the time; 1 for fewer
+    than `FEWEST`."""
+    from scipy.special import stdtrit
+
+    if queries < FEWEST:
+        return 1.0
+    both = stdtrit(queries - 1, (1 + CONFIDENCE) / 2) + stdtrit(queries - 1, POWER)
+    return float(both * SPREAD / np.sqrt(queries))
 
 
 def dumps(found: Evaluation) -> bytes:
@@ -161,17 +180,24 @@ def dumps(found: Evaluation) -> bytes:
     return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
 
-def verdict(name: str, best: str, difference: Interval, queries: int) -> str:
-    """Say in one sentence what the interval of `name` minus `best`, over so many queries, carries."""
-    lies = f"the difference in {MAIN} lies between {signed(difference.low)} and {signed(difference.high)}"
+def verdict(name: str, best: str, differences: Mapping[str, Interval], queries: int) -> str:
+    """Say in one sentence what the intervals of `name` minus each member alone, over so many queries, carry; `best` is
+    the member that found most on the training queries, and need not be the best."""
+
+    def lies(member: str) -> str:
+        found = differences[member]
+        return f"the difference in {MAIN} from {member} lies between {signed(found.low)} and {signed(found.high)}"
+
     judged = _judged(queries)
-    if difference.significant and difference.low > 0:
-        return f"{name} finds more than its best member, {best}, alone: {lies} (95 %, {judged})"
-    if difference.significant:
-        return f"{name} finds less than its best member, {best}, alone, which will do: {lies} (95 %, {judged})"
-    if queries >= FEW and max(-difference.low, difference.high) <= ALIKE:
-        return f"{name} and its best member, {best}, alone find the same: {lies} (95 %, {judged})"
-    return f"cannot tell with {judged} whether {name} finds more than its best member, {best}, alone: {lies}"
+    closest = min(differences, key=lambda member: differences[member].low)
+    better = min(differences, key=lambda member: differences[member].high)
+    if queries >= FEWEST and differences[closest].low > 0:  # more than all: none of them is one of many that were tried
+        return f"{name} finds more than each of its members alone: {lies(closest)} (95 %, {judged})"
+    if differences[better].significant and differences[better].high < 0:
+        return f"{name} finds less than its member {better} alone, which will do: {lies(better)} (95 %, {judged})"
+    if queries >= FEW and max(-differences[best].low, differences[best].high) <= ALIKE:
+        return f"{name} and its member {best} alone find the same: {lies(best)} (95 %, {judged})"
+    return f"cannot tell with {judged} whether {name} finds more than each of its members alone: {lies(closest)}"
 
 
 def bill(best: str, models: Mapping[str, MeasuredModel]) -> str:
@@ -191,8 +217,18 @@ def bill(best: str, models: Mapping[str, MeasuredModel]) -> str:
 
 def few_queries(queries: int) -> list[str]:
     """Warn of a number of judged queries by which little can be told; nothing for enough."""
-    few = f"only {_judged(queries)}: intervals are wide, and what has no * here may have one with {FEW} or more"
+    few = f"only {_judged(queries)}: intervals are wide, and what has no * here may have one with more: judge {FEW}"
     return [few] if queries < FEW else []
+
+
+def reach(queries: int) -> str:
+    """Say how small a difference so many judged queries tell from chance."""
+    if queries < FEWEST:
+        return f"{_judged(queries)} tell no difference from chance: judge {FEWEST} or more"
+    least = f"{smallest_told(queries):.3f}".replace("0.", ".", 1)
+    return (
+        f"{_judged(queries)} tell a difference of {least} in {MAIN} from chance 8 times in 10; smaller ones need more"
+    )
 
 
 def signed(value: float) -> str:

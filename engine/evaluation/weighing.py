@@ -152,7 +152,7 @@ def chosen(material: Material, best: str, seed: int) -> MeasuredWeights | None:
     held = np.setdiff1d(material.tested, material.trained) if material.halved else material.tested
     given, alone = [side.weight for side in sides], [float(side.name == best) for side in sides]
     value, by_roster, by_best = (_exact(material, each, held) for each in (weights, given, alone))
-    against_roster, against_best = differences([value - by_roster, value - by_best], seed)
+    against_roster, against_best = differences([value - by_roster, value - by_best])
     return MeasuredWeights(
         weights={side.name: part for side, part in zip(sides, weights, strict=True)},
         training=len(material.trained),

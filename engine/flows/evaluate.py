@@ -17,7 +17,7 @@ from interlock.engine.errors import UsageError, near
 from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, late_scores, sides_of
 from interlock.engine.evaluation.judging import Judge, Lists, Reranking, Rescored
-from interlock.engine.evaluation.report import Evaluation, MeasuredWeights, measured
+from interlock.engine.evaluation.report import Evaluation, MeasuredWeights, measured, reach
 from interlock.engine.evaluation.weighing import Material, parted
 from interlock.engine.flows import Listener
 from interlock.engine.flows.rerank import free_devices, rerank_of, rerankers
@@ -170,6 +170,7 @@ def amounts(settings: Configuration, request: EvaluationRequest, listener: Liste
     subject = subject_of(settings, request)
     asked = filter(str.strip, subject.judged.queries.values())
     texts = [*(asked if subject.delivered else subject.judged.texts.values())]
+    listener.say(reach(len(parted(subject.judged, request.limit, request.seed).tested)))
     with _encoder(settings, subject, listener) as encoder:
         return [encoder.amount(*each, texts) for each in subject.models]
 
@@ -180,6 +181,7 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
     subject = subject_of(settings, request)
     rerank = _reranker(settings, request.rerank, subject)
     parts = parted(subject.judged, request.limit, request.seed)
+    listener.say(reach(len(parts.tested)))
     with _encoder(settings, subject, listener) as encoder:
         if subject.delivered is None:
             _tell_amounts(encoder, subject, listener)

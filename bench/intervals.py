@@ -1,0 +1,89 @@
+"""How often the intervals of `interlock eval` hold the true difference, and how often a star or a verdict is chance.
+
+The truth is that of judged collections: differences in nDCG@10 between five lexical searches over their queries. Few
+queries are drawn from these, whose mean is known, and told as the command tells them; beside it the quantiles of
+resamples, which it told before.
+"""
+
+import argparse
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import evidence
+import machine
+import numpy as np
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from interlock.engine.corpus.questions import read_judged
+from interlock.engine.evaluation.report import DEEPEST, MAIN, Values, differences, measured
+
+SOURCES = ("engine/evaluation/report.py",)
+QUERIES, MOST = (6, 10, 20, 30, 60, 100, 300), 70
+"""Sizes of samples; collections with fewer queries than `MOST` are no truth to draw from."""
+WAYS: dict[str, dict[str, Any]] = {
+    "tf-idf": {},
+    "sublinear": {"sublinear_tf": True, "stop_words": "english"},
+    "stopped": {"stop_words": "english"},
+    "bigrams": {"sublinear_tf": True, "ngram_range": (1, 2)},
+    "characters": {"analyzer": "char_wb", "ngram_range": (3, 4), "max_features": 50_000},
+}
+
+
+def populations(directory: Path) -> list[Values]:
+    """Return the differences [queries] in nDCG@10 of each pair of lexical ways over a collection."""
+    judged, found = read_judged(directory), list[Values]()
+    test, ids = judged.splits["test"], list(judged.texts)
+    for settings in WAYS.values():
+        words = TfidfVectorizer(**settings)
+        texts = words.fit_transform(judged.texts.values())
+        scores = (words.transform([judged.queries[query] for query in test]) @ texts.T).toarray()
+        lists = [{ids[at]: float(row[at]) for at in np.argsort(-row, kind="stable")[:DEEPEST]} for row in scores]
+        found.append(measured(lists, list(test.values()))[MAIN])
+    return [one - other for one, other in combinations(found, 2)]
+
+
+def covered(truths: list[Values], queries: int, rounds: int) -> dict[str, float]:
+    """Say how often intervals hold the mean of what they were drawn from, and how often a table of equal ways stars."""
+    generator, held, before, starred = np.random.default_rng(queries), [], [], 0
+    picked = generator.integers(0, queries, (1000, queries))
+    for _ in range(rounds):
+        drawn = [generator.choice(each, queries) for each in truths]
+        for truth, sample, told in zip(truths, drawn, differences(drawn), strict=True):
+            low, high = np.quantile(sample[picked].mean(axis=1), (0.025, 0.975))
+            held.append(told.low <= truth.mean() <= told.high)
+            before.append(low <= truth.mean() <= high)
+        alike = [sample - truth.mean() for truth, sample in zip(truths, drawn, strict=True)]
+        starred += any(each.significant for each in differences(alike))
+    return {"t": float(np.mean(held)), "resamples": float(np.mean(before)), "stars": starred / rounds}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    every = [each for directory in options.collections for each in populations(directory)]
+    truths = [each for each in every if len(each) >= MOST] or every
+    spreads = [float(each.std()) for each in every]
+    found = {str(queries): covered(truths, queries, options.rounds) for queries in QUERIES}
+    return {"machine": machine.describe(), "pairs": len(truths), "spreads": spreads, "samples": found}
+
+
+def show(result: dict[str, Any]) -> None:
+    low, middle, high = np.quantile(result["spreads"], (0, 0.5, 1))
+    print(f"{result['pairs']} pairs of ways; standard deviations {low:.3f} to {high:.3f}, median {middle:.3f}\n")
+    print("| queries | intervals that hold the difference | by resamples | tables of equal ways with a star |")
+    print("| --- | --- | --- | --- |")
+    for queries, each in result["samples"].items():
+        print(f"| {queries} | {each['t']:.1%} | {each['resamples']:.1%} | {each['stars']:.1%} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("collections", type=Path, nargs="+", metavar="DIR", help="directories of judged collections")
+    parser.add_argument("--rounds", type=int, default=400, metavar="N", help="samples of each size (400)")
+    evidence.gather(parser, measure, show, SOURCES)
+
+
+if __name__ == "__main__":
+    main()
