@@ -186,6 +186,14 @@ def test_a_precision_that_cannot_be_had_is_refused_in_one_line(tmp_path, kind, d
     assert "\n" not in str(refused.value)
 
 
+def test_int8_is_refused_where_the_processor_has_no_kernels_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    with pytest.raises(
+        UsageError, match=r"m cannot be computed in int8 on cpu, .* with AVX2: choose another --precision"
+    ):
+        card_of(tiny_model(tmp_path / "m"), precision="int8")
+
+
 def test_auto_is_bfloat16_where_the_processor_multiplies_it_and_else_float32(monkeypatch):
     for native in (False, True):
         for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):

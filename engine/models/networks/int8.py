@@ -44,10 +44,10 @@ def dtype_of(
     else:
         decided = cpu_precision(spec.precision) if device_kind == "cpu" and not fixed else "float32"
     dtype = spec.dtype.get(device_kind, decided)
-    if dtype == "int8" and not (ours and device_kind == "cpu" and hasattr(torch.ops.onednn, "qlinear_prepack")):
+    if dtype == "int8" and not (ours and device_kind == "cpu" and "AVX" in torch.backends.cpu.get_cpu_capability()):
         raise UsageError(
-            f"{spec.key} cannot be computed in int8 on {device_kind}, only BERT and its like on a CPU: choose another "
-            "--precision, or another dtype in its [models.*] table"
+            f"{spec.key} cannot be computed in int8 on {device_kind}, only BERT and its like on a CPU with AVX2: "
+            "choose another --precision, or another dtype in its [models.*] table"
         )
     return dtype
 
