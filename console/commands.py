@@ -36,7 +36,6 @@ def run(options: argparse.Namespace) -> int:
 
     server = options.qdrant if is_address(options.qdrant or "") else ""
     if server:
-        from interlock.console.delivery import upload_after
         from interlock.console.writing import say
         from interlock.engine.flows.upload import check_server
 
@@ -57,14 +56,15 @@ def run(options: argparse.Namespace) -> int:
         made.append(Run(options.chunks, settings, controls))
         return made[-1]
 
-    code = run_with_front_end(make, options.chunks, settings, _audience(options))
-    if server and made:
+    def then(code: ExitCode) -> None:
+        from interlock.console.delivery import upload_after
         from interlock.console.front_ends.headless import handling
 
         with handling({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}):  # the run is done
             path, prune = made[-1].directory.path, made[-1].settings.prune
-            upload_after(ExitCode(code), path, server, prune=prune, quiet=options.quiet)
-    return code
+            upload_after(code, path, server, prune=prune, quiet=options.quiet)
+
+    return run_with_front_end(make, options.chunks, settings, _audience(options), then if server else None)
 
 
 def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:

@@ -15,7 +15,7 @@ from interlock.engine.errors import ExitCode
 from interlock.engine.record import atomic
 from interlock.engine.record.health import nodes_reached
 from interlock.engine.record.rundir import JOURNAL
-from interlock.engine.record.runs import Overview, overview, resume_words, state_of
+from interlock.engine.record.runs import Overview, overview, state_of
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import Control, RunState
 from interlock.engine.record.words import LONG, command, duration, named, percent, safe
@@ -166,8 +166,7 @@ def _instead(directory: Path, why: str, seen: Overview | None = None) -> str:
     if seen.held:
         return f"cannot steer it: {why}"
     how = f"the run is over ({seen.health.word})" if seen.exit_code is not None else "the run's process died"
-    words = resume_words(seen.chunks, seen.path, seen.config)
-    return f"{how}: continue it with {command(words)}" if seen.resumable else how
+    return f"{how}: continue it with {command(seen.onward)}" if seen.resumable else how
 
 
 def _told(answer: Control, now: Snapshot) -> str:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from interlock.console.cli import configuration
+from interlock.console.cli import configuration, parse
 from interlock.console.writing import say, tell
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows import Listener
-from interlock.engine.record.words import LONG, argument, command, duration, human_bytes, safe, several, unarmed
+from interlock.engine.record.words import LONG, duration, human_bytes, safe, several, unarmed
 
 if TYPE_CHECKING:
     from interlock.engine.targets.upload_plan import UploadPlan, UploadReport
@@ -85,6 +85,7 @@ def upload(options: argparse.Namespace) -> int:
         grpc_port=options.grpc_port,
         prune=options.prune,
         payload=payload_of(options.payload),
+        flags=tuple(_flags(options)),
     )
     with uploading() as listener:
         if options.json:
@@ -95,6 +96,19 @@ def upload(options: argparse.Namespace) -> int:
             for report in flow.upload(request, listener):
                 print("\n".join(report_lines(report)), flush=True)
     return ExitCode.COMPLETED
+
+
+def _flags(options: argparse.Namespace) -> Iterator[str]:
+    """The flags that an upload was called with, but for where from, where to and how it is told: those of another
+    session that goes on with it, from any directory."""
+    usual = vars(parse(["upload", "RUN", "--qdrant", "URL"]))
+    for name, value in vars(options).items():
+        if value == usual.get(name) or name in ("run", "server", "dry_run", "json"):
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            text = str(each.absolute() if isinstance(each, Path) else f"{each:g}" if isinstance(each, float) else each)
+            flag = f"--{name.replace('_', '-')}"
+            yield from [flag] if each is True else [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 
 
 def _print_json(items: "Iterator[UploadPlan] | Iterator[UploadReport]") -> None:
@@ -109,18 +123,20 @@ def _print_json(items: "Iterator[UploadPlan] | Iterator[UploadReport]") -> None:
 def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: bool) -> None:
     """Upload a run that has just ended, if it is whole; what it came to goes to stderr. Raises as `upload` does."""
     from interlock.engine.flows import upload as flow
+    from interlock.engine.record.journal import upload_command
 
-    again = command(["upload", argument(str(run)), "--qdrant", url, *["--prune"] * prune])
+    flags = ("--prune",) * prune
+    onward = upload_command(run, url, flags)
     if code not in (ExitCode.COMPLETED, ExitCode.MITIGATED):
-        say(f"the run is not whole and was not uploaded: continue it, or upload what there is: {again}")
+        say(f"the run is not whole and was not uploaded: continue it, or upload what there is: {onward}")
         return
     try:
         with uploading() as listener:
-            for report in flow.upload(flow.UploadRequest(run=run, url=url, prune=prune), listener):
+            for report in flow.upload(flow.UploadRequest(run=run, url=url, prune=prune, flags=flags), listener):
                 for line in () if quiet else report_lines(report):
                     say(line)
     except BaseException:
-        say(f"the run is whole, nothing is computed again: {again}")
+        say(f"the run is whole, nothing is computed again: {onward}")
         raise
 
 

@@ -292,8 +292,8 @@ def _front_end(command: argparse.ArgumentParser) -> None:
     text = "serve the run's numbers to Prometheus on this port of this machine, or keep them in a .prom file"
     group.add_argument("--metrics", metavar="PORT|FILE", help=text)
     text = (
-        "at the end call this command with the path of summary.json, and {run}, {state} and {reason} in it filled in; "
-        "it changes no exit code"
+        "at the very end, after an upload too, call this command with the path of summary.json, and {run}, {state}, "
+        "{reason}, {done} and {next} in it filled in; it changes no exit code"
     )
     group.add_argument("--notify", metavar="COMMAND", help=text)
 

@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record.health import Health
-from interlock.engine.record.words import LONG, safe
+from interlock.engine.record.judgement import Judgement
+from interlock.engine.record.words import LONG, percent, safe
 
-_ASKED = re.compile(r"\{(?:run|state|reason)\}")
+_ASKED = re.compile(r"\{(?:run|state|reason|done|next)\}")
 SECONDS = 60.0
 """How long it may take."""
 _SECRET = re.compile(
@@ -40,10 +40,12 @@ def words_of(command: str | None) -> list[str]:
     return words
 
 
-def filled(words: Sequence[str], run: str, state: Health) -> list[str]:
-    """Write into the words of a command, where they ask for it, which run has ended, and how, as lists of runs say it:
-    `{run}`, `{state}` and `{reason}`."""
-    said = {"{run}": run, "{state}": state.word, "{reason}": state.detail}
+def filled(words: Sequence[str], run: str, judged: Judgement, onward: str = "") -> list[str]:
+    """Write into the words of a command, where they ask for it, which run has ended, how, as lists of runs say it, how
+    far it is, and the command that comes next: `{run}`, `{state}`, `{reason}`, `{done}` and `{next}`."""
+    done = "" if judged.share_done is None else percent(judged.share_done).strip()
+    said = {"{run}": run, "{state}": judged.health.word, "{reason}": judged.health.detail, "{done}": done}
+    said["{next}"] = onward
     return [_ASKED.sub(lambda asked: safe(said[asked[0]], LONG), word) for word in words]
 
 

@@ -28,8 +28,9 @@ from interlock.console.writing import (
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows import Listener, no_events
 from interlock.engine.record import atomic
+from interlock.engine.record.inputs import needed
 from interlock.engine.record.rundir import RunDirectory
-from interlock.engine.record.runs import chunks_of, needed
+from interlock.engine.record.runs import chunks_of
 from interlock.engine.record.words import argument, command, safe, several, typed
 from interlock.engine.settings import Configuration, limit_threads
 

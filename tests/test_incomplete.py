@@ -23,7 +23,7 @@ from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.corpus.placing import LOOKED_UP, placed
 from interlock.engine.record.events import BatchCommitted, RowParked, RunClosed
-from interlock.engine.record.runs import state_of
+from interlock.engine.record.runs import overview, state_of
 from interlock.engine.record.snapshot import snapshot
 from tests.builders import corpus, events_of, interlock, sentences, summary_of
 from tests.test_worker import POISON, poisoned
@@ -201,6 +201,9 @@ def test_a_text_that_failed_before_is_tried_again_only_when_that_is_asked_for(pa
     said, batches, run = parked()
     assert "error: Docs/a_chunks.json record 13, chunk " in said
     assert "next: " in said and "--resume --retry-parked" in said
+    (again,) = re.findall(r"next: (interlock run .*)", said)
+    assert overview(run, 0.0).onward == shlex.split(again)[1:]  # what the list of runs does
+    assert again in interlock("ctl", run, "pause", check=1).stderr
     said, after, _ = parked("--resume")
     assert after == batches and "1 text failed before, a_chunks.json record 13, chunk " in said
     assert "--resume --retry-parked" in said

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from interlock.engine.record.facts import Setting
-from interlock.engine.record.runs import resume_words
+from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.words import command, drawn, safe
 from tests.builders import corpus, environment, interlock, sentences, start, tiny_model, toml
 from tests.edge_bridge import serving

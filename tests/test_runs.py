@@ -35,9 +35,10 @@ from interlock.engine.record import journal, runs
 from interlock.engine.record.atomic import LARGEST, content, occupant
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.health import Health, health
+from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.judgement import CALM, Attention, DeviceUse, attention, judge, left_behind
 from interlock.engine.record.rundir import RunDirectory
-from interlock.engine.record.runs import delete, overview, overviews, resume_words, state_of
+from interlock.engine.record.runs import delete, overview, overviews, state_of
 from interlock.engine.record.snapshot import snapshot
 from interlock.widgets import header
 from interlock.widgets.choices import Choices
@@ -243,15 +244,15 @@ def test_header_and_list_judge_a_run_that_goes_on_alike(tmp_path, share):
     run.close()
     died = overview(tmp_path / "r", seen.latest_at)
     assert (died.health.word, died.left) == ("RUN PROCESS DIED", None)
-    assert filled(["{state}"], "r", judge(left_behind(seen, ""), seen.latest_at).health) == [died.health.word]
+    assert filled(["{state}"], "r", judge(left_behind(seen, ""), seen.latest_at)) == [died.health.word]
 
 
 def test_a_run_that_ends_is_told_with_the_words_of_the_list(out):
     for name in ("over", "stopped"):
-        listed = overview(out / name, LATER).health
-        told = judge(left_behind(snapshot(state_of(out / name), 0), ""), LATER).health
-        assert filled(["mail", "{run}: {state}", "{reason}{}", '{"a": 1}'], name, told) == [
-            "mail", f"{name}: {listed.word}", f"{listed.detail}{{}}", '{"a": 1}',
+        seen = overview(out / name, LATER)
+        told, listed = judge(left_behind(snapshot(state_of(out / name), 0), ""), LATER), seen.health
+        assert filled(["mail", "{run}: {state} {done}", "{reason}{}", '{"a": 1}', "{next}"], name, told, "view it") == [
+            "mail", f"{name}: {listed.word} {seen.share_done:.0%}", f"{listed.detail}{{}}", '{"a": 1}', "view it",
         ]  # fmt: skip
 
 

@@ -3,8 +3,11 @@ it ended, and that its process died. Real processes, and a server behind a socke
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from interlock.console.ctl import status
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.runs import RunList
 from interlock.console.text import runs_text
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import journal, judgement
 from interlock.engine.record.health import Health
 from interlock.engine.record.journal import Acknowledged, Upload, UploadBinding, UploadJournal, upload_of
@@ -22,7 +25,7 @@ from interlock.engine.record.judgement import Judgement, judge, uploaded
 from interlock.engine.record.runs import delete, overview
 from interlock.widgets import header
 from interlock.widgets.text import plain
-from tests.builders import interlock, start
+from tests.builders import corpus, interlock, sentences, start
 from tests.edge_bridge import Collection, refusal, serving
 from tests.processes import until
 from tests.test_upload import POINTS
@@ -118,6 +121,44 @@ def test_an_upload_whose_process_died_says_so_until_the_same_command_has_done_it
     assert going().communicate(60)
     assert now(run) == DONE
     assert len(set(upload.bridge.collections["docs"].sent)) == ROWS
+
+
+def test_the_command_that_continues_an_upload_has_the_flags_it_was_begun_with_and_works_as_printed(upload, run, going):
+    upload.bridge.before = busy(3)
+    (key := run.parent / "a key").write_text("k")
+    flags = ["--index", "lang:keyword", "--index", "n:integer", "--vector-type", "float16", "--api-key-file", str(key)]
+    process = going(*flags, "--settle", "60", "--prune", "--patience", "300")
+    until(lambda: now(run).word == "WAITING FOR SERVER")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(60)
+    (told,) = re.findall(r"continue it with (interlock .*?): ", now(run).detail)
+    _, *words = shlex.split(told)
+    url = words[words.index("--qdrant") + 1]
+    assert sorted(words) == sorted(["upload", str(run), "--qdrant", url, *flags, "--settle", "60", "--prune"])
+    upload.bridge.before = lambda *_: None
+    interlock(*words)
+    assert now(run) == DONE and len(set(upload.bridge.collections["docs"].sent)) == ROWS
+    assert len(upload.bridge.collections["docs"].sent) == ROWS  # none was sent twice
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_end_is_told_once_and_after_the_upload(upload, tmp_path, tiny_a, refused):
+    corpus(tmp_path / "in", {"Docs": {"a.jsonl": sentences(12)}})
+    heard = "import sys; open('heard', 'a').write('|'.join(sys.argv[1:-1]) + chr(10))"
+    told = shlex.join([sys.executable, "-c", heard, "{state}", "{done}", "{next}", "{reason}"])
+    run, words = tmp_path / "runs" / "r", ["--roster", tiny_a, "--run-id", "r", "--out", tmp_path / "runs"]
+    if refused:
+        upload.bridge.before = busy(0, lambda: refusal(400, "not like this"))
+    with serving(upload.bridge) as url:
+        code = ExitCode.FAILED if refused else ExitCode.COMPLETED
+        interlock("run", tmp_path / "in", "--qdrant", url, *words, "--notify", told, cwd=tmp_path, check=code)
+    (line,) = (tmp_path / "heard").read_text().splitlines()
+    state, done, following, reason = line.split("|")
+    if refused:
+        assert (state, done) == ("UPLOAD FAILED", "0%") and "not like this" in reason
+        assert following == f"interlock upload {run} --qdrant {url}"
+    else:
+        assert (state, done, following) == ("DONE", "100%", f"interlock view {run}")
 
 
 def test_why_an_upload_ended_is_told_and_that_it_was_stopped(upload, run, going):

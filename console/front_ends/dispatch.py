@@ -4,6 +4,7 @@ The run is in a session's thread all the while. A console that is gone is follow
 the same run to its end.
 """
 
+import dataclasses
 import shutil
 import signal
 import sys
@@ -30,14 +31,17 @@ from interlock.console.metrics import exposed
 from interlock.console.notifying import filled, notify
 from interlock.console.sources.session import Session, Work
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
-from interlock.console.text.recap import recap
+from interlock.console.text.recap import next_commands, recap
 from interlock.engine import __version__
 from interlock.engine.compute.controls import Controls
 from interlock.engine.crash import reportable
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
+from interlock.engine.record.health import Health
+from interlock.engine.record.journal import INTERRUPTED, upload_command, upload_of
 from interlock.engine.record.judgement import judge, left_behind
 from interlock.engine.record.recorder import journal_at
 from interlock.engine.record.rundir import SUMMARY
+from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import LONG, argument, command, safe
 from interlock.engine.settings import Configuration, recorded
 
@@ -61,14 +65,16 @@ class Audience:
 
 
 def run_with_front_end(
-    make: Callable[[Controls], Work], chunks: Path, configuration: Configuration, audience: Audience
-) -> ExitCode:
-    """Do a run of `chunks` under the front end that fits the terminal; return how it ended.
+    make: Callable[[Controls], Work], chunks: Path, configuration: Configuration, audience: Audience,
+    then: Callable[[ExitCode], object] | None = None,
+) -> ExitCode:  # fmt: skip
+    """Do a run of `chunks` under the front end that fits the terminal, and `then` what follows it, with how it
+    ended; return that.
 
     Raises InterlockError for whatever the run raises; a summary that was asked for says so too. Signals stay the run's:
     what comes after its end must not change how it ended, up to the end of the process.
     """
-    session = Session(make)
+    session, failed = Session(make), ""
     stopped_by_signals(session)
 
     def told(line: str) -> None:
@@ -76,12 +82,31 @@ def run_with_front_end(
 
     with exposed(audience.metrics, lambda: session.work.recorder if session.work else None, told):
         try:
-            return _watched(session, chunks, configuration, audience)
+            code = _watched(session, chunks, configuration, audience)
+            try:
+                if then and session.work:
+                    then(code)
+            except BaseException as error:
+                failed = str(error) or INTERRUPTED
+                raise
+            return code
         finally:
             if session.work and session.summary and session.summarised and session.over:
                 seen = left_behind(session.work.recorder.snapshot(), str(session.failure or ""))
-                state = judge(seen, time.time()).health
-                notify(filled(audience.notify, session.work.directory.id, state), session.summary, told)
+                words = _notice(audience.notify, seen, session.work.directory.path, failed)
+                notify(words, session.summary, told)
+
+
+def _notice(words: Sequence[str], seen: Snapshot, run: Path, failed: str) -> list[str]:
+    """The words of the command that hears how a run ended, and why what followed it `failed`: its upload, of which
+    nothing else may tell."""
+    server = seen.config["server"].value if "server" in seen.config else ""
+    upload = upload_of(run) if server else None
+    judged, onward = judge(seen, time.time(), upload), upload.onward if upload else next_commands(seen, run)[0]
+    if failed and not upload:
+        judged = dataclasses.replace(judged, health=Health("UPLOAD FAILED", "error", failed), share_done=0.0)
+        onward = upload_command(run, str(server))
+    return filled(words, run.name, judged, onward)
 
 
 def _watched(session: Session, chunks: Path, configuration: Configuration, audience: Audience) -> ExitCode:

@@ -21,7 +21,7 @@ from interlock.console.text import runs_text
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.health import Level
 from interlock.engine.record.judgement import HISTORY
-from interlock.engine.record.runs import Overview, delete, resume_words
+from interlock.engine.record.runs import Overview, delete
 from interlock.engine.record.words import command, drawn, human_bytes, several
 from interlock.widgets.choices import Choices
 from interlock.widgets.header import SIGNS
@@ -197,7 +197,7 @@ class RunsScreen(Keyed):
             why = "in use" if chosen.held else "complete" if chosen.exit_code == 0 else "not readable"
             self.say(f"{chosen.id} is {why}: nothing to resume")
             return
-        words = resume_words(chosen.chunks, chosen.path, chosen.config)
+        words = chosen.onward
         if self._leave is None:
             self._go(words)
             return

@@ -24,10 +24,11 @@ from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
+from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.journal import Upload, upload_of
 from interlock.engine.record.recorder import Ring, Tail, journal_at
 from interlock.engine.record.rundir import death_of
-from interlock.engine.record.runs import chunks_of, resume_words
+from interlock.engine.record.runs import chunks_of
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import argument, command, duration

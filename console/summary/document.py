@@ -21,7 +21,7 @@ from interlock.engine.errors import InterlockError, UsageError, near
 from interlock.engine.record.atomic import LARGEST
 from interlock.engine.record.rundir import JOURNAL, beside
 from interlock.engine.record.runs import overview as overview_of
-from interlock.engine.record.runs import resume_words, state_of
+from interlock.engine.record.runs import state_of
 from interlock.engine.record.summary import Summary, dumps, summarise
 from interlock.engine.record.words import argument, command, duration, few, human_bytes, safe, several
 from interlock.widgets.formats import render
@@ -153,7 +153,7 @@ def _unfinished(path: Path) -> str:
     watch = f"watch it with {command(['watch', argument(str(path))])}"
     if not run.resumable:
         return watch
-    return f"finish it with {command(resume_words(run.chunks, path, run.config))}, or {watch}"
+    return f"finish it with {command(run.onward)}, or {watch}"
 
 
 def top(document: Document, other: Document | None = None) -> Node:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from interlock.engine.record.facts import DeviceFacts, timed
 from interlock.engine.record.health import health, outputs_of
+from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.judgement import attention
-from interlock.engine.record.runs import resume_words
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.state import NodeState
 from interlock.engine.record.words import argument, command, duration, human_bytes, percent, safe, several

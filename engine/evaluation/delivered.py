@@ -19,9 +19,8 @@ from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.record.atomic import check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
-from interlock.engine.record.inputs import language_of, store_of
+from interlock.engine.record.inputs import language_of, resume_words, store_of
 from interlock.engine.record.rundir import JOURNAL
-from interlock.engine.record.runs import resume_words
 from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.record.words import command
 from interlock.engine.search.store_models import check_tokens, the_same

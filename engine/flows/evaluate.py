@@ -27,8 +27,8 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.members import rerankers as found_rerankers
 from interlock.engine.models.registry import ModelSpec, extended
+from interlock.engine.record.inputs import now_at
 from interlock.engine.record.rundir import JOURNAL
-from interlock.engine.record.runs import now_at
 from interlock.engine.record.words import duration, several
 from interlock.engine.search.ask import MAXSIM
 from interlock.engine.search.rerank import Rerank

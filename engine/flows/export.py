@@ -26,8 +26,9 @@ from interlock.engine.flows.plan import RunPlan
 from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit, Warned
 from interlock.engine.record.health import collection_status
+from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.rundir import RunDirectory
-from interlock.engine.record.runs import chunks_of, resume_words
+from interlock.engine.record.runs import chunks_of
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import command, differences, few, typed
 from interlock.engine.settings import Configuration, RunSettings, continued

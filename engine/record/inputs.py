@@ -2,7 +2,7 @@
 paths that it recorded lie once its directory was moved or copied.
 
 A difference is told with the setting that it comes of and both values; of a file, by its name. Pure but for looking
-whether a path is there.
+whether a path is there. And the command that goes on with it.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import fields
 
-from interlock.engine.record.facts import RosterEntry, Setting
-from interlock.engine.record.words import differences
+from interlock.engine.record.facts import RosterEntry, Setting, rehearsed
+from interlock.engine.record.words import argument, differences
 
 _USUAL = {each.name: each.default for each in fields(RosterEntry) if each.default is not msgspec.NODEFAULT} | {
     "heads": {}
@@ -167,3 +167,42 @@ def same_files(files: list[str], root: Path) -> bool:
     """Whether the chunk files of a run, `collection/file` each, are in `root` by their names."""
     own = [root.resolve().parent, root]  # a root that is a collection itself is named after itself
     return bool(files) and any(all((place / file).is_file() for file in files) for place in own)
+
+
+AGAIN = ("cluster", "offline", "allow_pickle", "strict")
+"""What a run does not keep for itself, and a session that goes on with it needs as well."""
+
+
+def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[str]:
+    """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run` and whose latest
+    session was called with `config`; one that was rehearsed writes its chunks itself."""
+    words = ["demo", "--scripted"] if rehearsed(config) else ["run", argument(now_at(chunks, run, config))]
+    faults = _each(config["faults"].value) if words[0] == "run" and "faults" in config else []
+    words += ["--faults", ""] * any(each.startswith(("lose", "assert")) for each in faults)
+    # A directory that was given another name is a run of that name.
+    named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
+    onward = ["--qdrant", str(config["server"].value)] if "server" in config else []
+    return [*words, *needed(run, config), "--out", argument(str(run.parent)), *named, "--resume", *onward]
+
+
+def now_at(path: object, run: Path, config: Mapping[str, Setting]) -> str:
+    """Name where a path of a run lies, which may have been moved with what is beside it."""
+    now, out = run.absolute(), Path(str(config["out"].value) if "out" in config else "")
+    return str(moved(path, out / run.name if out.is_absolute() else now, now))
+
+
+def needed(run: Path, config: Mapping[str, Setting]) -> list[str]:
+    """Write the flags without which no session has the models and the machines that this run had."""
+    words = list[str]()
+    for name in ("config", "models"):
+        words += [f"--{name}", now_at(config[name].value, run, config)] if name in config else []
+    for name in AGAIN:
+        said = config.get(name, Setting(None, ""))
+        if said.value and not said.origin.startswith("file "):  # the file says it again
+            flag = "--" + name.replace("_", "-")
+            words += [flag] if said.value is True else [flag, ",".join(_each(said.value))]
+    return words
+
+
+def _each(value: object) -> list[str]:
+    return list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]

@@ -16,7 +16,7 @@ import io
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -183,13 +183,15 @@ INTERRUPTED = "it was interrupted"
 
 
 class UploadBinding(Struct, frozen=True, tag_field="entry", tag="begun"):
-    """What a journal is about: a collection of a server, the SHA-256 of what is uploaded, its rows, and its mark."""
+    """What a journal is about: a collection of a server, the SHA-256 of what is uploaded, its rows, and its mark; and
+    the `flags` that it was begun with, where anybody told."""
 
     url: str
     collection: str
     fingerprint: str
     rows: int
     mark: str = ""
+    flags: tuple[str, ...] | None = None
 
 
 class Acknowledged(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry", tag="acknowledged"):
@@ -214,6 +216,16 @@ class Upload(NamedTuple):
     to: UploadBinding
     latest: Acknowledged
     live: bool
+
+    @property
+    def onward(self) -> str:
+        """The command that goes on with it."""
+        return upload_command(self.run, self.to.url, self.to.flags or ())
+
+
+def upload_command(run: Path, url: str, flags: Sequence[str] = ()) -> str:
+    """Write the command that uploads a run, ready to be pasted."""
+    return command(["upload", argument(str(run)), "--qdrant", url, *flags])
 
 
 class UploadJournal:
@@ -291,6 +303,11 @@ class UploadJournal:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def _is_of(self, begun: UploadBinding) -> bool:
+        """Whether a journal that was begun so is of the same; the flags say how to send it, not what."""
+        mine = self._binding
+        return msgspec.structs.replace(begun, mark=mine.mark, flags=mine.flags) == mine
+
     def _replay(self) -> int | None:
         """The rows that are acknowledged; None where the journal is new, damaged or of something else. A torn last line
         is cut off."""
@@ -308,7 +325,7 @@ class UploadJournal:
             except msgspec.MsgspecError:
                 return None
             if rows is None:
-                if not isinstance(entry, UploadBinding) or self._binding != msgspec.structs.replace(entry, mark=""):
+                if not isinstance(entry, UploadBinding) or not self._is_of(entry):
                     return None
                 self.mark = entry.mark
             rows = entry.rows if isinstance(entry, Acknowledged) else 0

@@ -16,7 +16,7 @@ from interlock.engine.record.journal import INTERRUPTED, Upload
 from interlock.engine.record.outlook import Outlook, time_left
 from interlock.engine.record.rundir import NO_WORD
 from interlock.engine.record.snapshot import GONE, DeviceView, Snapshot
-from interlock.engine.record.words import argument, command, duration, safe, several
+from interlock.engine.record.words import duration, safe, several
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ def _on_its_way(upload: Upload, now: float) -> Health:
 
 
 def _broken_off(upload: Upload) -> Health:
-    words, ended = command(["upload", argument(upload.run), "--qdrant", upload.to.url]), upload.latest.ended
-    told = f"{_points(upload)}; continue it with {words} and the flags that it had: {ended or NO_WORD}"
+    ended, unsaid = upload.latest.ended, " and the flags that it had" * (upload.to.flags is None)
+    told = f"{_points(upload)}; continue it with {upload.onward}{unsaid}: {ended or NO_WORD}"
     if ended == INTERRUPTED:
         return Health("UPLOAD STOPPED", "warn", told)
     return Health("UPLOAD DIED" if ended is None else "UPLOAD FAILED", "error", told)

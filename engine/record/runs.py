@@ -24,12 +24,11 @@ from interlock.engine.record.events import RunClosed
 from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.health import Health, ended
-from interlock.engine.record.inputs import moved
+from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need, uploaded
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, death_of, runs_at
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import argument
 
 TAIL_BYTES = 64 << 10
 """So much of a journal's end is looked at for the entry that closes a run."""
@@ -71,6 +70,12 @@ class Overview(Judgement):
     def resumable(self) -> bool:
         """Whether `--resume` would go on with it."""
         return not self.held and self.exit_code != 0 and bool(self.chunks)
+
+    @property
+    def onward(self) -> list[str]:
+        """The arguments of `interlock` that go on with it: where nothing but parked texts is left, with these."""
+        retried = self.exit_code is not None and self.share_done == 1 and self.attention.parked > 0
+        return resume_words(self.chunks, self.path, self.config) + ["--retry-parked"] * retried
 
 
 def overviews(places: Sequence[Path], now: float) -> list[Overview]:
@@ -280,45 +285,6 @@ def chunks_of(directory: Path, told: str, config: Mapping[str, Setting]) -> str:
         return str(RunDirectory(directory).inputs().get("chunks", otherwise))
     except InterlockError:
         return str(otherwise)
-
-
-AGAIN = ("cluster", "offline", "allow_pickle", "strict")
-"""What a run does not keep for itself, and a session that goes on with it needs as well."""
-
-
-def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[str]:
-    """Write the arguments of `interlock` that go on with the run of `chunks` whose directory is `run` and whose latest
-    session was called with `config`; one that was rehearsed writes its chunks itself."""
-    words = ["demo", "--scripted"] if rehearsed(config) else ["run", argument(now_at(chunks, run, config))]
-    faults = _each(config["faults"].value) if words[0] == "run" and "faults" in config else []
-    words += ["--faults", ""] * any(each.startswith(("lose", "assert")) for each in faults)
-    # A directory that was given another name is a run of that name.
-    named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
-    onward = ["--qdrant", str(config["server"].value)] if "server" in config else []
-    return [*words, *needed(run, config), "--out", argument(str(run.parent)), *named, "--resume", *onward]
-
-
-def now_at(path: object, run: Path, config: Mapping[str, Setting]) -> str:
-    """Name where a path of a run lies, which may have been moved with what is beside it."""
-    now, out = run.absolute(), Path(str(config["out"].value) if "out" in config else "")
-    return str(moved(path, out / run.name if out.is_absolute() else now, now))
-
-
-def needed(run: Path, config: Mapping[str, Setting]) -> list[str]:
-    """Write the flags without which no session has the models and the machines that this run had."""
-    words = list[str]()
-    for name in ("config", "models"):
-        words += [f"--{name}", now_at(config[name].value, run, config)] if name in config else []
-    for name in AGAIN:
-        said = config.get(name, Setting(None, ""))
-        if said.value and not said.origin.startswith("file "):  # the file says it again
-            flag = "--" + name.replace("_", "-")
-            words += [flag] if said.value is True else [flag, ",".join(_each(said.value))]
-    return words
-
-
-def _each(value: object) -> list[str]:
-    return list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
 
 
 RUNS_ASKED = 20

@@ -93,7 +93,8 @@ class CollectionUpload:
 
     def _uploaded(self) -> UploadReport:
         began, collection, target, alias = self._clock(), self._collection, self._target, self._options.alias
-        binding = UploadBinding(self._server.address.url, target.name, collection.fingerprint, collection.rows)
+        url, flags = self._server.address.url, self._options.flags
+        binding = UploadBinding(url, target.name, collection.fingerprint, collection.rows, flags=flags)
         path = self._stem.with_name(f"{self._stem.name}.jsonl")
         with UploadJournal(path, binding) as journal, self._server.patience.noted_by(journal.note), target:
             version = self._server.version()

@@ -23,7 +23,7 @@ from interlock.engine.vectors.precision import Quantise
 class UploadOptions:
     """How a collection is to be on the server; `settle` is how many seconds its indexes may take, `grpc_port` where
     points may go over gRPC (0: nowhere, None: where it belongs beside the port of REST), `prune` whether points of
-    earlier uploads that are not of the run are removed.
+    earlier uploads that are not of the run are removed, `flags` how a command line asks for all that.
     """
 
     alias: str = ""
@@ -33,6 +33,7 @@ class UploadOptions:
     settle: float = 3600.0
     grpc_port: int | None = 0
     prune: bool = False
+    flags: tuple[str, ...] | None = None
 
 
 class UploadPlan(Struct, frozen=True, kw_only=True):
