@@ -303,11 +303,6 @@ class UploadJournal:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _is_of(self, begun: UploadBinding) -> bool:
-        """Whether a journal that was begun so is of the same; the flags say how to send it, not what."""
-        mine = self._binding
-        return msgspec.structs.replace(begun, mark=mine.mark, flags=mine.flags) == mine
-
     def _replay(self) -> int | None:
         """The rows that are acknowledged; None where the journal is new, damaged or of something else. A torn last line
         is cut off."""
@@ -325,7 +320,12 @@ class UploadJournal:
             except msgspec.MsgspecError:
                 return None
             if rows is None:
-                if not isinstance(entry, UploadBinding) or not self._is_of(entry):
+                if not isinstance(entry, UploadBinding):
+                    return None
+                unflagged = msgspec.structs.replace(
+                    entry, mark="", flags=self._binding.flags
+                )  # which say how, not what
+                if self._binding != unflagged:
                     return None
                 self.mark = entry.mark
             rows = entry.rows if isinstance(entry, Acknowledged) else 0
