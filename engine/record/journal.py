@@ -322,10 +322,7 @@ class UploadJournal:
             if rows is None:
                 if not isinstance(entry, UploadBinding):
                     return None
-                unflagged = msgspec.structs.replace(
-                    entry, mark="", flags=self._binding.flags
-                )  # which say how, not what
-                if self._binding != unflagged:
+                if self._binding != msgspec.structs.replace(entry, mark="", flags=self._binding.flags):
                     return None
                 self.mark = entry.mark
             rows = entry.rows if isinstance(entry, Acknowledged) else 0
