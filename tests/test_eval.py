@@ -431,6 +431,14 @@ def test_queries_without_a_word_are_asked_of_nobody_and_told(tmp_path, tiny_a):
     assert "1 empty query skipped: q3" in found.notes
 
 
+def test_a_byte_order_mark_and_ends_of_lines_of_another_system_are_no_part_of_a_judged_collection(tmp_path):
+    wanted = read_judged(judged(tmp_path / "plain"))
+    place = judged(tmp_path / "marked")
+    for file in [*place.glob("*.jsonl"), *place.glob("qrels/*.tsv")]:
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_judged(place) == wanted
+
+
 def test_a_run_is_judged_by_a_list_with_an_empty_question_too(tmp_path):
     (tmp_path / "asked.tsv").write_text("q0\tkeys\nq1\t \n")
     with pytest.raises(UsageError, match=r"asked\.tsv:2: the question is empty"):

@@ -285,6 +285,8 @@ def test_a_reranker_in_python_stays_loaded_and_scores_as_sentence_transformers(s
         first, second = (reranker.score(query, TEXTS[:5]) for query in TEXTS[:2])
     wanted = predicted(scorer, [[query, text] for query in TEXTS[:2] for text in TEXTS[:5]])
     np.testing.assert_allclose([*first, *second], wanted, rtol=0, atol=1e-5)
+    with pytest.raises(UsageError, match="the reranker was closed: use another Reranker"):
+        reranker.score(TEXTS[0], TEXTS[:5])
     places = product.rerank(TEXTS[0], TEXTS[:5], model=str(scorer))
     assert [place for place, _ in places] == np.argsort(-wanted[:5]).tolist()
     assert [score for _, score in places] == sorted(first, reverse=True)

@@ -1,12 +1,18 @@
 """Search by stages finds what brute force over a run's exports and the texts themselves finds."""
 
+import copy
 import fcntl
 import json
 import math
 import os
+import pickle
 import random
 import shutil
+import signal
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -424,6 +430,78 @@ def test_a_closed_searcher_says_so(place: Path) -> None:
         pass
     with pytest.raises(UsageError, match="the store was closed: use another Searcher"):
         searcher.search(["text"], Ask())
+
+
+@pytest.fixture
+def shared(place: Path):
+    """A searcher of this process, and what it finds for some questions when they are asked one by one."""
+    with product.Searcher(place / "concat", settings=product.Settings(config=place / "interlock.toml")) as searcher:
+        questions = [each["text"] for each in CHUNKS[:8]]
+        yield searcher, {question: searcher.search(question) for question in questions}
+
+
+def test_threads_that_share_a_searcher_each_find_what_one_alone_finds(shared) -> None:
+    searcher, wanted = shared
+    vectors = {question: searcher.encode([question]).dense["fused"] for question in wanted}
+
+    def found(number: int) -> None:
+        question = list(wanted)[number % len(wanted)]
+        assert searcher.search(question) == wanted[question]
+        np.testing.assert_array_equal(searcher.encode([question]).dense["fused"], vectors[question])
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len([*threads.map(found, range(96))]) == 96
+
+
+def test_a_searcher_that_is_closed_while_threads_ask_says_so_to_each(shared) -> None:
+    searcher, _ = shared
+    begun = threading.Barrier(5)
+
+    def ask() -> None:
+        searcher.search("text")
+        begun.wait(60)
+        while True:
+            searcher.search("text")
+
+    with ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(ask) for _ in range(4)]
+        begun.wait(60)
+        searcher.close()
+        for each in asking:
+            with pytest.raises(UsageError, match="the store was closed: use another Searcher"):
+                each.result(60)
+
+
+def test_a_fork_does_not_ask_the_searcher_of_the_process_that_it_came_from(shared) -> None:
+    searcher, wanted = shared
+    reader, writer = os.pipe()
+    if not (child := os.fork()):  # a network or an engine whose threads are in another process waits for ever
+        signal.alarm(30)
+        with suppress(BaseException):
+            searcher.search("text")
+        try:
+            searcher.search("text")
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        searcher.close()  # which is not its own either
+        os._exit(0)
+    os.close(writer)
+    said, code = os.read(reader, 1000).decode(), os.waitpid(child, 0)[1]
+    os.close(reader)
+    assert (code, said) == (
+        0,
+        "UsageError: the store is open in the process that this one was forked from: use a Searcher of its own",
+    )
+    assert {question: searcher.search(question) for question in wanted} == wanted
+
+
+def test_a_searcher_is_neither_copied_nor_sent_elsewhere(shared) -> None:
+    searcher, wanted = shared
+    for send in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="a Searcher is open in one process: make another where it is needed"):
+            send(searcher)
+    (hits, *_) = wanted.values()
+    assert pickle.loads(pickle.dumps(hits)) == hits
 
 
 @pytest.mark.parametrize("hybrid", [Hybrid.RRF, Hybrid.DBSF])

@@ -24,6 +24,7 @@ Grades = Mapping[str, Mapping[str, int]]
 MOST = 1000
 """The highest grade: what counts them takes memory for each."""
 COLUMNS = 3
+BOM = b"\xef\xbb\xbf"
 
 T = TypeVar("T")
 
@@ -101,7 +102,7 @@ def questions_in(
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         place, own = f"{source}:{number}", str(number)
-        text = _decoded(place, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+        text = _decoded(place, line.removeprefix(BOM) if number == 1 else line)
         if suffix == ".jsonl":
             found = _of_json(place, text.encode() or b"null", _Asked, '{"id": ..., "text": ...}')
             texts = [each for each in (found.text, found.query) if each is not None]
@@ -220,8 +221,8 @@ def _texts(file: Path) -> Iterator[tuple[str, _Text]]:
 def _read(file: Path) -> Iterator[bytes]:
     try:
         with atomic.opened(file) as handle:
-            for line in handle:
-                yield line.rstrip(b"\r\n")
+            for number, line in enumerate(handle):
+                yield (line if number else line.removeprefix(BOM)).rstrip(b"\r\n")
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
 

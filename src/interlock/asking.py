@@ -1,9 +1,11 @@
 """Questions from notebooks and scripts: a store and its models, or a cross-encoder, which stay open between them."""
 
+import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
 from interlock.api import DEFAULTS, Settings, configured, warned
@@ -18,6 +20,7 @@ from interlock.recorded import AnyPath, RecordedRun, path_of
 from interlock.wording import in_python, python_wording
 
 if TYPE_CHECKING:
+    from interlock.engine.flows.search import Answers
     from interlock.engine.search.hits import Answer, EncodedTexts, Hit
     from interlock.engine.search.served import ServerPlace
 
@@ -50,12 +53,56 @@ class SearchOptions(ServerOptions, total=False):
     rerank_depth: int | None
 
 
-class Searcher:
+class _Held:
+    """What one process holds open, and its threads use one after the other; a context manager."""
+
+    holds = ""
+
+    def __init__(self, release: Callable[[], object]) -> None:
+        self._release, self._process, self._lock, self._closed = release, os.getpid(), RLock(), False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> object:
+        raise TypeError(f"a {type(self).__name__} is open in one process: make another where it is needed")
+
+    def close(self) -> None:
+        """Let what is held go, once no thread is at it. A fork of the process leaves it to that."""
+        if os.getpid() == self._process:
+            with self._lock:
+                self._closed = True
+                self._release()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait until no other thread is at it. Raises UsageError where it is not open, or not in this process."""
+        self._check()  # at first without the lock, which another thread may have had in the moment of the fork
+        with self._lock, python_wording():
+            self._check()
+            yield
+
+    def _check(self) -> None:
+        name = type(self).__name__
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"the {self.holds} is open in the process that this one was forked from: use a {name} of its own"
+            )
+        if self._closed:
+            raise UsageError(f"the {self.holds} was closed: use another {name}")
+
+
+class Searcher(_Held):
     """Holds a store and the models that questions to it go through, under one lease; a context manager.
 
     The models are loaded with the first question: the next ones find them in memory. The store can be opened by nobody
-    else meanwhile, but for copies of it.
+    else meanwhile, but for copies of it. Threads may share it, and are answered one after the other; a fork may not.
     """
+
+    holds = "store"
 
     def __init__(
         self,
@@ -116,14 +163,9 @@ class Searcher:
             self._answering = Answering(
                 configuration, place, options.get("collection"), reranking, warned, settings.models, kept=keep
             )
+        super().__init__(self._answering.close)
         if gap := self._answering.searcher.manifest.gap:
             warnings.warn(gap, RuntimeWarning, stacklevel=2)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         searcher = self._answering.searcher
@@ -132,10 +174,6 @@ class Searcher:
         models = ", ".join(f"{name} {weight:.2g}" for name, weight in searcher.manifest.weights.items())
         loaded = f"{', '.join(self.resident)} in memory" if self.resident else "no model in memory"
         return f"<searcher of {searcher.store.where}: {several(searcher.store.count(), 'chunk')}, {models}; {loaded}>"
-
-    def close(self) -> None:
-        """Let models and store go."""
-        self._answering.close()
 
     @property
     def resident(self) -> list[str]:
@@ -155,9 +193,10 @@ class Searcher:
         self, texts: Iterable[str], side: Literal["query", "document"] = "query", *, only: str = ""
     ) -> "EncodedTexts":
         """Encode texts as `interlock.encode` does, with models that stay in memory."""
-        with python_wording():
+        with self._turn():
             _check_side(side)
-            return _warned_of(self._answering.searcher.encode(texts, side, only))
+            encoded = self._answering.searcher.encode(texts, side, only)
+        return _warned_of(encoded)
 
     def answers(self, queries: Iterable[str], limit: int = 5) -> "Iterator[Answer]":
         """Encode all questions, one model after the other, and yield the answer to each in turn."""
@@ -165,12 +204,17 @@ class Searcher:
             raise UsageError("queries: expected a list of texts: pass one text to `search`")
         with python_wording():
             windows = self._answering.windows(texts_in(queries, "queries"), self._ask.to(limit))
-            for answer in (answer for found in windows for answer in found.answers):
+        while found := self._next(windows):
+            for answer in found.answers:
                 if answer.cut:
                     warnings.warn(cut_text([answer.cut], 1), RuntimeWarning, stacklevel=2)
                 if answer.why_none:
                     warnings.warn(f"no chunk found: {in_python(answer.why_none)}", RuntimeWarning, stacklevel=2)
                 yield answer
+
+    def _next(self, windows: "Iterator[Answers]") -> "Answers | None":
+        with self._turn():
+            return next(windows, None)
 
 
 def encode(
@@ -259,31 +303,24 @@ def _directory(store: RecordedRun | AnyPath) -> Path:
     raise UsageError(f"run {store.id} wrote no store: use Settings(qdrant=...)")
 
 
-class Reranker:
+class Reranker(_Held):
     """Holds a cross-encoder for as many questions as there are; a context manager, which unloads it at its end.
 
-    It is loaded with the first question: on a GPU where it fits, else on the CPU.
+    It is loaded with the first question: on a GPU where it fits, else on the CPU. Threads may share it, a fork may not.
     """
+
+    holds = "reranker"
 
     def __init__(self, model: str | Sequence[str], *, settings: Settings = DEFAULTS) -> None:
         """`model` is a key of the registry, a source or a directory, or several: the first that can be had is taken."""
         from interlock.engine.flows.rerank import free_devices, rerankers  # loads torch
 
         names = [model] if isinstance(model, str) else list(model)
-        configuration, self._stack = configured(settings), ExitStack()
+        configuration, stack = configured(settings), ExitStack()
         with python_wording():
-            on = self._stack.enter_context(free_devices(configuration, warned))
-            self._models = self._stack.enter_context(rerankers(configuration, names, on))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Unload the model."""
-        self._stack.close()
+            on = stack.enter_context(free_devices(configuration, warned))
+            self._models = stack.enter_context(rerankers(configuration, names, on))
+        super().__init__(stack.close)
 
     def score(self, query: str, texts: Iterable[str]) -> list[float]:
         """Score how well each of `texts` answers `query`, in their order: the higher the better.
@@ -293,7 +330,7 @@ class Reranker:
         """
         from interlock.engine.search.ask import check_question
 
-        with python_wording():
+        with self._turn():
             check_question(query)
             return [float(score) for score in self._models.score([(query, text) for text in texts_in(texts)])]
 

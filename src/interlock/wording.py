@@ -43,7 +43,7 @@ def _written(found: re.Match[str]) -> str:
         return "window='shared'"
     if off:
         return f"{name}=False"
-    if GivenSettings.__annotations__.get(name) == bool | None:
+    if name in ("copy", "exact") or GivenSettings.__annotations__.get(name) == bool | None:
         return f"{name}=True" + (f" {value}" if value else "")
     if value in (None, "DIR"):
         return name
