@@ -64,7 +64,7 @@ def test_nothing_is_crowded_in_a_run_that_is_over():
 
 @pytest.mark.parametrize(("leased", "level"), [(True, "warn"), (False, "error")])
 def test_a_card_that_lacks_what_the_next_batch_needs_is_crowded_and_red_where_nothing_is_computed(leased, level):
-    run = sample()
+    run = sample(parked=0)
     first, *rest = run.devices
     crowded = replace(run, devices=(replace(first, taken=TAKEN, leased=leased), *rest))
     found = health(crowded, run.latest_at)

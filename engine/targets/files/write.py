@@ -36,10 +36,11 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, sinks: Ma
     with ExitStack() as published:  # files get their names as it closes, when all of them have been compared
         partials = {path: published.enter_context(atomic.replacing(path)) for path in made}
         with ExitStack() as open_files:
-            all_sinks = {**sinks}
+            all_sinks = dict[Path, Sink]()
             for path, kind in made.items():
                 open_files.enter_context(atomic.explaining(path))  # or the file opened last would be blamed
                 all_sinks[path] = open_files.enter_context(kind.written(partials[path]))
+            all_sinks |= sinks  # a store last: it may change what it is given
             if all_sinks:
                 pour(delivery.windows(), all_sinks)
         with ExitStack() as open_files:
