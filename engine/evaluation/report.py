@@ -24,7 +24,7 @@ MAIN = MEASURES[0]
 DEEPEST = 100
 CONFIDENCE = 0.95
 FEWEST = 20
-"""Judged queries below which nothing is told from chance: of fewer that are skewed, intervals cover too little."""
+"""Judged queries below which nothing is told from chance, whatever its interval: a handful is no sample of a corpus."""
 SPREAD, POWER = 0.15, 0.8
 """The standard deviation over queries that a difference in nDCG@10 mostly has (bench/intervals.py: .06 to .23), and
 how often it is to be found."""
@@ -180,22 +180,22 @@ def dumps(found: Evaluation) -> bytes:
     return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
 
-def verdict(name: str, best: str, differences: Mapping[str, Interval], queries: int) -> str:
+def verdict(name: str, best: str, gains: Mapping[str, Interval], queries: int) -> str:
     """Say in one sentence what the intervals of `name` minus each member alone, over so many queries, carry; `best` is
     the member that found most on the training queries, and need not be the best."""
 
     def lies(member: str) -> str:
-        found = differences[member]
+        found = gains[member]
         return f"the difference in {MAIN} from {member} lies between {signed(found.low)} and {signed(found.high)}"
 
     judged = _judged(queries)
-    closest = min(differences, key=lambda member: differences[member].low)
-    better = min(differences, key=lambda member: differences[member].high)
-    if queries >= FEWEST and differences[closest].low > 0:  # more than all: none of them is one of many that were tried
+    closest = min(gains, key=lambda member: gains[member].low)
+    better = min(gains, key=lambda member: gains[member].high)
+    if queries >= FEWEST and gains[closest].low > 0:  # more than all: none of them is one of many that were tried
         return f"{name} finds more than each of its members alone: {lies(closest)} (95 %, {judged})"
-    if differences[better].significant and differences[better].high < 0:
+    if gains[better].significant and gains[better].high < 0:
         return f"{name} finds less than its member {better} alone, which will do: {lies(better)} (95 %, {judged})"
-    if queries >= FEW and max(-differences[best].low, differences[best].high) <= ALIKE:
+    if queries >= FEW and max(-gains[best].low, gains[best].high) <= ALIKE:
         return f"{name} and its member {best} alone find the same: {lies(best)} (95 %, {judged})"
     return f"cannot tell with {judged} whether {name} finds more than each of its members alone: {lies(closest)}"
 

@@ -56,7 +56,7 @@ class SearchOptions(ServerOptions, total=False):
 class _Held:
     """What one process holds open, and its threads use one after the other; a context manager."""
 
-    holds = ""
+    _holds = ""
 
     def __init__(self, release: Callable[[], object]) -> None:
         self._release, self._process, self._lock, self._closed = release, os.getpid(), RLock(), False
@@ -89,10 +89,10 @@ class _Held:
         name = type(self).__name__
         if os.getpid() != self._process:
             raise UsageError(
-                f"the {self.holds} is open in the process that this one was forked from: use a {name} of its own"
+                f"the {self._holds} is open in the process that this one was forked from: use a {name} of its own"
             )
         if self._closed:
-            raise UsageError(f"the {self.holds} was closed: use another {name}")
+            raise UsageError(f"the {self._holds} was closed: use another {name}")
 
 
 class Searcher(_Held):
@@ -102,7 +102,7 @@ class Searcher(_Held):
     else meanwhile, but for copies of it. Threads may share it, and are answered one after the other; a fork may not.
     """
 
-    holds = "store"
+    _holds = "store"
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class Reranker(_Held):
     It is loaded with the first question: on a GPU where it fits, else on the CPU. Threads may share it, a fork may not.
     """
 
-    holds = "reranker"
+    _holds = "reranker"
 
     def __init__(self, model: str | Sequence[str], *, settings: Settings = DEFAULTS) -> None:
         """`model` is a key of the registry, a source or a directory, or several: the first that can be had is taken."""
