@@ -18,7 +18,7 @@ import machine
 import numpy as np
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from interlock.engine.corpus.questions import read_judged
+from interlock.engine.evaluation.judgements import read_judged
 from interlock.engine.evaluation.report import DEEPEST, MAIN, Values, differences, measured
 
 SOURCES = ("engine/evaluation/report.py",)

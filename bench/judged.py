@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from interlock.engine.corpus.questions import Grades, read_judged
+from interlock.engine.evaluation.judgements import Grades, read_judged
 
 CUT = 10
 

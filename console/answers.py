@@ -7,15 +7,26 @@ import argparse
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration
-from interlock.console.writing import progress, tell
+from interlock.console.writing import Telemetry, check_directory, check_own, progress, say, tell
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.flows import Listener
 from interlock.engine.models.registry import label
-from interlock.engine.record.words import argument, command, human_bytes, safe, several, unarmed
+from interlock.engine.record import atomic
+from interlock.engine.record.inputs import needed
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.runs import chunks_of
+from interlock.engine.record.words import argument, command, human_bytes, safe, several, typed, unarmed
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, limit_threads, shown
 from interlock.widgets.formats import render
+
+if TYPE_CHECKING:
+    from interlock.engine.evaluation.report import MeasuredWeights
+    from interlock.engine.flows.evaluate import EvaluationRequest
 
 
 def chunk(options: argparse.Namespace) -> int:
@@ -207,3 +218,73 @@ def schema(options: argparse.Namespace) -> int:
 
     print(schema_text(), end="")
     return ExitCode.COMPLETED
+
+
+def eval(options: argparse.Namespace) -> int:
+    """Judge a roster, or plan that."""
+    from interlock.console.text.evaluation_text import amounts_text, evaluation_text
+    from interlock.engine.evaluation.delivered import is_run
+    from interlock.engine.evaluation.report import dumps
+    from interlock.engine.flows import evaluate as flow
+
+    settings = configuration(options)
+    limit_threads(settings)
+    request = flow.EvaluationRequest(
+        options.data,
+        options.rerank or (),
+        options.limit,
+        options.seed,
+        options.queries,
+        options.qrels,
+        options.collection,
+        options.split,
+        options.missing,
+    )
+    for flag, file, begin in (("--json", options.json, b'{\n "'), ("--calibrate", options.calibrate, b"roster = ")):
+        check_directory(flag, file)
+        check_own(flag, file, begin)
+    if options.calibrate and options.config:
+        raise UsageError(
+            f"--calibrate writes a file for --config, which takes one: drop it, and set roster in {options.config}"
+        )
+    with progress() as done:
+        listener = Listener(partial(Telemetry, None), say, done)
+        if options.plan:
+            print(amounts_text(flow.amounts(settings, request, listener)))
+            return ExitCode.COMPLETED
+        found = flow.evaluate(settings, request, listener)
+    if options.json:
+        atomic.write_bytes(options.json, dumps(found))
+    tell(evaluation_text(found, whole=not (sys.stdout and sys.stdout.isatty())))
+    if options.calibrate:
+        atomic.write_bytes(options.calibrate, flow.weights_file(found, request.data))
+        print()
+        if found.weights and is_run(request.data):
+            print(_calibrated(request, found.weights))
+        print(_taken(request.data if is_run(request.data) else None, options.calibrate))
+    return ExitCode.COMPLETED
+
+
+def _taken(data: Path | None, file: Path) -> str:
+    """Say how weights that were written are taken: by a run of the chunks of that which was judged, if it was one."""
+    if data is None:
+        return f"take them with --config {typed(file)}"
+    chunks = chunks_of(data, "CHUNKS", {})
+    begun = RunDirectory(data).begun()
+    config = {name: said for name, said in begun.config.items() if name != "config"} if begun else {}
+    words = ["run", argument(chunks), *needed(data, config), "--config", argument(file), "--out", argument(data.parent)]
+    return f"next: {command(words)}"
+
+
+def _calibrated(request: "EvaluationRequest", weights: "MeasuredWeights") -> str:
+    """Give the store of a judged run these weights; what came of it."""
+    from interlock.engine.flows.evaluate import calibrate_store
+
+    done = calibrate_store(request, weights)
+    if isinstance(done, str):
+        return safe(done)
+    store, chosen = done
+    now, before = (
+        ", ".join(f"{name} {weight:.2g}" for name, weight in each.items()) for each in (chosen.weights, chosen.before)
+    )
+    return safe(f"{store}: questions count {now} from now on, before {before} (--weights says otherwise)", 1000)

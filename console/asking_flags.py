@@ -1,4 +1,4 @@
-"""What the commands take that ask a store or a server, as `flags` has it for the others."""
+"""What the commands take that ask a store or a server, or judge what answers, as `flags` has it for the others."""
 
 import argparse
 from pathlib import Path
@@ -127,6 +127,46 @@ def serve(command: argparse.ArgumentParser) -> None:
     text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"
     group.add_argument("--exact", action="store_true", help=text)
     settings(command, *RERANKING)
+
+
+def eval(command: argparse.ArgumentParser) -> None:
+    """Judge the models of --roster and --sparse by the collection in DATA (corpus.jsonl, queries.jsonl, qrels/test.tsv,
+    as BEIR has them, or TREC's qrels; qrels/train.tsv chooses weights where it is there): each alone, every fusion,
+    smaller forms of storage, hybrid search with sparse models and BM25, and a reranker. Texts are encoded on the GPUs
+    of --devices, else on the CPU, and kept, so that a second evaluation takes seconds. Of a run the vectors that it
+    delivered are judged, and its models and weights.
+    """
+    text = "directory of a judged collection, or of a run; or irds:NAME, what ir_datasets has by that name"
+    command.add_argument("data", type=PATH, metavar="DATA", help=text)
+    text = (
+        'queries in place of queries.jsonl, and for a run: {"_id": ..., "text": ...} a line, or a .tsv (id, tab, text)'
+    )
+    command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
+    text = (
+        "judgements in place of those in qrels/, and for a run, of its chunk_ids: TREC's four columns, or query-id, "
+        "corpus-id and score with tabs between; also .gz"
+    )
+    command.add_argument("--qrels", type=PATH, metavar="FILE", help=text)
+    text = "split in qrels/ to be measured (default test, or the only one)"
+    command.add_argument("--split", metavar="NAME", help=text)
+    text = "what to do with judgements of texts or queries that are not there (default error)"
+    command.add_argument("--missing", choices=("error", "drop"), default="error", help=text)
+    command.add_argument("--collection", metavar="NAME", help="collection of the run; required if it has several")
+    text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
+    command.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
+    text = "judge by N queries of each split, drawn by the seed (default: all)"
+    command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
+    text = "what queries, halves and resamples are drawn by (default 0)"
+    command.add_argument("--seed", type=told(parsers.integer), default=0, metavar="N", help=text)
+    text = "show how many texts and tokens are to be encoded and how long that takes, and judge nothing"
+    command.add_argument("--plan", action="store_true", help=text)
+    command.add_argument("--json", type=PATH, metavar="FILE", help="write every figure to this file")
+    text = (
+        "write the proposed weights into this file, which --config takes; of a run also into its store, where searches "
+        "find them"
+    )
+    command.add_argument("--calibrate", type=PATH, metavar="FILE.toml", help=text)
+    settings(command, "roster", "sparse", "fusion", "bm25", "precision", *RERANKING)
 
 
 def _copy(command: argparse.ArgumentParser) -> None:

@@ -44,10 +44,10 @@ COMMANDS = {
     "schema": "print the JSON Schema of summary.json",
 }
 ROOMS = {
-    **dict.fromkeys(("search", "encode", "rerank", "eval"), "searching"),
+    **dict.fromkeys(("search", "encode", "rerank"), "searching"),
     "serve": "front_ends.serving",
     **dict.fromkeys(("export", "upload", "prune"), "delivery"),
-    **dict.fromkeys(("chunk", "plan", "models", "config", "doctor", "schema"), "answers"),
+    **dict.fromkeys(("chunk", "plan", "eval", "models", "config", "doctor", "schema"), "answers"),
 }
 """The module beside this one that does a command, where it is not `commands`."""
 LOADING = ("chunk", "run", "plan", "demo", "search", "encode", "serve", "rerank", "eval", "models", "doctor")

@@ -205,37 +205,6 @@ def rerank(command: argparse.ArgumentParser) -> None:
     settings(command, *RERANKING)
 
 
-def eval(command: argparse.ArgumentParser) -> None:
-    """Judge the models of --roster and --sparse by the collection in DATA (corpus.jsonl, queries.jsonl, qrels/test.tsv,
-    as BEIR has them; qrels/train.tsv chooses weights where it is there): each alone, every fusion, smaller forms of
-    storage, hybrid search with sparse models and BM25, and a reranker. Texts are encoded on the GPUs of --devices, else
-    on the CPU, and kept, so that a second evaluation takes seconds. Of a run the vectors that it delivered are
-    judged, and its models and weights.
-    """
-    text = "directory of a judged collection, or of a run"
-    command.add_argument("data", type=PATH, metavar="DATA", help=text)
-    text = 'of a run: queries, {"_id": ..., "text": ...} a line; without them its models are compared'
-    command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
-    text = "of a run: which chunks answer them, query-id, chunk_id and score a line, with tabs between"
-    command.add_argument("--qrels", type=PATH, metavar="FILE", help=text)
-    command.add_argument("--collection", metavar="NAME", help="collection of the run; required if it has several")
-    text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
-    command.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
-    text = "judge by N queries of each split, drawn by the seed (default: all)"
-    command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
-    text = "what queries, halves and resamples are drawn by (default 0)"
-    command.add_argument("--seed", type=told(parsers.integer), default=0, metavar="N", help=text)
-    text = "show how many texts and tokens are to be encoded and how long that takes, and judge nothing"
-    command.add_argument("--plan", action="store_true", help=text)
-    command.add_argument("--json", type=PATH, metavar="FILE", help="write every figure to this file")
-    text = (
-        "write the proposed weights into this file, which --config takes; of a run also into its store, where searches "
-        "find them"
-    )
-    command.add_argument("--calibrate", type=PATH, metavar="FILE.toml", help=text)
-    settings(command, "roster", "sparse", "fusion", "bm25", "precision", *RERANKING)
-
-
 def telemetry(command: argparse._ActionsContainer) -> None:
     text = "append what happens to this file as JSON lines; stderr then has only what went wrong"
     command.add_argument("--telemetry", type=PATH, metavar="FILE", help=text)

@@ -16,10 +16,11 @@ import scipy.stats
 import interlock as product
 from interlock.console.text.evaluation_text import evaluation_text
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.corpus.questions import read_judged, read_questions
+from interlock.engine.corpus.questions import read_questions
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import read_delivered
 from interlock.engine.evaluation.encoding import bm25_side
+from interlock.engine.evaluation.judgements import read_judged
 from interlock.engine.evaluation.judging import Judge, Reranking, Rescored
 from interlock.engine.evaluation.nearest import CHUNK, Postings, in_bits, in_bytes, nearest, projected, spread, whole
 from interlock.engine.evaluation.report import (

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from interlock.engine.errors import UsageError
+from interlock.engine.evaluation.judgements import Found
 from interlock.engine.evaluation.nearest import (
     SIZES,
     SMALLEST,
@@ -29,7 +30,6 @@ from interlock.engine.evaluation.nearest import (
 from interlock.engine.evaluation.report import (
     MAIN,
     Evaluation,
-    Found,
     Group,
     Interval,
     MeasuredModel,

@@ -10,14 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from interlock.engine.corpus.questions import Grades
 from interlock.engine.errors import UnavailableError
+from interlock.engine.evaluation.judgements import Found, Grades
 from interlock.engine.record.words import duration, several
 
 Values = npt.NDArray[np.float64]
-Found = Mapping[str, float]
-"""The hits of one query: a score by id, best first."""
-
 MEASURES = ("nDCG@10", "R@100", "RR@10")
 """As ir-measures names them. Gains are the grades; recall and reciprocal rank count grades above 0 as answers."""
 MAIN = MEASURES[0]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.corpus.questions import Judged
+from interlock.engine.evaluation.judgements import Judged
 from interlock.engine.evaluation.nearest import Rows, named, nearest
 from interlock.engine.evaluation.report import DEEPEST, MAIN, MeasuredWeights, Values, differences, measured
 from interlock.engine.vectors.fusion import Fusion, Vectors, fuse

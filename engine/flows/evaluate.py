@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from interlock.engine.compute.texts import GpuJobs
-from interlock.engine.corpus.questions import Judged, read_grades, read_judged, read_queries, read_questions
 from interlock.engine.errors import UsageError, near
 from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, late_scores, sides_of
+from interlock.engine.evaluation.judgements import NAMED, Judged, read_grades, read_judged, read_named, read_queries
 from interlock.engine.evaluation.judging import Judge, Lists, Reranking, Rescored
 from interlock.engine.evaluation.report import Evaluation, MeasuredWeights, measured, reach
 from interlock.engine.evaluation.weighing import Material, parted
@@ -56,10 +56,15 @@ class EvaluationRequest:
     queries: Path | None = None
     qrels: Path | None = None
     collection: str | None = None
+    split: str | None = None
+    missing: str = "error"
+    """What becomes of judgements of texts and queries that are not there: error or drop."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"--limit: expected a whole number of at least 1, got {self.limit}")
+        if self.missing not in ("error", "drop"):
+            raise UsageError(f"--missing: got {self.missing!r:.30}: use error or drop")
         if self.seed < 0:
             raise UsageError(f"--seed: expected a whole number of at least 0, got {self.seed}")
 
@@ -83,19 +88,29 @@ def subject_of(settings: Configuration, request: EvaluationRequest) -> Subject:
     """Read what is to be judged, and find its models. Raises UsageError for what cannot be judged."""
     if is_run(request.data):
         return _run(settings, request)
-    given = {"queries": request.queries, "qrels": request.qrels, "collection": request.collection}
-    for name in (name for name, value in given.items() if value is not None):
-        raise UsageError(
-            f"--{name} is for the directory of a run, and {request.data} has no journal: drop it, or name a run"
+    name, listed = str(request.data), str(request.data).startswith(NAMED)
+    idle: dict[str, object] = {
+        "collection": request.collection,
+        "split": request.split if listed or request.qrels else None,
+    }
+    idle |= {"queries": request.queries, "qrels": request.qrels} if listed else {}
+    for flag in (flag for flag, value in idle.items() if value is not None):
+        raise UsageError(f"--{flag} says nothing about {name}{' with --qrels' if request.qrels else ''}: drop it")
+    if listed:
+        judged = read_named(name.removeprefix(NAMED), drop=request.missing == "drop")
+    else:
+        _check_place(request.data)
+        judged = read_judged(
+            request.data, request.split, request.queries, request.qrels, drop=request.missing == "drop"
         )
-    _check_place(request.data)
-    judged = read_judged(request.data)
     registry, policy = extended(settings.models), policy_of(settings)
     specs = settings.settings.members(registry)
     models = [(spec, read_card(spec, resolve(spec, policy, lambda _: None), "cpu")) for spec in specs]
-    notes = [*_skipped("empty text", judged.left_out), *_skipped("empty query", judged.unasked)]
+    notes = [*judged.notes, *_skipped("empty text", judged.left_out), *_skipped("empty query", judged.unasked)]
     weights = dict(settings.settings.roster)
-    return Subject(request.data.absolute().name, judged, models, weights, settings.settings.fusion, notes)
+    return Subject(
+        name if listed else request.data.absolute().name, judged, models, weights, settings.settings.fusion, notes
+    )
 
 
 def _skipped(what: str, which: Sequence[str]) -> list[str]:
@@ -129,17 +144,15 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
     if request.queries is None or request.qrels is None:
         raise UsageError("a run is judged by --queries and --qrels: pass both")
     found = read_delivered(request.data, request.collection)
-    listed = request.queries.suffix in (".tsv", ".txt")
-    queries = (
-        {each.id: each.text for each in read_questions(request.queries, empty=True)}
-        if listed
-        else read_queries(request.queries)
-    )
-    judged = Judged(found.texts, queries, {"test": read_grades(request.qrels, queries, found.texts.keys())})
+    if request.split is not None:
+        raise UsageError("--split: a run is judged by the file of --qrels: drop it")
+    queries = read_queries(request.queries)
+    graded = read_grades(request.qrels, queries, found.texts.keys(), drop=request.missing == "drop")
+    judged = Judged(found.texts, queries, {"test": graded.grades}, (), graded.notes)
     registry, policy = extended(settings.models or models_of(request.data)), policy_of(settings)
     models = [card_of(entry, registry, policy) for entry in found.roster]
     notes = [f"{several(found.parked, 'chunk')} without vectors skipped"] if found.parked else []
-    notes += _skipped("empty query", judged.unasked)
+    notes += [*judged.notes, *_skipped("empty query", judged.unasked)]
     if found.missing:
         notes.append(f"delivered without {', '.join(found.missing)}, so the others alone are judged")
     if found.smaller:

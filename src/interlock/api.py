@@ -194,9 +194,12 @@ def evaluate(
     queries: AnyPath | None = None,
     qrels: AnyPath | None = None,
     collection: str | None = None,
+    split: str | None = None,
+    missing: Literal["error", "drop"] = "error",
 ) -> "Evaluation":
-    """Judge the roster of `settings` by the judged collection in `data` (BEIR's files), or what a run has delivered of
-    `collection` by the files `queries` and `qrels`: the figures of `interlock eval --json`.
+    """Judge the roster of `settings` by the judged collection in `data` (a directory, or a name of ir_datasets behind
+    `irds:`) or what a run has delivered of `collection`, by its `split` or by the files `queries` and `qrels`: the
+    figures of `interlock eval --json`.
 
     `limit` judges by so many queries, which `seed` draws. Texts are encoded once, on GPUs where there are some, and
     kept; progress goes to stderr. Raises UsageError for what cannot be judged by, naming file and line,
@@ -212,7 +215,7 @@ def evaluate(
     place = data.path if isinstance(data, RecordedRun) else path_of(data, "data")
     asked, judged = (_path(queries, "queries"), _path(qrels, "qrels"))
     with python_wording(), progress() as done:
-        request = EvaluationRequest(place, names, limit, seed, asked, judged, collection)
+        request = EvaluationRequest(place, names, limit, seed, asked, judged, collection, split, missing)
         return judge(configuration, request, Listener(partial(Telemetry, None), say, done))
 
 
