@@ -131,6 +131,20 @@ def test_a_resumed_run_keeps_its_precision_and_is_not_resumed_in_another(desk):
         desk.run("kept", resume="yes", precision="float32")
 
 
+def test_another_precision_is_named_by_its_flag_and_no_vectors_are_promised_that_are_not_taken(desk, tiny_a):
+    toml(desk.file, {"m": {"source": str(tiny_a)}, "n": {"source": str(tiny_a), "dtype": {"cpu": "float32"}}})
+    alone, both = desk.run("alone"), desk.run("both", roster="m,n")
+    with pytest.raises(UsageError, match="changed\n  --precision was float32, is now bfloat16\n") as told:
+        desk.run("alone", resume="yes", precision="bfloat16")
+    assert str(told.value).endswith("computes all anew (--reuse takes nothing of models that compute otherwise)")
+    with pytest.raises(UsageError, match="unchanged texts cost nothing, but m computes all anew") as told:
+        desk.run("both", resume="yes", roster="m,n", precision="bfloat16")
+    assert f"--reuse {both} " in str(told.value)
+    for run, wanted in ((alone, {}), (both, {1: 30})):
+        made = desk.run(f"after-{run.name}", roster="m,n" if run is both else "m", precision="bfloat16", reuse=str(run))
+        assert {each.model_pass: each.rows for each in events_of(made, RowsReused)} == wanted
+
+
 def test_vectors_in_int8_are_reused_by_runs_in_int8_alone(desk):
     first = desk.run("first", precision="int8")
     other = desk.run("other", reuse=str(first))

@@ -39,6 +39,10 @@ FILE_BYTES, STORE_BYTES, LEAST_SECONDS = 8e6, 2e6, 2.0
 Chosen: with what else is counted, about a quarter of what two busy cores did (17.8 and 7.8 MB/s)."""
 
 
+def _listed(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value or "")
+
+
 class Continuation:
     """Plans the passes of one run without what is already there, in it or in the run that --reuse names."""
 
@@ -49,7 +53,7 @@ class Continuation:
         self._source = reuse.check(settings.reuse) if settings.reuse else None
         self._files: dict[int, PassFiles] = {}
         began = recorder.look(lambda state: state.started)
-        self._collections = began.config.get("collections") if began else None
+        self._begun = began.config if began else {}
 
     def bind(self, inputs: dict[str, object], corpus: Corpus) -> None:
         """Tie the run to its inputs. Raises UsageError where it was begun with others."""
@@ -64,11 +68,12 @@ class Continuation:
             np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
 
     def _others(self) -> Iterator[str]:
-        """Say where other collections are asked for than before."""
-        said = self._collections.value if self._collections else None
-        was, now = (", ".join(each) if isinstance(each, list) else "" for each in (said, [*self._settings.collections]))
-        if self._collections and was != now:
-            yield f"--collections was {was or 'not given'}, is now {now or 'not given'}"
+        """Say which flags ask for something else than before that files and models would show in their own words."""
+        for name in ("collections", "precision"):
+            said = self._begun.get(name)
+            was, now = (_listed(each) for each in (said and said.value, getattr(self._settings, name)))
+            if said and was != now:
+                yield f"--{name} was {was or 'not given'}, is now {now or 'not given'}"
 
     def reused(self, model_pass: int, card: ModelCard, corpus: Corpus) -> reuse.Mask:
         """Open the files of a pass, and take over what the source has for them; of which texts [texts]."""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import fields
 
 from interlock.engine.record.facts import RosterEntry, Setting, rehearsed
-from interlock.engine.record.words import argument, differences
+from interlock.engine.record.words import alike, argument, differences
 
 _USUAL = {each.name: each.default for each in fields(RosterEntry) if each.default is not msgspec.NODEFAULT} | {
     "heads": {}
@@ -33,6 +33,8 @@ SPLIT = "were split into spans, which this version does not do"
 """What earlier versions could do with texts beyond a model's limit."""
 
 
+_DECISIVE = ("fingerprint", "dtype", "max_tokens", "document_prompt", "overlap", "tokenizer")
+"""What vectors have in common that another run takes."""
 _NAMES = ("text_field", "id_field", "title_field")
 
 
@@ -102,6 +104,24 @@ def changes(begun: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         for stored, wanted in zip(begun["roster"], now["roster"], strict=True):
             yield from _changes_of(stored, wanted)
     yield from differences(_beside_roster(begun), _beside_roster(now))
+
+
+def reused(begun: Mapping[str, Any], now: Mapping[str, Any], run: str) -> str:
+    """Say what a new run is started with that takes what `run` has: vectors that were made otherwise are not taken."""
+    had = [*map(_with_usual, begun["roster"])]
+    anew = [each["model"] for each in now["roster"] if not any(_gives(one, _with_usual(each)) for one in had)]
+    if len(anew) == len(now["roster"]):
+        return "start a new run, which computes all anew (--reuse takes nothing of models that compute otherwise)"
+    told = f", but {', '.join(anew)} computes all anew" if len(anew) == 1 else f", but {', '.join(anew)} compute all anew"
+    return f"start a new run with --reuse {run} (unchanged texts cost nothing{told if anew else ''})"
+
+
+def _gives(had: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether the vectors of one entry are those of another."""
+    more = ("tokens", "terms", "heads") if wanted["outputs"] != ["dense"] else ()
+    return {*wanted["outputs"]} <= {*had["outputs"]} and all(
+        alike(had.get(name), wanted.get(name)) for name in (*_DECISIVE, *more)
+    )
 
 
 def _changes_of(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import ControlApplied, DevicesFound, RunResumed, RunStarted
 from interlock.engine.record.facts import DeviceFacts, Setting, node_of
-from interlock.engine.record.inputs import changes, check, filled, moved, same_files
+from interlock.engine.record.inputs import changes, check, filled, moved, reused, same_files
 from interlock.engine.record.words import few, typed
 
 SCRATCH, SOCKET = ".tokens-", "control.sock"
@@ -326,8 +326,7 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any], asked: Sequence[str
         raise UsageError(
             f"run {directory.id} cannot be resumed: its inputs changed\n  "
             + few([*asked, *changed], 20).replace("; ", "\n  ")
-            + f"\nrestore them, or start a new run with --reuse {typed(directory.path)} "
-            "(unchanged texts cost nothing)"
+            + f"\nrestore them, or {reused(was, is_now, typed(directory.path))}"
         )
     if not begun or was["roster"] != begun["roster"]:
         written = {**begun, "roster": was["roster"]} if begun else now
