@@ -11,7 +11,7 @@ CHUNKS ?= ../shared/data/v5-chunks
 OPENVINO ?= $(BIN)/python
 REAL = --chunks $(CHUNKS) --shortest 0
 MIXED = --shortest 0 --texts 20 --sizes 32 1 2 4
-OLDEST = attention sdpa network static sentence_settings term_weights tokenizer lora again notebooks themes form viewer
+OLDEST = attention sdpa network static sentence_settings term_weights tokenizer lora again notebooks themes form viewer console
 
 # Bytecode is kept, whatever the environment says: a hundred processes of the tests would each compile all that they import.
 export PYTHONDONTWRITEBYTECODE :=

@@ -255,6 +255,12 @@ class RunPane(Pane):
             if cursor.branch:
                 self.action_unfold()
 
+    def on_resize(self, event: events.Resize) -> None:
+        """Draw for the cells that there are now: of a frozen screen nobody else would, and an old Textual lays out
+        after it has called back."""
+        if (self.inner_width, self.inner_height) != (self._view.width, self._view.height):
+            self._again(self._view)
+
     def on_focus(self, event: events.Focus) -> None:
         self.call_next(self._mark)
 

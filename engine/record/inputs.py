@@ -112,7 +112,9 @@ def reused(begun: Mapping[str, Any], now: Mapping[str, Any], run: str) -> str:
     anew = [each["model"] for each in now["roster"] if not any(_gives(one, _with_usual(each)) for one in had)]
     if len(anew) == len(now["roster"]):
         return "start a new run, which computes all anew (--reuse takes nothing of models that compute otherwise)"
-    told = f", but {', '.join(anew)} computes all anew" if len(anew) == 1 else f", but {', '.join(anew)} compute all anew"
+    told = (
+        f", but {', '.join(anew)} computes all anew" if len(anew) == 1 else f", but {', '.join(anew)} compute all anew"
+    )
     return f"start a new run with --reuse {run} (unchanged texts cost nothing{told if anew else ''})"
 
 
