@@ -5,12 +5,18 @@ import threading
 import pytest
 import torch
 
+from interlock.engine.compute.context import Backend
+from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.schedule import Schedule
+from interlock.engine.errors import ExitCode
+from interlock.engine.flows import run as flow
 from interlock.engine.gpu.device import Pinning
-from interlock.engine.models.masters import Masters
+from interlock.engine.models.masters import Masters, hydrated_for
 from interlock.engine.models.weights import Master
 from interlock.engine.record import events as ev
+from interlock.engine.settings import load
 from tests import weightless
+from tests.builders import corpus, sentences
 from tests.weightless import T4, Desk, card_of, hydrate
 
 SIZE = 4096
@@ -78,3 +84,36 @@ def test_weights_that_cannot_be_page_locked_are_told_once_a_run(monkeypatch, gpu
     warned = [event.message for event in desk.of(ev.Warned)]
     assert len(warned) == said
     assert all("cannot be page-locked (out of memory)" in message for message in warned)
+
+
+def test_a_run_on_gpus_reads_the_weights_of_its_first_pass_while_it_reads_texts(tmp_path, tiny_a, tiny_b, monkeypatch):
+    read, begun, reading = flow.read, [threading.Event()], []
+
+    def hydrating(device):
+        def hydrate(card):
+            reading.append(card.key)
+            begun[-1].set()
+            return hydrated_for(device)(card)
+
+        return hydrate
+
+    def after_weights(*told):
+        assert begun[-1].wait(20)
+        if len(begun) == 2:
+            controls.stop(ExitCode.STOPPED)
+        return read(*told)
+
+    monkeypatch.setattr(flow, "read", after_weights)
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(8)}})
+    flags = {"out": str(tmp_path / "runs"), "roster": f"{tiny_a},{tiny_b}", "devices": "sim:1xT4", "run_id": "one"}
+
+    def went(asked: Controls, **more: object) -> ExitCode:
+        return flow.Run(root, load(flags | more, {}), asked, Backend(hydrate=hydrating)).go()
+
+    assert went(Controls()) == ExitCode.COMPLETED
+    assert reading == [tiny_a.name, tiny_b.name]
+    begun.append(threading.Event())
+    controls = Controls()
+    with pytest.raises(flow.Stopped):
+        went(controls, run_id="two")
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]

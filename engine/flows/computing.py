@@ -1,6 +1,6 @@
 """What a run computes on: devices of this process or nodes of a cluster; who leases them, what runs passes there."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -98,6 +98,7 @@ def context_of(
     sync: Callable[[], None],
     backend: Backend,
     deadline: Deadline,
+    masters: Masters,
 ) -> RunContext:
     """Make what every placement of a run shares, with who leases its devices; `granted` counts earlier leases."""
     gpus = [device for device in devices if device.kind != "cpu"]
@@ -106,13 +107,20 @@ def context_of(
         devices=devices,
         host=host,
         lessor=Lessor([*gpus, host], *settings.limits, granted=granted),
-        masters=Masters(settings.warm, backend.hydrate(devices[0])),
+        masters=masters,
         controls=controls,
         emit=emit,
         sync=sync,
         backend=backend,
         deadline=deadline,
     )
+
+
+def read_ahead(masters: Masters, models: Models, completed: Container[int], device: Device, backend: Backend) -> None:
+    """Begin to read the weights of the first pass that is not completed, which goes to a GPU, while texts are read."""
+    first = next((card for number, card in models.cards.items() if number not in completed), None)
+    if first and not isinstance(device, RemoteDevice) and device.kind != "cpu":
+        masters.prefetch(first, backend.laws(first, device.kind).weights)
 
 
 @contextmanager

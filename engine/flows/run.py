@@ -6,7 +6,7 @@ or prints. A run that never came to work leaves nothing behind; one that did is 
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from interlock.engine.flows.plan import (
 )
 from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
+from interlock.engine.models.masters import Masters
 from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic, health, rundir, summary
 from interlock.engine.record import events as ev
@@ -97,6 +98,7 @@ class Run:
             )
             undo.callback(self._disperse)
             self._devices = computing.devices_of(self._request.configuration, self.directory.id, self._members, backend)
+            self._masters = Masters(settings.warm, backend.hydrate(self._devices[0]))
             self._notes += self._request.unused(self._devices)
             there = self.directory.journal.exists()
             self._journal = Journal(self.directory.journal)
@@ -185,7 +187,8 @@ class Run:
     def _outcome(self) -> tuple[Status, str]:
         """What became of the run once it worked; before that, every error is the caller's."""
         try:
-            with holding(self._devices, self.directory.id), self.directory.scratch() as scratch:
+            held = holding(self._devices, self.directory.id)
+            with held, closing(self._masters), self.directory.scratch() as scratch:
                 return self._work(Path(scratch))
         except InterlockError as error:
             stopped = isinstance(error, Stopped)
@@ -211,6 +214,8 @@ class Run:
         models = resolve(
             self._backend, request.specs, request.policy, self._devices, self._emit, allowed=settings.allow_missing
         )
+        completed = recorder.look(lambda state: {*state.passes_completed})
+        computing.read_ahead(self._masters, models, completed, self._devices[0], self._backend)
         plan = self._read(models, scratch)
         self._journal.sync()  # what the run is tied to is never there without what began it
         self._earlier.bind(plan.inputs(request.chunks, threads), plan.corpus)
@@ -277,7 +282,7 @@ class Run:
                 self.deadline.learn(job, batch.batch_index, batch.seconds)
         granted = self.recorder.look(lambda state: len(state.leases))
         shared = self.settings, self._devices, self.controls, emit, granted
-        context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline)
+        context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline, self._masters)
         return computing.executor_of(self._request, models, grid, done, context, self._members, granted)
 
     def _stops_reading(self) -> bool:
