@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from interlock.console.flags import PATH, RERANKING, server_flags, settings, telemetry, told
+from interlock.console.flags import NAME, PATH, RERANKING, server_flags, settings, telemetry, told
 from interlock.engine import parsers
 from interlock.engine.targets.connection import is_address
 
@@ -23,7 +23,9 @@ def search(command: argparse.ArgumentParser) -> None:
     text = "--qdrant directory of a run, or the URL of a server, as in http://localhost:6333"
     command.add_argument("store", type=place, metavar="STORE", help=text)
     command.add_argument("query", nargs="?", metavar="QUERY", help="search query; without one, the search screen opens")
-    command.add_argument("--collection", metavar="NAME", help="collection to search; required if the store has several")
+    command.add_argument(
+        "--collection", type=NAME, metavar="NAME", help="collection to search; required if the store has several"
+    )
     _copy(command)
     text = "number of chunks (default 5, on the screen 20)"
     command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
@@ -45,7 +47,7 @@ def search(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("stages")
     text = "weights of the dense models for this search; 0, or no mention, leaves one out (default those of the store)"
     group.add_argument("--weights", type=told(parsers.weights), metavar="MODEL=W,...", help=text)
-    group.add_argument("--only", metavar="NAME", help="one model's vectors or terms alone, or bm25")
+    group.add_argument("--only", type=NAME, metavar="NAME", help="one model's vectors or terms alone, or bm25")
     text = (
         "how dense and sparse lists become one: weighted (default), a sum of scores from 0 to 1; rrf and dbsf as "
         "Qdrant has them, which lose much on some collections; or off"
@@ -58,7 +60,7 @@ def search(command: argparse.ArgumentParser) -> None:
         "cross-encoders that score the best chunks anew: the first that can be had, the others in its place; or maxsim "
         "(or one model of the store), which compares stored token vectors"
     )
-    group.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
+    group.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
     text = "how much its scores count beside the search's own, from 0 to 1 (default 0.2; of maxsim 0.3)"
     group.add_argument("--rerank-share", type=told(parsers.decimal), metavar="S", help=text)
     group.add_argument(
@@ -85,8 +87,10 @@ def encode(command: argparse.ArgumentParser) -> None:
     text = "encode as questions are (default), or as the run's chunks"
     command.add_argument("--side", choices=("query", "document"), default="query", help=text)
     text = "one vector alone: fused, a model's, or bm25; only its models have to be there"
-    command.add_argument("--only", metavar="NAME", help=text)
-    command.add_argument("--collection", metavar="NAME", help="collection that is meant; required if there are several")
+    command.add_argument("--only", type=NAME, metavar="NAME", help=text)
+    command.add_argument(
+        "--collection", type=NAME, metavar="NAME", help="collection that is meant; required if there are several"
+    )
     text = (
         "write to this file, whole or not at all: .jsonl as on stdout, .parquet, or .npy (the fused vectors, or those "
         "of --only)"
@@ -105,7 +109,9 @@ def serve(command: argparse.ArgumentParser) -> None:
     """
     text = "directory of a run, --qdrant directory of one, or the URL of a server"
     command.add_argument("store", type=place, metavar="PLACE", help=text)
-    command.add_argument("--collection", metavar="NAME", help="collection that is meant; required if there are several")
+    command.add_argument(
+        "--collection", type=NAME, metavar="NAME", help="collection that is meant; required if there are several"
+    )
     _copy(command)
     text = "address to listen at (default 127.0.0.1); any other takes a key"
     command.add_argument("--host", default="127.0.0.1", metavar="HOST", help=text)
@@ -115,7 +121,7 @@ def serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--waiting", type=told(parsers.at_least_one), default=2048, metavar="N", help=text)
     group = command.add_argument_group("reranking")
     text = "cross-encoders that score what /search finds, as `interlock search` has them, or maxsim"
-    group.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
+    group.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
     group.add_argument(
         "--rerank-share", type=told(parsers.decimal), metavar="S", help="how much its scores count, from 0 to 1"
     )
@@ -151,9 +157,11 @@ def eval(command: argparse.ArgumentParser) -> None:
     command.add_argument("--split", metavar="NAME", help=text)
     text = "what to do with judgements of texts or queries that are not there (default error)"
     command.add_argument("--missing", choices=("error", "drop"), default="error", help=text)
-    command.add_argument("--collection", metavar="NAME", help="collection of the run; required if it has several")
+    command.add_argument(
+        "--collection", type=NAME, metavar="NAME", help="collection of the run; required if it has several"
+    )
     text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
-    command.add_argument("--rerank", type=told(parsers.names), metavar="MODEL,...", help=text)
+    command.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
     text = "judge by N queries of each split, drawn by the seed (default: all)"
     command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
     text = "what queries, halves and resamples are drawn by (default 0)"

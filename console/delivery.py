@@ -12,9 +12,9 @@ import msgspec
 
 from interlock.console.cli import configuration, parse
 from interlock.console.writing import say, tell
-from interlock.engine.errors import ExitCode
+from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.flows import Listener
-from interlock.engine.record.words import LONG, duration, human_bytes, safe, several, unarmed
+from interlock.engine.record.words import LONG, duration, few, human_bytes, safe, several, unarmed
 
 if TYPE_CHECKING:
     from interlock.engine.targets.upload_plan import UploadPlan, UploadReport
@@ -25,7 +25,8 @@ PAUSE = 5.0
 
 
 def export(options: argparse.Namespace) -> int:
-    """Deliver a finished run once more; a line for each file and store."""
+    """Deliver a finished run once more; a line for each file and store. Raises InterlockError at the end where the run
+    has gaps."""
     from interlock.console.text.event_text import line_of
     from interlock.engine.flows.export import ExportRequest
     from interlock.engine.flows.export import export as deliver
@@ -40,9 +41,15 @@ def export(options: argparse.Namespace) -> int:
         tell(safe(line, LONG), error=line.startswith(("warning:", "error:")))
 
     request = ExportRequest(options.to, options.to_store, options.vectors, options.collection, options.chunks)
-    for collection, losses in deliver(options.run, configuration(options), request, hear).items():
+    made = deliver(options.run, configuration(options), request, hear)
+    for collection, losses in made.losses.items():
         for each in losses:
             tell(safe(f"{collection}: {each.name} in {options.vectors}: {_cost(each)}", 2000))
+    if made.lacking:
+        raise InterlockError(
+            f"exported with gaps, as the run left it ({few(made.lacking)}): resume the run or mend its input, then "
+            "export again"
+        )
     return ExitCode.FAILED if failed else ExitCode.COMPLETED
 
 

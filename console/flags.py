@@ -133,9 +133,9 @@ def upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory, with its parquet exports")
     text = "the server: http://HOST:PORT or https://HOST:PORT (port 6333 unless it names one)"
     command.add_argument("--qdrant", dest="server", metavar="URL", required=True, help=text)
-    command.add_argument("--collection", metavar="NAME", help="only this collection of the run")
+    command.add_argument("--collection", type=NAME, metavar="NAME", help="only this collection of the run")
     text = "upload beside what NAME means, into NAME-<generation>, and switch the alias once that is verified"
-    command.add_argument("--alias", metavar="NAME", help=text)
+    command.add_argument("--alias", type=NAME, metavar="NAME", help=text)
     text = (
         "index this key of the payload before points come, as in metadata.lang:keyword (integer, float, bool, "
         "datetime, uuid, text, geo); may be repeated"
@@ -175,7 +175,7 @@ def export(command: argparse.ArgumentParser) -> None:
         "numbers of the fused and the models' own vectors in files (default float32); what narrower ones lose is told"
     )
     command.add_argument("--vectors", choices=("float32", "float16", "int8"), default="float32", help=text)
-    command.add_argument("--collection", default="", metavar="NAME", help="only this collection (default: all)")
+    command.add_argument("--collection", type=NAME, metavar="NAME", help="only this collection (default: all)")
     text = "where the run's chunks are now (default: where they were)"
     command.add_argument("--chunks", type=PATH, metavar="DIR", help=text)
     settings(command, "keep", "project", "quantise", "payload", "export", "prune", "bm25")
@@ -185,7 +185,7 @@ def prune(command: argparse.ArgumentParser) -> None:
     """Remove the points of STORE that the last whole delivery found to be of chunks no longer in the corpus, and tell
     how many they are. A run with --prune does so at its end."""
     command.add_argument("store", type=PATH, metavar="STORE", help="--qdrant directory of a run")
-    command.add_argument("--collection", metavar="NAME", help="only this collection (default: all)")
+    command.add_argument("--collection", type=NAME, metavar="NAME", help="only this collection (default: all)")
     command.add_argument("--dry-run", action="store_true", help="tell how many there are, and remove nothing")
 
 
@@ -196,7 +196,7 @@ def rerank(command: argparse.ArgumentParser) -> None:
     """
     command.add_argument("pairs", type=PATH, metavar="PAIRS.jsonl", help="file of pairs")
     text = "cross-encoders: the first that can be had, the others in its place"
-    command.add_argument("--model", type=told(parsers.names), metavar="MODEL,...", required=True, help=text)
+    command.add_argument("--model", type=told(parsers.some_names), metavar="MODEL,...", required=True, help=text)
     text = "write the scores to this file, whole or not at all"
     command.add_argument("--out", type=PATH, metavar="SCORES.jsonl", dest="scores", help=text)
     text = "show pairs, tokens, truncation and predicted memory, and score nothing"
@@ -279,7 +279,7 @@ def told(parse: Callable[[object], T]) -> Callable[[str], T]:
     return read
 
 
-PATH = told(parsers.path)
+PATH, NAME = told(parsers.path), told(parsers.name)
 
 
 def settings(command: argparse.ArgumentParser, *names: str) -> None:

@@ -42,6 +42,19 @@ def names(value: object) -> tuple[str, ...]:
     return tuple(filter(None, given))
 
 
+def name(value: object) -> str:
+    """Read a name, which is not empty."""
+    if not str(value).strip():
+        raise ValueError("expected a name that is not empty")
+    return str(value)
+
+
+def some_names(value: object) -> tuple[str, ...]:
+    if not (found := names(value)):
+        raise ValueError("expected at least one name")
+    return found
+
+
 def roster(value: object) -> Roster:
     """Read models with weights: a text `NAME[=WEIGHT],...`, a table, or a list of such texts or of pairs."""
     listed = names(value) if isinstance(value, str) else _each(value)

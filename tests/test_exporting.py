@@ -60,7 +60,7 @@ def exported(run, to, formats="npy", now=None, **asked):
     """The files written, by name; what is told of loss."""
     told = []
     given = load({"export": formats, **(now or {})}, {}, None)
-    losses = export(run, given, ExportRequest(to=to, **asked), told.append)
+    losses = export(run, given, ExportRequest(to=to, **asked), told.append).losses
     names = [each.path for each in told if isinstance(each, ArtefactWritten)]
     return {name.partition("/")[2]: to / name for name in names if name.startswith("Docs/")}, losses
 
@@ -202,6 +202,36 @@ def test_fused_vectors_of_two_projections_never_stand_side_by_side(run, tmp_path
     assert np.load(files["fused.npy"]).shape[1] == np.load(files["projection.npy"]).shape[1] == 4
 
 
+def test_a_projection_goes_with_the_vectors_that_it_made(run, tmp_path):
+    out = tmp_path / "out" / "Docs"
+    exported(run, out.parent, "npy", collection="Docs")
+    with pytest.raises(
+        UsageError, match=r"has fused\.npy of another projection\.npy than this export's: choose another"
+    ):
+        exported(run, out.parent, "jsonl", {"project": "8"}, collection="Docs")
+    (out / "fused.npy").unlink()
+    exported(run, out.parent, "npy,jsonl", {"project": "8"}, collection="Docs")
+    with pytest.raises(UsageError, match=r"has fused\.npy of another projection\.npy than this export's"):
+        exported(run, out.parent, "jsonl", collection="Docs")
+    (out / "points.jsonl").unlink()  # what is gone stands beside nothing
+    files, _ = exported(run, out.parent, "npy", collection="Docs")
+    assert np.load(files["fused.npy"]).shape[1] == 80 and not (out / "projection.npy").exists()
+    assert "projection.npy" not in json.loads((out / "export.json").read_text())["files"]
+
+
+def test_an_export_waits_for_no_other_and_says_what_is_for_a_store(run, tmp_path):
+    (tmp_path / "Docs").mkdir()
+    handle = os.open(tmp_path / "Docs", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(UsageError, match=r"another process writes into .*Docs: wait for its end"):
+        exported(run, tmp_path, collection="Docs")
+    os.close(handle)
+    assert exported(run, tmp_path, collection="Docs")[0]
+    for name, value in {"quantise": "int8", "prune": True, "bm25": "german"}.items():
+        with pytest.raises(UsageError, match=f"--{name} is for a store: add --to-store DIR, or drop it"):
+            exported(run, tmp_path, "npy", {name: value})
+
+
 def test_files_do_not_go_into_a_store(run, tmp_path, tiny_a):
     chunks = corpus(tmp_path / "in", {"docs": {"a.jsonl": TEXTS}})
     flags = {"roster": str(tiny_a), "out": str(tmp_path / "runs"), "run_id": "r", "export": "npy"}
@@ -319,7 +349,8 @@ def test_a_killed_export_of_another_run_leaves_no_file_that_a_narrower_one_keeps
     assert np.load(out / "Docs" / "fused.npy").shape == (43, 80)
     whole, _ = exported(other, out, "npy,jsonl", {"project": "4"}, collection="Docs")
     assert np.load(whole["fused.npy"]).shape == (43, 4)
-    assert set(exported(other, out, "jsonl", collection="Docs")[0]) == {"points.jsonl"}
+    narrow, _ = exported(other, out, "jsonl", {"project": "4"}, collection="Docs")
+    assert set(narrow) == {"points.jsonl", "projection.npy"}
 
 
 def copied(run, place):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import json, structs
@@ -23,6 +23,7 @@ from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_c
 from interlock.engine.errors import UsageError, near
 from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import RunPlan
+from interlock.engine.parsers import OFF
 from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit, Warned
 from interlock.engine.record.health import collection_status
@@ -31,7 +32,7 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.runs import chunks_of
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import command, differences, few, typed
-from interlock.engine.settings import Configuration, RunSettings, continued
+from interlock.engine.settings import Configuration, RunSettings, continued, flag_of
 from interlock.engine.targets.delivery import DeliveryBuilder, Destination, deliver
 from interlock.engine.targets.files.formats import FORMATS, files_of, with_arrays
 from interlock.engine.targets.files.write import (
@@ -57,13 +58,21 @@ class ExportRequest:
     to: Path | None = None
     store: Path | None = None
     precision: FilePrecision = "float32"
-    collection: str = ""
+    collection: str | None = None
     chunks: Path | None = None
 
 
-def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> dict[str, list[Loss]]:
-    """Deliver the collections of a finished run with its own settings, but for those that are given `now`; by
-    collection what narrower numbers cost. `emit` hears what was written and verified.
+class Exported(NamedTuple):
+    """What an export came to: by collection what narrower numbers cost, and which collections are not complete in the
+    run, as `Docs incomplete`."""
+
+    losses: dict[str, list[Loss]]
+    lacking: list[str]
+
+
+def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> Exported:
+    """Deliver the collections of a finished run with its own settings, but for those that are given `now`. `emit` hears
+    what was written and verified.
 
     Raises UsageError for what is no finished run or in use, for chunks that are not those it read, and for a place that
     holds something else; InterlockError where the disk refuses.
@@ -74,7 +83,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
         if begun is None or not inputs:
             raise UsageError(f"{run} is not a run that has vectors: name the directory of one")
         settings = continued(begun.kept, now).settings
-        _check(settings, asked, chunks := asked.chunks or Path(inputs["chunks"]))
+        _check(settings, now, asked, chunks := asked.chunks or Path(inputs["chunks"]))
         earlier = reuse.check(run)
         roster = earlier.state.roster
         _check_whole(earlier.state, directory)
@@ -82,7 +91,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
         fusion, form = Fusion(settings.fusion), form_of(settings)
         kept = form if asked.store else replace(form, quantise="none")  # files have a precision of their own
         kept.check(fusion, arrays=with_arrays(settings.export), store=asked.store is not None)
-        told: dict[str, list[Loss]] = {}
+        told = Exported({}, [])
         with atomic.scratch("interlock-export-") as scratch:
             language = settings.language if asked.store else ""
             builder = DeliveryBuilder(scratch, language, settings.chunk_sparse)
@@ -91,11 +100,12 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
             for rows in wanted:  # what would be refused after the work is refused now
                 _check_places(rows, asked, directory)
                 check_delivery(rows, plan.spec(rows, directory.id), asked.store, emit)
-            for name in [asked.collection] if asked.collection else earlier.state.collections:
+            for name in earlier.state.collections if asked.collection is None else [asked.collection]:
                 status, why = collection_status(earlier.state, name)
                 if status in ("failed", "incomplete"):
                     what = f"{name} is {status} in its run, and is exported as that left it: {why}"
                     emit(Warned(message=what, collection=name))
+                    told.lacking.append(f"{name} {status}")
             of = ExportRecord(
                 schema_version="1", run=directory.id, began=earlier.state.began_at, passes=_checksum(earlier.state)
             )
@@ -104,13 +114,16 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> d
                 if asked.to:
                     narrow = delivery.specified(form=replace(form, quantise="none"))
                     to = Destination(directory, settings.export, precision=asked.precision)
-                    told[rows.collection.name] = _into_files(narrow, to, asked.to, of, emit)
+                    told.losses[rows.collection.name] = _into_files(narrow, to, asked.to, of, emit)
                 if asked.store:
                     deliver(delivery, Destination(directory, (), asked.store, settings.prune), emit)
         return told
 
 
-def _check(settings: RunSettings, asked: ExportRequest, chunks: Path) -> None:
+def _check(settings: RunSettings, now: Configuration, asked: ExportRequest, chunks: Path) -> None:
+    for name in () if asked.store else ("quantise", "prune", "bm25"):
+        if now.origins[name].startswith("flag ") and getattr(settings, name) not in (False, "none", OFF):
+            raise UsageError(f"{flag_of(name)} is for a store: add --to-store DIR, or drop it (files have --vectors)")
     if not asked.to and not asked.store:
         raise UsageError("export: name a directory for files with --to, or one of a store with --to-store")
     if asked.to and not settings.export:
@@ -195,11 +208,13 @@ def _corpus(
     return corpus
 
 
-def _chosen(corpus: Corpus, name: str) -> list[Rows]:
+def _chosen(corpus: Corpus, name: str | None) -> list[Rows]:
     there = {rows.collection.name: rows for rows in corpus.rows if rows.chunks}
-    if name and name not in there:
+    if name is None:
+        return list(there.values())
+    if name not in there:
         raise UsageError(f"the run has no collection {name!r}: choose one of {few(list(there))}")
-    return [there[name]] if name else list(there.values())
+    return [there[name]]
 
 
 def _into_files(delivery: Delivery, to: Destination, above: Path, of: ExportRecord, emit: Emit) -> list[Loss]:
@@ -221,11 +236,12 @@ def _into_files(delivery: Delivery, to: Destination, above: Path, of: ExportReco
             )
         losses = deliver(delivery, replace(to, directory=staged), told.append)
         made = {Path(each.path).name: each.sha256 for each in told if isinstance(each, ArtefactWritten)}
-        check_ours(directory, made, record)  # nobody has put another one there meanwhile
-        if left := projected_otherwise(made, record):
+        # Nobody has put another one there meanwhile, nor in the place of a projection, which goes where none is made.
+        check_ours(directory, {*made, *({PROJECTION} & record.files.keys())}, record)
+        if left := projected_otherwise(directory, made, record):
             raise UsageError(
-                f"{directory} has {few(left)} of another {PROJECTION} than this export's: choose another --to, or "
-                "export what replaces them too"
+                f"{directory} has {few(left)} of another {PROJECTION} than this export's: choose another --to, remove "
+                "those, or export what replaces them too"
             )
         known = structs.replace(of, collection=collection, vectors=to.precision, losses=losses, files=record.files)
         publish(directory, staged, made, known)

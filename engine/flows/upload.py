@@ -5,8 +5,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows import Listener
+from interlock.engine.record.words import few
 from interlock.engine.targets.connection import Address, Patience, read_key
 from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
 from interlock.engine.targets.server import QdrantServer
@@ -43,7 +44,7 @@ def check_server(url: str, say: Callable[[str], object]) -> None:
 def plan_upload(request: UploadRequest, listener: Listener) -> Iterator[UploadPlan]:
     """Say what would be sent of each collection. Asks the server only what would be pruned there, if that is asked."""
     Address.parse(request.url)
-    collections = _collections(request)
+    collections = _collections(ExportedRun.open(request.run), request)
     asked = _server(request.url, request.key_file, request.patience, listener.say) if request.prune else nullcontext()
     with asked as server:
         for each in collections:
@@ -51,10 +52,11 @@ def plan_upload(request: UploadRequest, listener: Listener) -> Iterator[UploadPl
 
 
 def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]:
-    """Upload each collection; what it came to. Raises as `CollectionUpload.go` does, and UsageError for what cannot be
-    asked for."""
+    """Upload each collection; what it came to. Raises as `CollectionUpload.go` does, UsageError for what cannot be
+    asked for, and at the end InterlockError where the run has gaps."""
     server = _server(request.url, request.key_file, request.patience, listener.say)
-    collections = _collections(request)
+    run = ExportedRun.open(request.run)
+    collections = _collections(run, request)
     with server:
         for each in collections:
             if each.status != "completed":
@@ -64,6 +66,11 @@ def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]
                 listener.progress(name, done, rows)
 
             yield CollectionUpload(each, server, request, each.uploads, progress=progress, say=listener.say).go()
+    if lacking := run.lacking(request.collection):
+        raise InterlockError(
+            f"uploaded with gaps, as the run left it ({few(lacking)}): resume the run or mend its input, then upload "
+            "again"
+        )
 
 
 def _server(url: str, key_file: Path | None, patience: float, say: Callable[[str], object]) -> QdrantServer:
@@ -73,8 +80,8 @@ def _server(url: str, key_file: Path | None, patience: float, say: Callable[[str
     return QdrantServer(address, read_key(address, key_file), waiting)
 
 
-def _collections(request: UploadRequest) -> list[ExportedCollection]:
-    found = ExportedRun.open(request.run).collections(request.collection, request.payload)
+def _collections(run: ExportedRun, request: UploadRequest) -> list[ExportedCollection]:
+    found = run.collections(request.collection, request.payload)
     if request.alias and len(found) > 1:
         raise UsageError(
             f"--alias: the run has {len(found)} collections, and an alias means one: choose it with --collection"

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from interlock.engine.errors import DiskError, InterlockError, remedy
+from interlock.engine.errors import DiskError, InterlockError, UsageError, remedy
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Artefact
 from interlock.engine.record.words import legible, unarmed
@@ -109,13 +109,14 @@ def alone(directory: Path) -> Iterator[None]:
 def locked(directory: Path) -> Iterator[None]:
     """Be the only one that writes into a directory of the user's, which is made; nothing is left there to say so.
 
-    Waits as `alone` does.
+    Raises UsageError where another process does.
     """
     with ExitStack() as stack:
         with explaining(directory):
             directory.mkdir(parents=True, exist_ok=True)
             handle = stack.enter_context(_handle_of(directory))
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        if not lock(handle):
+            raise UsageError(f"another process writes into {directory}: wait for its end, or choose another directory")
         yield
 
 

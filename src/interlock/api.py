@@ -244,7 +244,8 @@ def upload(
     `payload` says where points have metadata, if not as in the run.
 
     Raises UsageError for a run, a server or a collection that does not fit, UnavailableError for a server that does not
-    answer for `patience` seconds, InterlockError where what is there is not what was sent.
+    answer for `patience` seconds, InterlockError where what is there is not what was sent, and once all is uploaded
+    where the run itself has gaps.
     """
     from interlock.console.writing import say
     from interlock.engine.flows import Listener

@@ -20,6 +20,7 @@ import pytest
 
 from tests.builders import ROOT, command, corpus, environment, interlock, minilm_directory, sentences, start, summary_of
 from tests.contract.conftest import told
+from tests.edge_bridge import EdgeBridge, serving
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 README = (ROOT / "README.md").read_text()
@@ -151,7 +152,18 @@ REFUSED = {
     "judgements that are not here": (["eval", "nowhere"], 2),
     "pairs that are not here": (["rerank", "nowhere", "--model", "models/scorer"], 2),
     "models to fetch without a name": (["models", "fetch"], 2),
+    "a collection of no name to embed": (["run", "chunks", *GIVEN, "--collections", ""], 2),
 }
+NAMED = {
+    "a collection to export": ["export", "runs/one", "--to", "spare/named", "--collection", ""],
+    "a collection to upload": ["upload", "runs/one", "--qdrant", SERVER, "--collection", ""],
+    "an alias": ["upload", "runs/one", "--qdrant", SERVER, "--dry-run", "--alias", ""],
+    "a collection to search": ["search", "store", "a question", "--collection", " "],
+    "a model to search by": ["search", "store", "a question", "--collection", "docs", "--only", ""],
+    "a reranker": ["search", "store", "a question", "--collection", "docs", "--rerank", ","],
+    "a collection to prune": ["prune", "store", "--collection", ""],
+}
+"""Names that a script left empty: none of them means all, or none."""
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -162,6 +174,28 @@ def test_what_cannot_be_done_exits_with_the_code_that_is_documented(home, what):
     assert "interlock: " in said.stderr and "Traceback" not in said.stderr
     assert said.stdout == "" or words[0] == "plan"
     assert {path.name for path in (home / "runs").iterdir()} == runs, "nothing was to be done"
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_name_that_is_empty_is_refused(home, what):
+    said = say(home, *NAMED[what], check=2)
+    assert "expected" in said.stderr and "name" in said.stderr and not said.stdout
+    assert not (home / "spare" / "named").exists()
+
+
+def test_what_is_delivered_of_a_run_with_gaps_exits_1_once_it_is_there(home, tmp_path):
+    words = ("--config", "interlock.toml", "--roster", "mean", "--devices", "cpu", "--out", "spare")
+    say(home, "run", "chunks", *words, "--run-id", "gaps", check=1)  # a record of two is refused
+    said = say(home, "export", "spare/gaps", "--to", tmp_path / "files", "--export", "npy", check=1)
+    gaps = r"interlock: {} with gaps, as the run left it \(More incomplete\): resume .*, then {} again"
+    assert re.search(gaps.format("exported", "export"), said.stderr)
+    assert [np.load(tmp_path / f"files/{name}/fused.npy").shape for name in ("Docs", "More")] == [(30, 32), (1, 32)]
+    say(home, "export", "spare/gaps", "--to", tmp_path / "whole", "--export", "npy", "--collection", "Docs")
+    with serving(EdgeBridge(tmp_path / "server")) as url:
+        said = say(home, "upload", "spare/gaps", "--qdrant", url, "--json", check=1)
+        assert re.search(gaps.format("uploaded", "upload"), said.stderr)
+        assert [(each["collection"], each["points"]) for each in json.loads(said.stdout)] == [("docs", 30), ("more", 1)]
+        say(home, "upload", "spare/gaps", "--qdrant", url, "--collection", "docs")
 
 
 def test_a_bad_line_is_refused_by_its_place_and_the_others_are_embedded(home):

@@ -83,6 +83,11 @@ class ExportedRun:
             raise UsageError(f"run {self.summary.run_id} has no collection {wanted!r}: choose one of {there}")
         return chosen
 
+    def lacking(self, wanted: str | None = None) -> list[str]:
+        """List every collection that is not complete, or the one that is `wanted`, as `Docs incomplete`."""
+        chosen = [each for each in self.summary.collections if wanted in (None, each.name, each.qdrant_collection)]
+        return [f"{each.name} {each.status}" for each in chosen if each.status not in ("completed", "skipped")]
+
     def setting(self, name: str) -> Any:
         """Return a setting of the run's latest session; None where it had none of this name."""
         found = self.summary.configuration.get(name)

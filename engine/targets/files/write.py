@@ -95,7 +95,7 @@ def _unlike(path: Path, fault: str) -> InterlockError:
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What `export.json` says: the run, when it was begun (two may have one name), a checksum of its `passes` (a text
     may get a vector later), the numbers and losses of the latest export, and the files of all of them, each with the
-    SHA-256 that it has, or is about to have."""
+    SHA-256 that it has, or is about to have: one that is about to go has an empty one first."""
 
     schema_version: Literal["1"]
     run: str = ""
@@ -150,32 +150,36 @@ def check_ours(directory: Path, names: Iterable[str], record: ExportRecord) -> N
 
 def of_others(directory: Path, names: Iterable[str], record: ExportRecord, *, same: bool) -> list[str]:
     """Name the files beside these that an export of another run wrote; of the `same`, that one which was cut short was
-    to replace."""
-    files = {name: known for name, known in record.files.items() if name not in {*names}}
-    if not same:
-        return [*files]
-    late = {name: directory / name for name, known in files.items() if len(known) > 1}
-    return [name for name, path in late.items() if path.is_file() and atomic.sha256_of(path) != files[name][0]]
+    to replace. A projection goes with the vectors that it made."""
+    beside = {name: directory / name for name in record.files if name not in {*names, PROJECTION}}
+    there = [name for name, path in beside.items() if os.path.lexists(path)]
+    late = (name for name in there if len(record.files[name]) > 1 and beside[name].is_file())
+    return [name for name in late if atomic.sha256_of(beside[name]) != record.files[name][0]] if same else there
 
 
-def projected_otherwise(made: Mapping[str, str], record: ExportRecord) -> list[str]:
-    """Name the files beside those `made` whose fused vectors an export reduced with another projection than theirs."""
-    if PROJECTION not in made or made[PROJECTION] in record.files.get(PROJECTION, [made[PROJECTION]])[:1]:
+def projected_otherwise(directory: Path, made: Mapping[str, str], record: ExportRecord) -> list[str]:
+    """Name the files beside those `made` whose fused vectors an export reduced with another projection than theirs, or
+    with one where theirs have none, or the other way round."""
+    if record.files.get(PROJECTION, [""])[0] == made.get(PROJECTION, ""):
         return []
-    return [name for name in record.files if name not in made and name.startswith((f"{FUSED}.", "points."))]
+    beside = (name for name in record.files if name not in made and os.path.lexists(directory / name))
+    return [name for name in beside if name.startswith((f"{FUSED}.", "points."))]
 
 
 def publish(directory: Path, staged: Path, made: Mapping[str, str], record: ExportRecord) -> None:
     """Give the `staged` files, each `made` with a SHA-256, their names; `record` is that of this export, with the files
-    of those before it."""
-    before = record.files
-    coming = {name: [sha256, *before.get(name, [])] for name, sha256 in made.items()}
+    of those before it, of which a projection that has made none of them goes."""
+    before, going = record.files, {PROJECTION} & record.files.keys() - made.keys()
+    coming = {name: [sha256, *before.get(name, [])] for name, sha256 in {**dict.fromkeys(going, ""), **made}.items()}
     _write(directory, msgspec.structs.replace(record, files=before | coming))
     with atomic.explaining(directory):
         for name in made:
             (staged / name).replace(directory / name)
+        for name in going:
+            (directory / name).unlink(missing_ok=True)
         atomic.sync_directory(directory)
-    _write(directory, msgspec.structs.replace(record, files=before | {name: [sha] for name, sha in made.items()}))
+    files = {name: known for name, known in before.items() if name not in going}
+    _write(directory, msgspec.structs.replace(record, files=files | {name: [sha] for name, sha in made.items()}))
 
 
 def _write(directory: Path, record: ExportRecord) -> None:
