@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +13,31 @@ import interlock as product
 from interlock.engine.errors import UsageError
 from interlock.engine.targets.embedded import calibrate
 from interlock.engine.vectors.manifest import read_manifest
-from tests.builders import corpus, interlock, sentences
+from tests.builders import corpus, interlock, nearest_others, sentences
 
-TEXTS = sentences(30, words=10)
+TEXTS = sentences(60, words=10)
 OWN = {"tiny-a": 0.25, "tiny-b": 0.75}
 JUDGED = ("--queries", "queries.jsonl", "--qrels", "qrels.tsv")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_a: Path, tiny_b: Path) -> Path:
-    """A run into a store, one of its vectors that writes none, and judgements by which each text answers itself."""
+    """A run into a store, one of its vectors that writes none, and judgements that only the lighter model finds."""
     place = tmp_path_factory.mktemp("calibrated")
     records = [{"text": text, "metadata": {"chunk_id": f"d{at}"}} for at, text in enumerate(TEXTS)]
     corpus(place / "chunks", {"Docs": {"a_chunks.json": records}})
     lines = [json.dumps({"_id": f"q{at}", "text": text}) for at, text in enumerate(TEXTS)]
     (place / "queries.jsonl").write_text("\n".join(lines))
-    grades = ["query-id\tcorpus-id\tscore", *(f"q{at}\td{at}\t1" for at in range(len(TEXTS)))]
-    (place / "qrels.tsv").write_text("\n".join(grades))
     deliver(place, "one", tiny_a, tiny_b, "--qdrant", "store")
     deliver(place, "bare", tiny_a, tiny_b, "--reuse", "runs/one")
+    judge(place, nearest_others(np.load(place / "runs" / "one" / "exports" / "Docs" / "tiny-a.npy")))
     return place
+
+
+def judge(place: Path, answers: Sequence[int]) -> None:
+    """Write which text answers each question."""
+    grades = ["query-id\tcorpus-id\tscore", *(f"q{at}\td{text}\t1" for at, text in enumerate(answers))]
+    (place / "qrels.tsv").write_text("\n".join(grades))
 
 
 def deliver(place: Path, run: str, a: Path, b: Path, *flags: str) -> None:
@@ -55,7 +61,7 @@ def by_hand(place: Path, row: int, weights: dict[str, float]) -> dict[str, float
 
 
 def found(place: Path, **asked: object) -> dict[str, float]:
-    hits = product.search(place / "store", TEXTS[7], limit=30, hybrid="off", **asked)
+    hits = product.search(place / "store", TEXTS[7], limit=len(TEXTS), hybrid="off", **asked)
     return {str(hit.payload["chunk_id"]): hit.score for hit in hits}
 
 
@@ -65,7 +71,7 @@ def test_weights_of_an_evaluation_are_those_of_a_search_that_names_none(place, t
     said = evaluated(place, "one", "--json", "figures.json").stdout
     chosen = json.loads((place / "figures.json").read_text())["weights"]["weights"]
     assert chosen != OWN
-    calibrated = {"weights": chosen, "before": OWN, "queries": 15}
+    calibrated = {"weights": chosen, "before": OWN, "queries": 30}
     assert manifest_at(place) == {**plain, "calibrated": calibrated}
     listed = ", ".join(f"{name} {weight:.2g}" for name, weight in chosen.items())
     assert f"docs: questions count {listed} from now on, before tiny-a 0.25, tiny-b 0.75 (--weights" in said
@@ -118,7 +124,24 @@ def test_a_run_of_the_same_id_does_not_weigh_the_store_of_another(place, tiny_a,
     assert "keeps its weights: another run one than the judged one wrote it: name that one" in said
     assert manifest_at(tmp_path) == before
     interlock("eval", tmp_path / "others/one", *asked, "--calibrate", "own.toml", cwd=tmp_path)
-    assert manifest_at(tmp_path)["calibrated"]["queries"] == 15
+    assert manifest_at(tmp_path)["calibrated"]["queries"] == 30
+
+
+def test_weights_that_the_held_out_queries_do_not_support_are_written_nowhere(place, tmp_path):
+    """Each text answers itself here, which any weights find."""
+    shutil.copytree(place, there := tmp_path / "there")
+    judge(there, range(len(TEXTS)))
+    (there / "own.toml").unlink(missing_ok=True)
+    before = manifest_at(there)
+    judged = before["run"]["run_id"]
+    done = evaluated(there, judged, "--json", "figures.json", check=2)
+    assert "That is no reason to change the roster: keep its weights." in " ".join(done.stdout.split())
+    told = (
+        "30 held-out queries do not tell that these weights find more than the roster's, so nothing was written"
+    )
+    assert told in done.stderr and "next:" not in done.stdout
+    assert not (there / "own.toml").exists() and manifest_at(there) == before
+    assert json.loads((there / "figures.json").read_text())["weights"]["against_roster"]["significant"] is False
 
 
 def test_one_training_query_chooses_no_weights(place):

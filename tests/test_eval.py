@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import scipy.stats
+from sentence_transformers import SentenceTransformer
 
 import interlock as product
 from interlock.console.text.evaluation_text import evaluation_text
@@ -48,7 +49,7 @@ from interlock.engine.evaluation.weighing import (
 )
 from interlock.engine.settings import load
 from interlock.engine.vectors.fusion import Fusion, fuse
-from tests.builders import cache_of_all, corpus, interlock, sentences, tiny_scorer, tiny_sparse, toml
+from tests.builders import cache_of_all, corpus, interlock, nearest_others, sentences, tiny_scorer, tiny_sparse, toml
 
 TEXTS = sentences(40, words=10)
 
@@ -572,8 +573,11 @@ def test_texts_are_computed_on_gpus_and_found_again_and_judged_as_those_of_the_c
 
 
 def test_weights_are_written_as_a_file_that_a_run_takes(place, tiny_a, tiny_b):
-    flags = ("--roster", f"{tiny_a},{tiny_b}", "--calibrate", "own.toml", "--json", "own.json")
-    said = interlock("eval", place / "set", *flags, cwd=place).stdout
+    nearest = nearest_others(SentenceTransformer(str(tiny_a)).encode(TEXTS, normalize_embeddings=True))
+    grades = ["query-id\tcorpus-id\tscore", *(f"q{at}\td{text}\t1" for at, text in enumerate(nearest))]
+    by_one = judged(place / "by one", **{"qrels/test.tsv": grades})
+    flags = ("--roster", f"{tiny_a}=1,{tiny_b}=9", "--calibrate", "own.toml", "--json", "own.json")
+    said = interlock("eval", by_one, *flags, cwd=place).stdout
     assert said.splitlines()[-1].startswith("take them with --config own.toml")
     chosen = json.loads((place / "own.json").read_text())["weights"]["weights"]
     places = {"tiny-a": str(tiny_a), "tiny-b": str(tiny_b)}

@@ -11,12 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.words import command, drawn, safe
-from tests.builders import corpus, environment, interlock, sentences, start, tiny_model, toml
+from tests.builders import corpus, environment, interlock, nearest_others, sentences, start, tiny_model, toml
 from tests.edge_bridge import serving
 from tests.uploads import bridged
 from tests.warm import asking
@@ -248,13 +249,16 @@ def test_points_that_left_the_corpus_are_removed_by_the_command_that_the_run_and
 
 def test_weights_of_a_judged_run_are_taken_with_the_models_as_its_own_file_has_them(pasted, models, tmp_path):
     rows = {name: {"source": str(models / model)} for name, model in {"one": "mean", "two": "cls"}.items()}
-    toml(tmp_path / "own.toml", {"one": {**rows["one"], "document_prompt": "the \U0001f600\x7f "}, "two": rows["two"]})
-    records = [{"text": text, "metadata": {"chunk_id": f"c{n}"}} for n, text in enumerate(sentences(30))]
+    prompts = dict.fromkeys(("document_prompt", "query_prompt"), "the \U0001f600\x7f ")
+    toml(tmp_path / "own.toml", {"one": {**rows["one"], **prompts}, "two": rows["two"]})
+    records = [{"text": text, "metadata": {"chunk_id": f"c{n}"}} for n, text in enumerate(sentences(60))]
     corpus(tmp_path / "in", {"Docs": {"a_chunks.json": records}})
     queries = [json.dumps({"_id": f"q{n}", "text": each["text"]}) for n, each in enumerate(records)]
     (tmp_path / "q.jsonl").write_text("\n".join(queries))
-    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\tc{n}\t1\n" for n in range(30)))
-    interlock("run", "in", "--config", "own.toml", "--roster", "two,one", "--run-id", "r", "--no-ui", cwd=tmp_path)
+    interlock("run", "in", "--config", "own.toml", "--roster", "two=9,one", "--run-id", "r", "--no-ui", cwd=tmp_path)
+    answers = nearest_others(np.load(tmp_path / "runs" / "r" / "exports" / "Docs" / "one.npy"))
+    grades = "".join(f"q{n}\tc{answer}\t1\n" for n, answer in enumerate(answers))
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + grades)
     judged = ("--queries", "q.jsonl", "--qrels", "qrels.tsv", "--calibrate", "my weights.toml")
     said = interlock("eval", "runs/r", *judged, cwd=tmp_path).stdout
     assert pasted(next_of(said, "--config")).returncode == 0

@@ -97,13 +97,12 @@ def _weights(found: Evaluation) -> list[str]:
     if found.weights is None:
         return []
     own = found.weights
-    told = own.against_roster.significant and own.against_roster.mean > 0
     return [
         _wrapped(
             f"Weights by {several(own.training, 'training query', 'training queries')}: {safe(found.roster)}. On the "
             f"{own.held_out} held out: nDCG@10 {own.value:.3f}, {_interval(own.against_roster)} against the "
             f"weights of the roster, {_interval(own.against_best)} against {safe(found.best_member)} alone. "
-            + (BETTER if told else KEPT)
+            + (BETTER if own.supported else KEPT)
         )
     ]
 

@@ -73,6 +73,11 @@ class MeasuredWeights(Struct, frozen=True, kw_only=True):
     against_roster: Annotated[Interval, _says("against the roster's own weights")]
     against_best: Annotated[Interval, _says("against the best member alone")]
 
+    @property
+    def supported(self) -> bool:
+        """Whether the held-out queries tell that they find more than the roster's."""
+        return self.against_roster.significant and self.against_roster.mean > 0
+
 
 class MeasuredModel(Struct, frozen=True, kw_only=True):
     """A dense model of the roster."""

@@ -218,11 +218,17 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
 
 def weights_file(found: Evaluation, data: Path) -> bytes:
     """Write the proposed weights as a file that `config` takes, with the models of a judged run's own file. Raises
-    UsageError where none were chosen."""
+    UsageError where none were chosen, or the held-out queries do not tell that they find more than the roster's."""
     if not found.weights:
         raise UsageError(
             "--calibrate: weights are chosen for two models or more by two training queries or more: drop it, or add "
             "to these"
+        )
+    if not found.weights.supported:
+        held = several(found.weights.held_out, "held-out query", "held-out queries")
+        raise UsageError(
+            f"--calibrate: {held} do not tell that these weights find more than the roster's, so nothing was written: "
+            "keep the roster's, or add judged queries"
         )
     lines = [f"roster = {json.dumps(found.roster)}"]
     for name, row in models_of(data).items():
