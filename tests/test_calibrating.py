@@ -136,9 +136,7 @@ def test_weights_that_the_held_out_queries_do_not_support_are_written_nowhere(pl
     judged = before["run"]["run_id"]
     done = evaluated(there, judged, "--json", "figures.json", check=2)
     assert "That is no reason to change the roster: keep its weights." in " ".join(done.stdout.split())
-    told = (
-        "30 held-out queries do not tell that these weights find more than the roster's, so nothing was written"
-    )
+    told = "30 held-out queries do not tell that these weights find more than the roster's, so nothing was written"
     assert told in done.stderr and "next:" not in done.stdout
     assert not (there / "own.toml").exists() and manifest_at(there) == before
     assert json.loads((there / "figures.json").read_text())["weights"]["against_roster"]["significant"] is False

@@ -270,6 +270,20 @@ def test_weights_of_a_judged_run_are_taken_with_the_models_as_its_own_file_has_t
     assert prompts[0] and prompts[0].items() <= prompts[1].items()
 
 
+def test_a_run_of_models_of_a_file_that_is_resumed_without_it_names_the_file_from_any_directory(
+    pasted, models, tmp_path
+):
+    toml(tmp_path / "it's mine.toml", {"one": {"source": str(models / "mean")}})
+    corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(9)}})
+    words = ("--config", "./it's mine.toml", "--roster", "one", "--run-id", "r", "--no-ui")
+    interlock("run", "in", *words, cwd=tmp_path)
+    resumed = ("run", "../in", "--out", "../runs", "--run-id", "r", "--resume", "--no-ui")
+    (tmp_path / "else where").mkdir()
+    said = interlock(*resumed, cwd=tmp_path / "else where", check=2).stderr
+    flag = between(said, "run r was started with ", ": add it")
+    assert pasted(f"cd 'else where' && {command(resumed)} {flag}").returncode == 0
+
+
 def test_a_run_without_a_model_is_made_whole_by_the_command_that_its_export_prints(pasted, models, tmp_path):
     late = tmp_path / "a model"
     toml(tmp_path / "own.toml", {"one": {"source": str(models / "mean")}, "late": {"source": str(late)}})

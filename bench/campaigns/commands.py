@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from bench.campaigns.process import aside
 from bench.campaigns.shell import LOST, NAMES, Shell, kill, line_of
 from bench.campaigns.tally import Campaign, Report, Room
@@ -301,6 +303,7 @@ def an_upload(s: Shell) -> None:
 
 def _judged(s: Shell) -> list[object]:
     """Questions with answers about the chunks."""
+    (s.chunks / "Docs" / "a_chunks.json").unlink()
     lines = [json.dumps({"_id": f"q{n}", "text": text}) for n, text in enumerate(s.texts)]
     (s.home / "questions.jsonl").write_text("\n".join(lines))
     builders.corpus(
@@ -323,8 +326,12 @@ def judged_without_files(s: Shell) -> None:
 @kind
 def weights_of_a_run(s: Shell) -> None:
     given = _judged(s)
-    builders.toml(s.config, {n: {"source": str(s.shared / n), "document_prompt": "the "} for n in ("one", "two")})
-    s.run("--export", "npy,parquet")
+    prompts = {"document_prompt": "the ", "query_prompt": "the "}
+    builders.toml(s.config, {n: {"source": str(s.shared / n), **prompts} for n in ("one", "two")})
+    s.run("--export", "npy,parquet", roster="one=1,two=9")
+    nearest = builders.nearest_others(np.load(s.runs / "r" / "exports" / "Docs" / "one.npy"))  # what `one` alone finds
+    rows = "".join(f"q{n}\tc{at}\t1\n" for n, at in enumerate(nearest))
+    (s.home / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
     said = s.ours("eval", s.typed(s.runs / "r"), *given, "--calibrate", s.typed(s.home / "my weights.toml")).stdout
     before = _vectors(s.runs / "r")
     done = s.paste(s.next_of(said, "--config"), says="DONE")

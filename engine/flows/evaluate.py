@@ -228,7 +228,7 @@ def weights_file(found: Evaluation, data: Path) -> bytes:
         held = several(found.weights.held_out, "held-out query", "held-out queries")
         raise UsageError(
             f"--calibrate: {held} do not tell that these weights find more than the roster's, so nothing was written: "
-            "keep the roster's, or add judged queries"
+            "drop it and keep the roster's, or add to the judged queries"
         )
     lines = [f"roster = {json.dumps(found.roster)}"]
     for name, row in models_of(data).items():

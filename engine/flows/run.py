@@ -46,8 +46,10 @@ from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic, health, rundir, summary
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Status
+from interlock.engine.record.inputs import now_at
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.words import typed
 from interlock.engine.settings import Configuration, altered, continued
 from interlock.engine.targets.stores import check_delivery
 
@@ -84,7 +86,14 @@ class Run:
             begun = self.directory.begun()
             if asked.resume and not begun and self.directory.journal.exists():
                 self._notes.append(self._unrecorded(configuration))
-            self._request = requested(chunks, continued(begun.kept, configuration) if begun else configuration)
+            now = continued(begun.kept, configuration) if begun else configuration
+            try:
+                self._request = requested(chunks, now)
+            except UsageError as error:
+                if not begun or "config" in now.beside or "config" not in begun.config:
+                    raise
+                file = typed(now_at(begun.config["config"].value, self.directory.path, begun.config))
+                raise UsageError(f"{error}; run {self.directory.id} was started with --config {file}: add it") from None
             self.settings = settings = self._request.settings
             check_packages(settings.export, settings.qdrant)
             check_uploadable(self._request.configuration)
