@@ -44,6 +44,18 @@ def test_a_run_on_gpus_that_computes_on_the_cpu_is_degraded_and_one_that_has_non
     assert now(replace(sample(1, kind="cpu"), leases=(on_host,))).word == "RUN"
 
 
+@pytest.mark.parametrize(("phase", "lost", "level"), [
+    ("running", {"parked": 1}, "error"), ("incomplete", {"parked": 1}, "error"), ("stopped", {"parked": 1}, "error"),
+    ("running", {"lost": (1,)}, "error"), ("completed", {"lost": (1,)}, "ok"), ("incomplete", {}, "warn"),
+])  # fmt: skip
+def test_a_loss_is_red_while_the_run_goes_on_and_once_it_has_ended(phase, lost, level) -> None:
+    run = sample(phase=phase, **{"parked": 0, **lost})
+    assert now(run).level == level
+    assert ("lost" in now(run).tells, "parked" in now(run).tells) == (
+        phase == "running" and "lost" in lost, phase == "running" and "parked" in lost,
+    )  # fmt: skip
+
+
 def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is() -> None:
     state = RunState()
     for seq, batch in enumerate((None, 3)):  # that of a single batch is a text that is tried once more
@@ -59,7 +71,8 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
 
 
 def test_what_keeps_a_run_from_going_on_is_said_before_what_it_goes_on_without() -> None:
-    assert now(sample(lost=(1,), paused=True)).word == "PAUSED"
+    found = now(sample(lost=(1,), paused=True, parked=0))
+    assert (found.word, found.level, found.detail) == ("PAUSED", "error", "1 GPU lost (cuda:1)")
     assert now(sample(phase="failed", paused=True, reason="disk full")) == Health("FAILED", "error", "disk full")
 
 

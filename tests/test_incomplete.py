@@ -23,6 +23,7 @@ from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.corpus.placing import LOOKED_UP, placed
 from interlock.engine.record.events import BatchCommitted, RowParked, RunClosed
+from interlock.engine.record.judgement import judge, left_behind
 from interlock.engine.record.runs import overview, state_of
 from interlock.engine.record.snapshot import snapshot
 from tests.builders import corpus, events_of, interlock, sentences, summary_of
@@ -206,7 +207,10 @@ def test_a_text_that_failed_before_is_tried_again_only_when_that_is_asked_for(pa
     assert again in interlock("ctl", run, "pause", check=1).stderr
     said, after, _ = parked("--resume")
     assert after == batches and "1 text failed before, a_chunks.json record 13, chunk " in said
-    assert "--resume --retry-parked" in said
+    (told,) = re.findall(r"not tried again: once this is over, (interlock run .*)", said)
+    assert shlex.split(told)[1:] == overview(run, 0.0).onward
+    standing = judge(left_behind(snapshot(state_of(run), 0), ""), 0.0)
+    assert standing.health.level == overview(run, 0.0).health.level == "error"  # a vector is lost, whoever tells it
     said, after, _ = parked("--resume", "--retry-parked")
     assert after == batches + 1 and "also when tried again" in said
     assert "--resume" not in said.partition("summary: ")[2]
@@ -226,7 +230,7 @@ def test_a_text_without_vectors_of_two_models_is_one(tmp_path, spoilt):
     other = shutil.copytree(spoilt, tmp_path / "other")
     chunks = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [*TEXTS, f"a {POISON} b"]}})
     said = interlock("run", chunks, "--roster", f"{spoilt},{other}", "--out", tmp_path / "runs", check=1)
-    assert "to look at: 1 parked" in said.stderr
+    assert "to look at: 1 text parked" in said.stderr
     (listed,) = json.loads(interlock("runs", "--out", tmp_path / "runs", "--json").stdout)
     assert listed["parked"] == 1
 

@@ -42,7 +42,7 @@ def test_a_run_that_was_stopped_says_by_whom_once_and_one_text_is_one():
 
 def test_what_went_wrong_is_told_last_before_the_place():
     lines = recap(sample(phase="stopped", mitigations=3, parked=1), RUN)
-    wrong = lines.index("to look at: 1 parked, 1 warning, 3 mitigations, 2 refused")
+    wrong = lines.index("to look at: 1 text parked, 1 warning, 3 mitigations, 2 refused")
     assert lines[wrong + 1].startswith("summary: ")
 
 

@@ -259,14 +259,15 @@ def test_a_run_that_ends_is_told_with_the_words_of_the_list(out):
 def test_those_that_need_somebody_stand_first_and_history_last(out):
     over = overview(out / "over", LATER)
     ways = {
-        "stalled": (Health("STALLED", "error"), CALM, 0.0, True),
-        "failed": (Health("FAILED", "error"), CALM, 60.0, False),
+        "stalled": (Health("STALLED", "error", stuck=True), CALM, 0.0, True),
+        "failed": (Health("FAILED", "error", stuck=True), CALM, 60.0, False),
         "parked": (Health("RUN", "error"), Attention(parked=1), 0.0, True),
+        "lacking": (Health("INCOMPLETE", "error"), CALM, 60.0, False),
         "crowded": (Health("CROWDED", "warn"), CALM, 0.0, True),
         "incomplete": (Health("INCOMPLETE", "warn"), CALM, 60.0, False),
         "truncated": (Health("RUN", "ok"), Attention(warnings=27), 0.0, True),
         "done": (Health("DONE", "ok"), CALM, 60.0, False),
-        "failed last week": (Health("FAILED", "error"), CALM, 7 * 86_400.0, False),
+        "failed last week": (Health("FAILED", "error", stuck=True), CALM, 7 * 86_400.0, False),
     }
     made = [
         replaced(over, path=out / name, health=state, attention=wrong, latest_at=time.time() - age, held=held)
@@ -277,7 +278,7 @@ def test_those_that_need_somebody_stand_first_and_history_last(out):
     assert degraded.need(time.time()) == made[2].need(time.time()) == made[0].need(time.time()) + 1
     assert [each.id for each in sorted(mixed, key=neediest)] == list(ways)
     styles = {each.id: {span.text: span.style for span in runs_text.cells(each, LATER)} for each in made}
-    assert styles["parked"]["1 parked"] == "error" and styles["truncated"]["!27"] == "warn"
+    assert styles["parked"]["1 text parked"] == "error" and styles["truncated"]["!27"] == "warn"
 
 
 @pytest.mark.parametrize(

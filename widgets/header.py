@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rich.cells import chop_cells
 
-from interlock.engine.record.health import DEGRADED, ENDED, Health, at_rest, batches_of, goes_on
+from interlock.engine.record.health import PAUSED, Health, at_rest, batches_of, goes_on
 from interlock.engine.record.judgement import CALM, Attention, Judgement
 from interlock.engine.record.outlook import Outlook
 from interlock.engine.record.snapshot import Snapshot
@@ -21,7 +21,7 @@ STALE_SECONDS = 5.0
 """Without an event for longer than that, the header says so."""
 GAP = 2
 SIGNS = {"ok": "●", "idle": "○", "warn": "▲", "error": "✖"}
-PAUSE = "■"
+PAUSE, PAUSING = "■", "PAUSING"
 MARKS = {"watch": ("◇", "WATCH"), "past": ("▷", "PAST"), "replay": ("▷", "REPLAY")}
 """What stands before the word of a run that is not of this process, so that it never looks live."""
 SPELT = 120
@@ -64,7 +64,7 @@ def rows(
     kind = "past" if where and source_kind == "watch" else source_kind
     moment = _moment(where, kind)
     reason = 0 if lines else min(WHOLE, max(10, width - 32 - (moment[0].size + GAP if moment else 0)))
-    chip = _chip(snapshot, judged.health, kind, pending, reason)
+    chip = _chip(snapshot, judged, kind, pending, reason)
     left = [*chip, *moment, *_marks(snapshot, source_kind, readonly), *_where(snapshot, judged.share_done)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]
@@ -78,34 +78,35 @@ def rows(
             told[lines - 1 :] = ["".join(told[lines - 1 :])]
         below = [fitted([Span(" " * indent), Span(fit(line, room), chip[1].style)], width) for line in told]
         del left[1]
-    if judged.health.word == DEGRADED:  # which says it already
-        fresh -= Attention(lost=fresh.lost, nodes=fresh.nodes)
-    if "without a vector" in judged.health.detail:
-        fresh -= Attention(parked=fresh.parked)
+    fresh = fresh.without(judged.health.tells)
     rest = [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
     rest += _warnings(snapshot, stale, dropped, frozen)
-    spelt = [*_counts(fresh, spelt=True), *rest]
-    fields = left + spelt
+    counts = _counts(fresh, spelt=True)
     soonest = next((place for place, field in enumerate(left) if field.rank == END), 0)
     # When it ends is worth more than the names of what went wrong, which are counted all the same.
-    fits = width >= SPELT and soonest in _standing(fields, width)
-    return [_laid(left, spelt if fits else [*_counts(fresh, spelt=False), *rest], width), *below]
+    needed = {soonest, *range(len(left), len(left) + len(counts))}
+    if width < SPELT or not needed <= {*_standing([*left, *counts, *rest], width)}:
+        counts = _counts(fresh, spelt=False)
+    return [_laid(left, [*counts, *rest], width), *below]
 
 
 def sign_of(health: Health) -> str:
     """Name the sign of how a run stands: what somebody asked for has another than what went wrong."""
-    return PAUSE if health.word in ("PAUSED", "PAUSING") else SIGNS[health.level]
+    return PAUSE if health.word in (PAUSED, PAUSING) else SIGNS[health.level]
 
 
-def _chip(snapshot: Snapshot, health: Health, source_kind: str, pending: Mapping[str, str], reason: int) -> list[Field]:
+def _chip(
+    snapshot: Snapshot, judged: Judgement, source_kind: str, pending: Mapping[str, str], reason: int
+) -> list[Field]:
     """Sign and word for how the run stands, and what it is about; what was asked for is under way until it counts."""
+    health = judged.health
     if goes_on(snapshot) and "stop" in pending:
         health = Health("STOPPING", "warn")
     elif goes_on(snapshot) and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
-        health = Health("RESUMING" if snapshot.paused else "PAUSING", "warn")
+        health = Health("RESUMING" if snapshot.paused else PAUSING, "warn")
     sign, word, style = sign_of(health), health.word, words.LEVEL_STYLES[health.level]
     if (mark := MARKS.get(source_kind)) and (goes_on(snapshot) or snapshot.over):  # of which nothing looks live
-        over = source_kind == "watch" and health.word in {ending for ending, _ in ENDED.values()}
+        over = source_kind == "watch" and snapshot.over and not judged.ran
         kind = "RUN" if over else mark[1]  # it is not the watch that has ended
         sign, word, style = f"{mark[0]} {sign}", f"{kind} {word}", "accent" if health.level in ("ok", "idle") else style
     fields = [Field(0, f"{sign} {word}", style)]

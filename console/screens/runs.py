@@ -156,7 +156,7 @@ class RunsScreen(Keyed):
         """Watch a run that is not closed, view one that is; say what is wrong with one that cannot be read."""
         if not (chosen := self._chosen):
             return
-        if chosen.health.word == "UNREADABLE":
+        if chosen.unreadable:
             self.say(chosen.health.detail)
         elif chosen.exit_code is None or chosen.held or chosen.uploading:
             self._go(["watch", str(chosen.path)])

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from interlock.console.summary.tables import listed, objects, overview
 from interlock.engine.errors import InterlockError, UsageError, near
 from interlock.engine.record.atomic import LARGEST
+from interlock.engine.record.health import ENDED, ended
 from interlock.engine.record.rundir import JOURNAL, beside
 from interlock.engine.record.runs import overview as overview_of
 from interlock.engine.record.runs import state_of
@@ -34,7 +35,6 @@ ALWAYS = {"run_id", "started_at", "finished_at", "at", "lease"}
 FEW = 100
 """Whole numbers below it are compared by themselves: many are no amounts."""
 OWN = ("run_id", "status", "collections")
-ENDS = {"completed": "ok", "failed": "error", "incomplete": "warn", "stopped": "warn", "skipped": "warn"}
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,13 @@ def header(document: Document) -> list[Fact]:
     mitigations = steps.total()
     seconds = data.get("seconds")
     models = len({str(each.get("model_pass")) for each in passes})
+    lacks = any(each.get("parked") or each.get("missing") for each in collections)
+    lacks |= any(each.get("status") == "failed" for each in passes)
     kind, code = data.get("device_kind"), data.get("exit_code")
     facts = [
         Fact("SUMMARY", "title", 8),
         Fact(safe(data.get("run_id", "?"), 32), "bold", 0),
-        Fact(safe(status, 16), ENDS.get(status, ""), 0),
+        Fact(safe(status, 16), ended(status, "", lacks=lacks).level if status in ENDED else "", 0),
         Fact(f"exit {safe('-' if code is None else code, 6)}", "", 1),
         Fact("SIMULATED", "warn", 0) if kind == "sim" else Fact("SCRIPTED", "warn", 0) if kind == "scripted" else None,
         Fact(duration(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else "", "", 2),

@@ -50,7 +50,7 @@ def cells(seen: Overview, now: float) -> list[Span]:
 
 
 def issues(wrong: Attention) -> str:
-    """Name what is lost for good, and count the rest: `1 parked !27`."""
+    """Name what is lost for good, and count the rest: `1 text parked !27`."""
     rest = (wrong - wrong.losses).total
     return " ".join([*wrong.losses.words, *[f"!{rest}"] * bool(rest)])
 

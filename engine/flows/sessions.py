@@ -25,12 +25,13 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, health, rundir
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import MissingModel, RosterEntry, Status, timed
+from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.outlook import time_left
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import duration, few, several, typed
+from interlock.engine.record.words import command, duration, few, several, typed
 from interlock.engine.settings import RunSettings
 from interlock.engine.targets.delivery import Destination, deliver
 
@@ -136,13 +137,20 @@ class Continuation:
             if stay:
                 first = stay[0].place or f"text {stay[0].row + 1:,} of the run"
                 what = f"{several(len(stay), 'text')} failed before, {'first ' * (len(stay) > 1)}{first}"
-                message = f"{stay[0].model}: {what} ({stay[0].reason}); not tried again without --retry-parked"
-                self._recorder.emit(ev.Warned(message=message, collection=name))
+                told = f"{stay[0].model}: {what} ({stay[0].reason}); not tried again: once this is over,"
+                self._recorder.emit(ev.Warned(message=f"{told} {self._retrying}", collection=name))
         if again:
             texts = len(set().union(*again.values()))
             why = "asked for" if self._settings.retry_parked else "devices or limits are others"
             self._recorder.emit(ev.ParkedRetried(model_pass=model_pass, batches=sorted(again), rows=texts, cause=why))
         return list(again)
+
+    @cached_property
+    def _retrying(self) -> str:
+        """The command that tries texts again that were parked."""
+        began = self._recorder.look(lambda state: state.started)
+        words = resume_words(began.chunks, self._directory.path, began.config) if began else ["run", "--resume"]
+        return command([*words, "--retry-parked"])
 
     def check(self, job: Job) -> None:
         """Raise InterlockError unless every vector of a pass still is the one that the journal speaks of."""

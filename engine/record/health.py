@@ -7,7 +7,7 @@ they are missing and it was not, or where nothing is left of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from interlock.engine.record.events import CollectionRead, RecordRefused, RowParked
@@ -17,7 +17,8 @@ from interlock.engine.record.snapshot import GONE, PassView, Snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import Allowance, duration, human_bytes, parse_allowance, several
 
-STALLED, DEGRADED, CROWDED, LOW_DISK, LATE = "STALLED", "DEGRADED", "CROWDED", "LOW DISK", "LATE"
+PAUSED, STALLED, DEGRADED, CROWDED = "PAUSED", "STALLED", "DEGRADED", "CROWDED"
+LOW_DISK, LATE = "LOW DISK", "LATE"
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
@@ -43,11 +44,14 @@ ENDED: dict[str, tuple[str, Level]] = {
 
 @dataclass(frozen=True)
 class Health:
-    """One word for how a run stands, what it is about, and how bad that is."""
+    """One word for how a run stands, what it is about, and how bad that is; whether it is `stuck`: stands still or
+    ended by a fault; which counts of an Attention the detail `tells` already."""
 
     word: str
     level: Level
     detail: str = ""
+    stuck: bool = field(default=False, compare=False)
+    tells: tuple[str, ...] = field(default=(), compare=False)
 
 
 def health(snapshot: Snapshot, now: float) -> Health:
@@ -56,17 +60,16 @@ def health(snapshot: Snapshot, now: float) -> Health:
     What ended it comes first, then what keeps it from going on, then what it goes on without.
     """
     if snapshot.over:
-        return ended(snapshot.phase, snapshot.reason)
+        return ended(snapshot.phase, snapshot.reason, lacks=loses(snapshot))
     if snapshot.phase == GONE:
-        return Health("RUN PROCESS DIED", "error", snapshot.reason)
-    if snapshot.paused:
-        return Health("PAUSED", "warn", _paused(snapshot, now))
-    if (still := now - snapshot.progressed_at) > _patience(snapshot):
-        return Health(STALLED, "error", f"no progress for {duration(still)}")
+        return Health("RUN PROCESS DIED", "error", snapshot.reason, stuck=True)
+    if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
+        return Health(STALLED, "error", f"no progress for {duration(still)}", stuck=True)
     taken = [device for device in snapshot.devices if device.taken]
-    if stopped := next((device for device in taken if not device.leased and snapshot.phase == "running"), None):
-        return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there")
     running, without = snapshot.phase == "running", degraded(snapshot)
+    stopped = next((device for device in taken if not device.leased and running and not snapshot.paused), None)
+    if stopped:
+        return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there", stuck=True)
     word = "RUN" if running else snapshot.phase.upper()
     found = {
         LOW_DISK: _low_disk(snapshot),
@@ -75,8 +78,12 @@ def health(snapshot: Snapshot, now: float) -> Health:
         LATE: _late(snapshot, now),
         word: _missing(snapshot) * bool(snapshot.parked),
     }
-    if told := {word: why for word, why in found.items() if why}:  # the first gives the word, none hides another
-        return Health(next(iter(told)), "error" if loses(snapshot) else "warn", "; ".join(told.values()))
+    told = {PAUSED: _paused(snapshot, now)} if snapshot.paused else {}
+    told |= {word: why for word, why in found.items() if why}
+    if told:  # the first gives the word, none hides another
+        tells = ("lost", "nodes") * (DEGRADED in told) + ("parked",) * bool(snapshot.parked)
+        level: Level = "error" if loses(snapshot) else "warn"
+        return Health(next(iter(told)), level, "; ".join(filter(None, told.values())), tells=tells)
     return Health(word, "ok" if running else "idle", DOING.get(snapshot.phase, ""))
 
 
@@ -111,10 +118,12 @@ def _missing(snapshot: Snapshot) -> str:
     return f"{count} without a vector{where or ''}; once it is over, --resume --retry-parked tries again"
 
 
-def ended(status: str, reason: str) -> Health:
-    """Say how a run stands that has ended so; one that is completed for a `reason` lacks what was refused."""
+def ended(status: str, reason: str, *, lacks: bool) -> Health:
+    """Say how a run stands that has ended so, and `lacks` vectors or not; one that is completed for a `reason` lacks
+    what was refused."""
     word, level = ENDED.get(status, (status.upper(), "error"))
-    return Health(word, "warn" if level == "ok" and reason else level, reason)
+    stuck = level == "error"
+    return Health(word, "error" if lacks else "warn" if level == "ok" and reason else level, reason, stuck=stuck)
 
 
 def degraded(snapshot: Snapshot) -> str:
@@ -135,9 +144,10 @@ def degraded(snapshot: Snapshot) -> str:
 
 def loses(snapshot: Snapshot) -> bool:
     """Tell whether a run goes on without something that does not come back by itself: a device, a node, a model, a
-    text's vector."""
+    text's vector; whether one that has ended lacks one of the last two."""
     lost = [*(node.lost for node in snapshot.nodes), *(device.lost for device in snapshot.devices)]
-    return bool(snapshot.parked) or any(lost) or any(each.failure for each in snapshot.passes)
+    gone = any(lost) and not snapshot.over
+    return gone or bool(snapshot.parked) or any(each.failure for each in snapshot.passes)
 
 
 def goes_on(snapshot: Snapshot) -> bool:

@@ -196,8 +196,8 @@ class UploadBinding(Struct, frozen=True, tag_field="entry", tag="begun"):
 
 class Acknowledged(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry", tag="acknowledged"):
     """All rows before `rows` are in the collection. At `at`, in seconds since the epoch, `left` seconds more were
-    foreseen; or what `waits` says was waited for, since `since`, after so many attempts, up to `until` at most. Why the
-    upload `ended`; empty: all was done. Earlier versions told the rows alone."""
+    foreseen; or what `waits` says was waited for, since `since`, after so many attempts, up to `until` at most, `cut`
+    where the server left off with it. Why the upload `ended`; empty: all was done. At first only rows were told."""
 
     rows: int
     at: float = 0.0
@@ -207,6 +207,7 @@ class Acknowledged(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     attempts: int = 0
     until: float = 0.0
     ended: str | None = None
+    cut: bool = False
 
 
 class Upload(NamedTuple):
@@ -243,7 +244,7 @@ class UploadJournal:
             raise UsageError(f"{path} is in use by another upload: wait for its end")
         self._first: tuple[float, int] | None = None
         """When something was acknowledged first by this process, and how many rows were there then."""
-        self._stands = "", 0.0
+        self._stands = "", 0.0, False
         rows = self._replay()
         self.rows = rows or 0
         if rows is None:
@@ -273,16 +274,16 @@ class UploadJournal:
         """Note that after so many attempts the server has not answered, why, and for how many seconds more it is asked;
         or else that it has, now and then where nothing changed."""
         now, before = time.time(), self.latest
-        text, until = (waits, now + seconds) if waits else self._stands
+        text, until, cut = (waits, now + seconds, False) if waits else self._stands
         if (text, attempts) == (before.waits, before.attempts) and 0 <= now - before.at < BEAT:
             return
         since = (before.since or now) if text else 0.0
-        told = Acknowledged(rows=self.rows, at=now, waits=text, since=since, attempts=attempts, until=until)
+        told = Acknowledged(rows=self.rows, at=now, waits=text, since=since, attempts=attempts, until=until, cut=cut)
         self._put(told if text else Acknowledged(rows=self.rows, at=now, left=before.left))
 
-    def stand(self, waits: str, seconds: float) -> None:
-        """Note what is waited for, for so many seconds more, though the server answers; empty: for nothing more."""
-        self._stands = (waits, time.time() + seconds) if waits else ("", 0.0)
+    def stand(self, waits: str, seconds: float, *, cut: bool = False) -> None:
+        """Note what is waited for, though the server answers, for `seconds` more; `cut`: it left off; or nothing."""
+        self._stands = (waits, time.time() + seconds, cut) if waits else ("", 0.0, False)
         self.note()
 
     def restart(self) -> None:

@@ -5,13 +5,14 @@ A pure function of a snapshot. What looks at runs adds where they lie; it decide
 """
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from interlock.engine.record.facts import node_of
-from interlock.engine.record.health import CROWDED, STALLED, Health, Level, goes_on, health, lost_devices
+from interlock.engine.record.health import STALLED, Health, Level, goes_on, health, lost_devices
 from interlock.engine.record.journal import INTERRUPTED, Upload
 from interlock.engine.record.outlook import Outlook, time_left
 from interlock.engine.record.rundir import NO_WORD
@@ -40,6 +41,10 @@ class Attention:
         """Only what is lost for good: GPUs, nodes, texts that have no vector."""
         return Attention(lost=self.lost, parked=self.parked, nodes=self.nodes)
 
+    def without(self, names: Collection[str]) -> "Attention":
+        """Leave out the counts of these names."""
+        return dataclasses.replace(self, **dict.fromkeys(names, 0))
+
     @property
     def total(self) -> int:
         return sum(getattr(self, each.name) for each in fields(self))
@@ -50,7 +55,7 @@ class Attention:
         named = [
             (self.nodes, several(self.nodes, "node loss", "node losses")),
             (self.lost, several(self.lost, "GPU") + " lost"),
-            (self.parked, f"{self.parked} parked"),
+            (self.parked, several(self.parked, "text") + " parked"),
             (self.warnings, several(self.warnings, "warning")),
             (self.mitigations, several(self.mitigations, "mitigation")),
             (self.refused, f"{self.refused} refused"),
@@ -128,7 +133,10 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     ran = f"; the run is {state.word}" * (state.level in LEVELS[2:])
     share = upload.latest.rows / upload.to.rows if upload.to.rows else 1.0
     return dataclasses.replace(
-        judged, health=Health(found.word, worse, found.detail + ran), share_done=share, ran=judged
+        judged,
+        health=Health(found.word, worse, found.detail + ran, stuck=found.stuck or state.stuck),
+        share_done=share,
+        ran=judged,
     )
 
 
@@ -144,7 +152,7 @@ def _on_its_way(upload: Upload, now: float) -> Health:
         why = f"no answer for {duration(now - latest.at)}: check the server, the upload goes on by itself"
     elif latest.waits:
         why = f"{latest.waits} for {since}, {ends}: wait"
-        level = "warn" if "grey" in latest.waits else "idle"
+        level = "warn" if latest.cut else "idle"
     else:
         left = "" if latest.left is None else f", {duration(latest.left)} left"
         return Health("UPLOADING", "ok", _points(upload) + left)
@@ -156,7 +164,7 @@ def _broken_off(upload: Upload) -> Health:
     told = f"{_points(upload)}; continue it with {upload.onward}{unsaid}: {ended or NO_WORD}"
     if ended == INTERRUPTED:
         return Health("UPLOAD STOPPED", "warn", told)
-    return Health("UPLOAD DIED" if ended is None else "UPLOAD FAILED", "error", told)
+    return Health("UPLOAD DIED" if ended is None else "UPLOAD FAILED", "error", told, stuck=True)
 
 
 def _points(upload: Upload) -> str:
@@ -175,10 +183,10 @@ def need(judged: Judgement, *, held: bool, latest_at: float, now: float) -> int:
     for good, what goes on without something or ended so, all else; history last."""
     if not held and now - latest_at > NIGHT:
         return HISTORY
-    wrong = judged.health.level == "error"
-    if wrong and (not held or judged.health.word in (STALLED, CROWDED)):
+    if judged.health.stuck:
         return 0
-    return 1 if wrong or judged.attention.losses.total else 2 if judged.health.level == "warn" else 3
+    level = judged.health.level
+    return 1 if level == "error" or judged.attention.losses.total else 2 if level == "warn" else 3
 
 
 def attention(snapshot: Snapshot) -> Attention:

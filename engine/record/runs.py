@@ -56,6 +56,7 @@ class Overview(Judgement):
     held: bool = False
     """Whether a process has it in use."""
     uploading: bool = False
+    unreadable: bool = False
     occupant: Occupant | None = None
 
     @property
@@ -94,7 +95,9 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
         seen = None if in_use else _closed(directory)
         seen = seen or _open(directory, (folded or state_of)(directory), now, in_use=in_use)
     except Exception as error:  # whatever one holds, it hurts no other
-        seen = Overview(path=directory, health=Health("UNREADABLE", "error", reason(error)))
+        seen = Overview(
+            path=directory, health=Health("UNREADABLE", "error", reason(error), stuck=True), unreadable=True
+        )
     upload = None if seen.exit_code is None else journal.upload_of(directory)
     return replace(
         uploaded(seen, upload, now),
@@ -191,6 +194,7 @@ class _Collection(msgspec.Struct):
     mitigations: list[msgspec.Raw]
     parked: list[_Parked]
     warnings: list[msgspec.Raw]
+    missing: list[msgspec.Raw] = []
 
 
 class _Device(msgspec.Struct):
@@ -248,9 +252,10 @@ def _closed(directory: Path) -> Overview | None:
         refused=sum(place.refused for place in said.collections),
         nodes=sum(len(each.lost) for each in said.nodes),
     )
+    failed = any(place.missing or any(each.status == "failed" for each in place.passes) for place in said.collections)
     return Overview(
         path=directory,
-        health=ended(said.status, said.reason),
+        health=ended(said.status, said.reason, lacks=bool(told.parked) or failed),
         attention=told,
         share_done=1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
         devices=tuple(

@@ -9,7 +9,7 @@ update: it is woken.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.record.words import duration
@@ -29,6 +29,12 @@ TOLD, WAKES = 10.0, 60.0
 LEAST_THRESHOLD, THRESHOLD = 10_000, 20_000
 """KiB of vectors that a segment has without an index unless its collection says otherwise: the least of any version,
 and the most."""
+
+
+class Stand(Protocol):
+    """Hears what is waited for, for how many seconds more, and whether the server has left off with it."""
+
+    def __call__(self, waits: str, seconds: float, *, cut: bool) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class IndexWait:
     seconds: float
     wake: Callable[[], object]
     say: Callable[[str], object]
-    stand: Callable[[str, float], object]
+    stand: Stand
 
     def until_built(
         self, described: Callable[[], "CollectionInfo"], clock: Callable[[], float], sleep: Callable[[float], None]
@@ -63,7 +69,8 @@ class IndexWait:
         while True:
             there = described()
             look, now = self._look(there), clock()
-            self.stand(f"its indexes are built ({look.busy})" if look.busy else "", began + self.seconds - now)
+            waits = f"its indexes are built ({look.busy})" if look.busy else ""
+            self.stand(waits, began + self.seconds - now, cut=look.status == "grey")
             if look.status == "red":
                 raise InterlockError(
                     f"{self.target.where} failed to build its indexes ({look.busy}): fix that on the server, then "

@@ -163,7 +163,8 @@ def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int) -> list
     """Columns under one another; which are shown, and how long the bars are, is the same for all rows."""
     columns, texts = [column for column, _, _ in COLUMNS], []
     for each in passes:
-        told = [(text(each, snapshot), style) for _, style, text in COLUMNS]
+        lost = {"warn": "error"} if each.parked else {}
+        told = [(text(each, snapshot), lost.get(style, style)) for _, style, text in COLUMNS]
         texts.append([Span(text, style or STYLES.get(text, "")) for text, style in told])
     number = max(2, len(str(len(snapshot.passes)))) + 1
     least = max(WHOLE_MODEL if width >= WIDE else LEAST_MODEL, width // 4)
