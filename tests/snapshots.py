@@ -205,7 +205,7 @@ def samples(occupied: Sequence[int], heat: Sequence[int] = ()) -> tuple[ev.Devic
         ev.DeviceSampled(
             device="cuda:0",
             memory=Memory(allocated=0, occupied=each),
-            readings=Readings(used=each, total=T4, temperature=heat[place]) if place < len(heat) else None,
+            readings=Readings(used=each, total=T4, temperature=heat[place], utilisation=70) if heat else None,
         )
         for place, each in enumerate(occupied)
     )

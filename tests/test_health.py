@@ -12,7 +12,10 @@ from interlock.engine.record.judgement import Attention, attention
 from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
+from interlock.widgets import gauges
 from tests.snapshots import one_lease, sample
+
+GOES_ON = "; the rest goes on: check what is lost"
 
 
 def now(run: Snapshot, later: float = 0.0) -> Health:
@@ -31,10 +34,13 @@ def test_every_phase_has_its_word_and_how_bad_it_is(phase: str, word: str, level
 
 
 def test_a_run_that_goes_on_without_a_gpu_or_a_model_is_degraded_and_says_why() -> None:
-    assert now(sample(lost=(1,), parked=0)) == Health("DEGRADED", "error", "1 GPU lost (cuda:1)")
+    assert now(sample(lost=(1,), parked=0)) == Health("DEGRADED", "error", f"1 GPU lost (cuda:1){GOES_ON}")
     run = sample(lost=(0, 1), parked=0)
     failed = replace(run, passes=(replace(run.passes[0], failure="no weights"), *run.passes[1:]))
-    assert now(failed).detail == f"2 GPUs lost (cuda:0, cuda:1), 1 model failed ({run.passes[0].model}: no weights)"
+    assert (
+        now(failed).detail
+        == f"2 GPUs lost (cuda:0, cuda:1), 1 model failed ({run.passes[0].model}: no weights){GOES_ON}"
+    )
 
 
 def test_a_run_on_gpus_that_computes_on_the_cpu_is_degraded_and_one_that_has_none_is_not() -> None:
@@ -72,7 +78,7 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
 
 def test_what_keeps_a_run_from_going_on_is_said_before_what_it_goes_on_without() -> None:
     found = now(sample(lost=(1,), paused=True, parked=0))
-    assert (found.word, found.level, found.detail) == ("PAUSED", "error", "1 GPU lost (cuda:1)")
+    assert (found.word, found.level, found.detail) == ("PAUSED", "error", f"1 GPU lost (cuda:1){GOES_ON}")
     assert now(sample(phase="failed", paused=True, reason="disk full")) == Health("FAILED", "error", "disk full")
 
 
@@ -136,6 +142,17 @@ def test_a_disk_that_is_nearly_full_is_told_before_it_is(free: int | None, word:
     first, *rest = run.devices
     told = replace(first, readings=Readings(used=1, total=2, disk_free=free))
     assert now(replace(run, devices=(told, *rest))).word == word
+
+
+@pytest.mark.parametrize(("free", "word"), [((512 << 20) - 1, "LOW MEMORY"), (512 << 20, "RUN"), (None, "RUN")])
+def test_a_host_whose_memory_is_nearly_gone_is_amber_with_the_figure_and_what_to_do(free, word) -> None:
+    run = sample(1, kind="cpu", parked=0)
+    device = replace(run.devices[0], readings=Readings(used=1, total=2 << 30, memory_free=free))
+    found = now(replace(run, devices=(device,)))
+    assert (found.word, found.level) == (word, "warn" if word == "LOW MEMORY" else "ok")
+    assert ("512.0 MiB of the host's memory free: end other programs" in found.detail) is (word == "LOW MEMORY")
+    assert (gauges.level(device) == "warn") is (word == "LOW MEMORY")
+    assert device.free == (free if free is not None else device.free)
 
 
 def test_a_run_that_will_not_be_done_by_its_deadline_is_late_and_one_that_may_not_says_so() -> None:

@@ -207,7 +207,7 @@ def test_a_text_that_failed_before_is_tried_again_only_when_that_is_asked_for(pa
     assert again in interlock("ctl", run, "pause", check=1).stderr
     said, after, _ = parked("--resume")
     assert after == batches and "1 text failed before, a_chunks.json record 13, chunk " in said
-    (told,) = re.findall(r"not tried again: once this is over, (interlock run .*)", said)
+    (told,) = re.findall(r"not tried again: once this is over, repeat it with (interlock run .*)", said)
     assert shlex.split(told)[1:] == overview(run, 0.0).onward
     standing = judge(left_behind(snapshot(state_of(run), 0), ""), 0.0)
     assert standing.health.level == overview(run, 0.0).health.level == "error"  # a vector is lost, whoever tells it

@@ -407,6 +407,14 @@ def test_a_strip_has_a_graph_below_each_gauge_with_labels_of_bytes_and_time() ->
     assert all(line.rstrip()[-1] in glyphs.LEVELS for line in (made[2], made[5]))
 
 
+@pytest.mark.parametrize(("columns", "lines"), [(198, 1), (118, 4)])
+def test_what_slows_a_clock_down_is_amber_and_stays_longer_than_what_is_well(columns: int, lines: int) -> None:
+    device = one_device(0, weights=GIB, work=GIB)
+    device = replace(device, readings=replace(device.readings, throttled="heat"))
+    found = drawn(vram, replace(sample(1), devices=(device,)), columns, lines)
+    assert "warn" in [span.style for row in found for span in row if span.text.strip() == "slowed: heat"]
+
+
 @pytest.mark.parametrize(("share", "style"), [(0.505, ""), (0.915, "warn"), (0.985, "error")])
 def test_a_device_near_its_ceiling_says_so_by_colour_and_sign(share: float, style: str) -> None:
     used = int(12 * GIB * share)
@@ -445,7 +453,7 @@ def test_a_name_of_twenty_letters_is_whole_from_100_columns_on(width: int) -> No
 def test_a_high_pane_of_the_cache_draws_graphs_with_scales_and_times() -> None:
     made = plain(drawn(cache, sample(), 48, 40))
     text = "\n".join(made)
-    for words_of in ("texts/s", "tokens/s", "occupied", "warmest", "of 24.0 GiB", "now", "models", "trouble"):
+    for words_of in ("texts/s", "tokens/s", "occupied", "warmest", "busy", "of 24.0 GiB", "now", "models", "trouble"):
         assert words_of in text
 
 

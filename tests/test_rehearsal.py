@@ -97,6 +97,7 @@ def test_a_recording_shows_every_rung_and_every_trouble_of_one_session(recorded)
         ev.VectorsKept,
         ev.MemoryTaken,
         ev.DiskLow,
+        ev.MemoryLow,
         ev.ModelMoved,
         ev.ModelUnloaded,
         ev.PairsPlanned,

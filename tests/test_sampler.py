@@ -9,11 +9,12 @@ from interlock.console.text.event_text import describe
 from interlock.engine.compute.cluster.members import RemoteDevice
 from interlock.engine.compute.cluster.messages import RemoteFacts
 from interlock.engine.flows.computing import at_work
+from interlock.engine.gpu import cpu
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.gpu.sim import simulated
-from interlock.engine.record.events import DiskLow
-from interlock.engine.record.facts import LEAST_DISK, DeviceFacts
+from interlock.engine.record.events import DiskLow, MemoryLow
+from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, DeviceFacts
 
 
 class Told:
@@ -132,3 +133,25 @@ def test_a_disk_is_told_once_when_it_falls_below_the_limit_and_once_when_it_is_w
     assert (low.severity, well.severity) == ("warning", "notice")
     assert low.text == f"1.0 GiB free on the disk of {tmp_path}: free some, or the run stops there"
     assert well.text == f"2.0 GiB free on the disk of {tmp_path} again"
+
+
+def test_memory_of_the_host_is_told_once_when_it_is_nearly_gone_and_once_when_it_is_well(tmp_path, monkeypatch):
+    told = []
+    sampler = Sampler([CpuDevice(), *simulated("sim:1xT4")], told.append, place=tmp_path)
+    for free in (LEAST_MEMORY, 300 << 20, 5, LEAST_MEMORY, 2 * LEAST_MEMORY):
+        monkeypatch.setattr("interlock.engine.gpu.sampler.memory_free", lambda free=free: free)
+        for each in sampler._devices:
+            sampler._look_at(each)
+    low, well = [each for each in told if isinstance(each, MemoryLow)]
+    assert [(each.over, each.free_bytes) for each in (low, well)] == [(False, 300 << 20), (True, 2 * LEAST_MEMORY)]
+    said = describe(low)
+    assert (said.severity, describe(well).text) == ("warning", "1.0 GiB of the host's memory free again")
+    assert said.text.startswith("300.0 MiB of the host's memory free: end other programs")
+
+
+def test_what_a_container_may_use_counts_as_the_memory_that_is_free(tmp_path, monkeypatch):
+    told = Told()
+    monkeypatch.setattr(cpu, "_free_in_containers", lambda: iter([7 << 20]))
+    with Sampler([CpuDevice()], told, period=0.01, place=tmp_path):
+        told.wait_for(1)
+    assert told.seen[0][2].memory_free == 7 << 20

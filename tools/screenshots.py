@@ -272,7 +272,22 @@ def _letter_by_letter(text: re.Match[str]) -> str:
     return f'{before}x="{places}"{middle}{after}{content}'
 
 
-async def _taken(shot: Shot, size: tuple[int, int], scratch: Path) -> str:
+def _svg(app: "App[Any]") -> str:
+    return app.export_screenshot(title="interlock")
+
+
+def _plain(app: "App[Any]") -> str:
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
+
+
+def shown(shot: Shot, size: tuple[int, int]) -> str:
+    """What a terminal of this size shows, without colour."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return asyncio.run(_taken(shot, size, Path(scratch), _plain))
+
+
+async def _taken(shot: Shot, size: tuple[int, int], scratch: Path, picture: "Callable[[App[Any]], str]" = _svg) -> str:
     from textual.worker import WorkerCancelled
 
     from interlock.console.look import Look
@@ -288,15 +303,15 @@ async def _taken(shot: Shot, size: tuple[int, int], scratch: Path) -> str:
     app = shot.make(run, Look(ascii=shot.ascii, theme=shot.theme))
     with _scene(run):
         async with app.run_test(size=size) as pilot:
-            await _settled(app, pilot)
+            await _settled(app, pilot, picture)
             for key in shot.keys:
                 await pilot.press(key)
             while unfinished := [worker for worker in app.workers if not worker.is_finished]:
                 with suppress(WorkerCancelled):  # by a later one
                     await app.workers.wait_for_complete(unfinished)
-            svg = await _settled(app, pilot)
+            taken = await _settled(app, pilot, picture)
     run.close()
-    return svg
+    return taken
 
 
 @contextmanager
@@ -323,7 +338,7 @@ def _scene(run: Recorded) -> Iterator[None]:
         yield
 
 
-async def _settled(app: "App[Any]", pilot: "Pilot[Any]") -> str:
+async def _settled(app: "App[Any]", pilot: "Pilot[Any]", picture: "Callable[[App[Any]], str]") -> str:
     """The screen when it has not changed for some looks."""
     seen, same = "", 0
     while same < LOOKS:
@@ -331,8 +346,8 @@ async def _settled(app: "App[Any]", pilot: "Pilot[Any]") -> str:
         if poll := getattr(app, "poll", None):
             poll()
         await pilot.pause()
-        svg = app.export_screenshot(title="interlock")
-        seen, same = svg, same + 1 if svg == seen else 0
+        now = picture(app)
+        seen, same = now, same + 1 if now == seen else 0
     return seen
 
 

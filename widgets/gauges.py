@@ -6,7 +6,7 @@ Memory is what this process occupies; percent is of what it may have: the ceilin
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from interlock.engine.record.facts import LEAST_DISK, NOTICED, node_of
+from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, NOTICED, node_of, on_host
 from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.words import human_bytes, safe
 from interlock.widgets import glyphs
@@ -16,6 +16,7 @@ from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 Devices = tuple[DeviceView, ...]
 SHORT_BAR, USUAL_BAR = 10, 16
 LABEL, MOST_LABEL, ROOMY = 22, 32, 90
+WARNS = ("warn", "▲")
 SIGNS = {"": " ", "warn": "▲", "error": "✖"}
 """What stands behind a percentage that is calm, near the ceiling, or as good as over it."""
 
@@ -28,6 +29,11 @@ class Figure(NamedTuple):
     rank: int
     style: str = ""
     sign: str = ""
+
+    @property
+    def tone(self) -> str:
+        """The style of the text: what warns is not dim."""
+        return self.style if self.style == "warn" else "dim"
 
 
 def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = False) -> Row:
@@ -52,16 +58,23 @@ def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = Fals
     label = min(max(width_of(each.facts.label) for each in devices), LABEL if width < ROOMY else MOST_LABEL)
     texts = [fact.text for fact in facts]
     shown = kept([label, *map(len, texts)], [3, *(fact.rank for fact in facts)], spare - 1, 1) if spare > 0 else []
-    after = "".join(" " + texts[place - 1] for place in shown if place)
+    after = [Span(" " + texts[place - 1], facts[place - 1].tone) for place in shown if place]
     if 0 in shown:
         spans += [Span(fit(device.facts.label, label), "dim"), Span(" ")]
-    bar = max(0, width - sum(width_of(span.text) for span in spans) - width_of(numbers) - 7 - len(after))
+    bar = max(
+        0,
+        width
+        - sum(width_of(span.text) for span in spans)
+        - width_of(numbers)
+        - 7
+        - sum(len(span.text) for span in after),
+    )
     style = level(device)
     share = Span(percent(device) + SIGNS[style], style)
     cells = glyphs.gauge(
         bar, device.facts.total_bytes, _parts(device), ceiling=device.facts.ceiling_bytes, peak=device.peak, near=style
     )
-    spans += [*cells, Span(f" {numbers} "), share, Span(after, "dim")]
+    spans += [*cells, Span(f" {numbers} "), share, *after]
     return fitted(spans, width)
 
 
@@ -72,7 +85,7 @@ def signed(facts: Sequence[Figure]) -> list[Span]:
         spans += [
             Span("  "),
             *([Span(fact.sign, fact.style), Span(" ")] if fact.style else []),
-            Span(fact.text, "dim"),
+            Span(fact.text, fact.tone),
         ]
     return spans[1:]
 
@@ -109,14 +122,19 @@ def _facts(device: DeviceView) -> list[Figure]:
         limit = "" if readings.power_limit is None else f"/{readings.power_limit:.0f}"
         facts.append(Figure(f"{readings.power:.0f}{limit} W", 5))
     if readings and readings.throttled:
-        facts.append(Figure(f"slowed: {readings.throttled}", 2))
+        facts.append(Figure(f"slowed: {readings.throttled}", 1, *WARNS))
     if readings and readings.disk_free is not None:
-        facts.append(
-            Figure(f"disk {human_bytes(readings.disk_free)} free", 2 if readings.disk_free < LEAST_DISK else 3)
-        )
+        facts.append(_room("disk", readings.disk_free, LEAST_DISK))
+    if readings and readings.memory_free is not None and not on_host(device.facts.name):
+        facts.append(_room("host", readings.memory_free, LEAST_MEMORY))
     if device.facts.ceiling_bytes < GIB:  # which the numbers beside the bar then leave out
         facts.append(Figure(f"total {gib(device.facts.total_bytes)} GiB", 8))
     return facts
+
+
+def _room(what: str, free: int, least: int) -> Figure:
+    """What is free beside the device, as long as that is enough or not."""
+    return Figure(f"{what} {human_bytes(free)} free", *((1, *WARNS) if free < least else (3,)))
 
 
 def _parts(device: DeviceView) -> glyphs.Parts:
@@ -158,7 +176,8 @@ def level(device: DeviceView) -> str:
     nothing is computed for that."""
     if device.taken:
         return "warn" if device.leased else "error"
-    return glyphs.level(device.share)
+    free = device.readings.memory_free if device.readings and on_host(device.facts.name) else None
+    return "warn" if free is not None and free < LEAST_MEMORY else glyphs.level(device.share)
 
 
 def percent(device: DeviceView) -> str:

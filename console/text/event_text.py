@@ -69,6 +69,8 @@ def _begun(event: ev.Begins | ev.Steers) -> Description:
             return Description("warning", "memory", f"{event}{' (' * bool(who)}{who}{')' * bool(who)}")
         case ev.DiskLow():
             return Description("notice" if event.over else "warning", "disk", str(event))
+        case ev.MemoryLow():
+            return Description("notice" if event.over else "warning", "memory", str(event))
         case ev.ControlApplied():
             asked = _ASKED.get((event.control, event.value), f"set the {event.control} to {event.value}")
             return Description("notice", "control", f"{event.who} {asked}")

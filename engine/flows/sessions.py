@@ -137,7 +137,7 @@ class Continuation:
             if stay:
                 first = stay[0].place or f"text {stay[0].row + 1:,} of the run"
                 what = f"{several(len(stay), 'text')} failed before, {'first ' * (len(stay) > 1)}{first}"
-                told = f"{stay[0].model}: {what} ({stay[0].reason}); not tried again: once this is over,"
+                told = f"{stay[0].model}: {what} ({stay[0].reason}); not tried again: once this is over, repeat it with"
                 self._recorder.emit(ev.Warned(message=f"{told} {self._retrying}", collection=name))
         if again:
             texts = len(set().union(*again.values()))

@@ -45,7 +45,7 @@ class CpuDevice(Device):
     def room(self, ceiling: int) -> int:
         """Measure what the host has free, or the container that this process is in; a ceiling counts what a lease adds
         there, not what was there before."""
-        return min([int(psutil.virtual_memory().available), *_free_in_containers()])
+        return memory_free()
 
     def computing(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -85,6 +85,11 @@ class CpuDevice(Device):
     def trim(self) -> None:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def memory_free() -> int:
+    """Measure what the host has free, or the container that this process is in."""
+    return min([int(psutil.virtual_memory().available), *_free_in_containers()])
 
 
 def _free_in_containers() -> Iterator[int]:

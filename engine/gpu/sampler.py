@@ -6,15 +6,16 @@ whoever listened is gone, it stops.
 
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from interlock.engine.gpu.cpu import memory_free
 from interlock.engine.gpu.device import RESERVE, Device
-from interlock.engine.record.events import DeviceSampled, DiskLow, Emit, MemoryTaken
-from interlock.engine.record.facts import LEAST_DISK, NOTICED, Memory, Readings
+from interlock.engine.record.events import DeviceSampled, DiskLow, Emit, MemoryLow, MemoryTaken
+from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, NOTICED, Memory, Readings
 
 EASED = 1.1
 """So many times what is needed must be free before a shortage is over, lest it come and go."""
@@ -22,7 +23,7 @@ EASED = 1.1
 
 class Sampler:
     """Emits a `DeviceSampled` of each device, at once and then once a `period` in seconds, while its block runs; the
-    first of them tells what is free of the disk that `place` is on."""
+    first of them tells what is free of the host's memory and of the disk that `place` is on, if one is given."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Sampler:
         self._place = place
         self._margin = margin
         self._taken: set[str] = set()
-        self._disk_low = False
+        self._low: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
@@ -60,9 +61,10 @@ class Sampler:
         try:
             sample = DeviceSampled(device=device.name, memory=device.memory(), readings=device.readings())
             if self._place and sample.readings and device is self._devices[0]:
+                seen = replace(sample.readings, memory_free=memory_free())
                 with suppress(OSError):
-                    free = shutil.disk_usage(self._place).free
-                    sample = replace(sample, readings=replace(sample.readings, disk_free=free))
+                    seen = replace(seen, disk_free=shutil.disk_usage(self._place).free)
+                sample = replace(sample, readings=seen)
         except Exception:  # whatever a driver does must not end the run
             self._devices.remove(device)
             return
@@ -71,8 +73,8 @@ class Sampler:
                 self._emit(sample)
                 if told := self._change(device, sample):
                     self._emit(told)
-                if disk := self._disk(sample.readings):
-                    self._emit(disk)
+                for short in self._shortages(sample.readings) if sample.readings else ():
+                    self._emit(short)
         except Exception:  # whoever listened is gone
             self._ended.set()
 
@@ -87,13 +89,20 @@ class Sampler:
         self._taken ^= {device.name}
         return found
 
-    def _disk(self, readings: Readings | None) -> DiskLow | None:
-        """What is to be told where the disk fell below what it should have free, or is well again."""
-        free = readings.disk_free if readings else None
-        if free is None or (free < LEAST_DISK * (EASED if self._disk_low else 1)) is self._disk_low:
-            return None
-        self._disk_low = not self._disk_low
-        return DiskLow(place=str(self._place), free_bytes=free, over=not self._disk_low)
+    def _shortages(self, readings: Readings) -> Iterator[DiskLow | MemoryLow]:
+        """What is to be told where disk or memory fell below what should be free, or is well again."""
+        disk, memory = readings.disk_free, readings.memory_free
+        if disk is not None and self._turned("disk", disk, LEAST_DISK):
+            yield DiskLow(place=str(self._place), free_bytes=disk, over="disk" not in self._low)
+        if memory is not None and self._turned("memory", memory, LEAST_MEMORY):
+            yield MemoryLow(free_bytes=memory, over="memory" not in self._low)
+
+    def _turned(self, what: str, free: int, least: int) -> bool:
+        """Note whether there is too little of it; tell whether that is new."""
+        low = free < least * (EASED if what in self._low else 1)
+        turned = low is not (what in self._low)
+        self._low ^= {what} if turned else set()
+        return turned
 
 
 def squeeze(device: Device, memory: Memory, readings: Readings, margin: int, *, ends: bool = False) -> MemoryTaken:

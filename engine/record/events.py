@@ -21,6 +21,7 @@ from interlock.engine.record.facts import (
     KeptVectors,
     LawMeasured,
     Memory,
+    MemoryShortage,
     MissingModel,
     Mitigation,
     ParkedRow,
@@ -78,8 +79,7 @@ class RunResumed(Event, frozen=True, tag="run_resumed"):
 
 
 class DeadlineSet(Event, frozen=True, tag="deadline_set"):
-    """When this session has to be over: as it was `asked`, in how many `seconds`, and in seconds since the epoch; and
-    whether it exports what is complete before."""
+    """When this session has to be over: as it was `asked`, in seconds from now, since the epoch; what it does first."""
 
     asked: str
     seconds: float
@@ -110,6 +110,10 @@ class MemoryTaken(Squeeze, Event, frozen=True, kw_only=True, tag="memory_taken")
 
 
 class DiskLow(DiskShortage, Event, frozen=True, kw_only=True, tag="disk_low"):
+    """Told once when it falls so low and once when it is over."""
+
+
+class MemoryLow(MemoryShortage, Event, frozen=True, kw_only=True, tag="memory_low"):
     """Told once when it falls so low and once when it is over."""
 
 
@@ -180,8 +184,7 @@ class DownloadRetried(Event, frozen=True, tag="download_retried"):
 
 
 class RosterResolved(Event, frozen=True, tag="roster_resolved"):
-    """The models of the run in the order of their passes; the first is the primary. `paces` are tokens a second on one
-    device, by model, of earlier runs on this kind of device; 0 where there was none."""
+    """The models in the order of their passes; `paces` are their tokens a second in earlier runs on one such device."""
 
     roster: list[RosterEntry]
     paces: dict[str, float] = {}
@@ -272,8 +275,7 @@ class ParkedRetried(Event, frozen=True, tag="parked_retried"):
 
 
 class LeaseGranted(Grant, Event, frozen=True, kw_only=True, tag="lease_granted"):
-    """`rows` and `batches` are what the lease was opened for: what its turn has left, or the rows of one batch that
-    fall back to the CPU, where others may follow."""
+    """`rows` and `batches` it was opened for: what its turn has left, or a batch's rows that fall back to the CPU."""
 
     batches: int = 0
     rows: int = 0
@@ -339,8 +341,7 @@ class PairsScored(Event, frozen=True, tag="pairs_scored"):
 
 
 class RerankerPassedOver(Event, frozen=True, tag="reranker_passed_over"):
-    """A reranker that was asked for gave no scores; `next` is the one that is tried instead, empty where none is left
-    and the order of the first stage stands."""
+    """A reranker gave no scores; `next` is tried instead, empty where none is left: the first stage's order stands."""
 
     model: str
     reason: str
@@ -475,7 +476,7 @@ Begins = RunStarted | RunResumed | DeadlineSet | DevicesFound
 Beats = DeviceSampled
 """Those derived from `Heartbeat`."""
 Joins = NodeJoined | NodeLost | NodeRefused | BatchesDoubled
-Steers = DeviceLost | MemoryTaken | DiskLow | ControlApplied | ControlRefused | ControlReached
+Steers = DeviceLost | MemoryTaken | DiskLow | MemoryLow | ControlApplied | ControlRefused | ControlReached
 Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
 Plans = RowsReused | PassPlanned | BatchesLost | ParkedRetried | LeaseGranted | ModelAttached | CanaryChecked
 Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPassedOver
@@ -489,8 +490,7 @@ Emit = Callable[[AnyEvent], object]
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """An event in its place: `seq` counts from 0 in the run, `at` is seconds since the epoch (UTC),
-    `elapsed` is seconds since this `session` (process) of the run began."""
+    """An event in its place: `seq` is from 0, `at` in seconds since the epoch, `elapsed` since a session began."""
 
     seq: int
     at: float

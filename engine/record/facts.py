@@ -132,8 +132,8 @@ NOTICED = 50 << 20
 """Bytes of others from which on they are worth a word, and what memory falls short by."""
 
 
-LEAST_DISK = 1 << 30
-"""Bytes free on the disk of a run below which somebody has to look, before it is full."""
+LEAST_DISK, LEAST_MEMORY = 1 << 30, 512 << 20
+"""Bytes free on the disk of a run and in its host's memory below which somebody has to look, before none is left."""
 
 
 class Readings(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -156,6 +156,8 @@ class Readings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who else has memory of it, the most first, as far as this process may see them."""
     disk_free: int | None = None
     """Bytes of the disk that the run is written to, told by one device of the machine that it is on."""
+    memory_free: int | None = None
+    """Bytes of memory that the host, or this process's container, has free, told likewise."""
 
     def others_beside(self, occupied: int) -> int:
         """Return the bytes that others have beside those that this process occupies."""
@@ -189,6 +191,17 @@ class DiskShortage(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         again = " again" if self.over else ": free some, or the run stops there"
         return f"{human_bytes(self.free_bytes)} free on the disk of {self.place}{again}"
+
+
+class MemoryShortage(Struct, frozen=True, kw_only=True):
+    """The host has too little memory free, or, if it is `over`, enough again."""
+
+    free_bytes: int
+    over: bool = False
+
+    def __str__(self) -> str:
+        again = " again" if self.over else ": end other programs, or stop and resume with a lower --ceiling"
+        return f"{human_bytes(self.free_bytes)} of the host's memory free{again}"
 
 
 class Receipt(Struct, frozen=True, kw_only=True):

@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from interlock.engine.record import outlook
 from interlock.engine.record.events import CollectionRead, RecordRefused, RowParked
-from interlock.engine.record.facts import LEAST_DISK, DiskShortage, MissingModel, Status, node_of, on_host
-from interlock.engine.record.outlook import time_left
+from interlock.engine.record.facts import (
+    MissingModel,
+    Status,
+    node_of,
+    on_host,
+)
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import Allowance, duration, human_bytes, parse_allowance, several
 
 PAUSED, STALLED, DEGRADED, CROWDED = "PAUSED", "STALLED", "DEGRADED", "CROWDED"
-LOW_DISK, LATE = "LOW DISK", "LATE"
+LOW_MEMORY, LOW_DISK, LATE = "LOW MEMORY", "LOW DISK", "LATE"
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
@@ -69,13 +74,14 @@ def health(snapshot: Snapshot, now: float) -> Health:
     running, without = snapshot.phase == "running", degraded(snapshot)
     stopped = next((device for device in taken if not device.leased and running and not snapshot.paused), None)
     if stopped:
-        return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there", stuck=True)
+        return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there until they leave", stuck=True)
     word = "RUN" if running else snapshot.phase.upper()
     found = {
-        LOW_DISK: _low_disk(snapshot),
+        LOW_MEMORY: outlook.low_memory(snapshot),
+        LOW_DISK: outlook.low_disk(snapshot),
         DEGRADED: without and without + f", {snapshot.phase}" * (not running),
-        CROWDED: "; ".join(str(device.taken) for device in taken),
-        LATE: _late(snapshot, now),
+        CROWDED: "; ".join(str(device.taken) for device in taken) + "; end those, or batches shrink" * bool(taken),
+        LATE: outlook.late(snapshot, now),
         word: _missing(snapshot) * bool(snapshot.parked),
     }
     told = {PAUSED: _paused(snapshot, now)} if snapshot.paused else {}
@@ -87,28 +93,11 @@ def health(snapshot: Snapshot, now: float) -> Health:
     return Health(word, "ok" if running else "idle", DOING.get(snapshot.phase, ""))
 
 
-def _low_disk(snapshot: Snapshot) -> str:
-    """Say how little the run's disk has free; empty where that is enough, or nobody knows."""
-    told = (device.readings.disk_free for device in snapshot.devices if device.readings)
-    free = min((each for each in told if each is not None), default=LEAST_DISK)
-    place = str(snapshot.config["out"].value) if "out" in snapshot.config else "the run"
-    return str(DiskShortage(place=place, free_bytes=free)) if free < LEAST_DISK else ""
-
-
 def _paused(snapshot: Snapshot, now: float) -> str:
     """Say who paused a run and when, and how many nodes have heard of it."""
     asked = [each for each in snapshot.controls if each.control == "pause" and not each.refused][-1:]
     told = [f"by {each.who} {duration(max(0.0, now - each.at))} ago" for each in asked]
     return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause")]))
-
-
-def _late(snapshot: Snapshot, now: float) -> str:
-    """Say that the work may not be done, or will not, when the deadline comes; empty where it will be."""
-    left, still = time_left(snapshot) if snapshot.deadline else None, max(0.0, snapshot.deadline - now)
-    if not left or left.seconds + left.spread <= still:
-        return ""
-    sure = "may be" if left.seconds <= still else "is"
-    return f"{duration(left.seconds)} of work {sure} more than the {duration(still)} left: it stops then, to be resumed"
 
 
 def _missing(snapshot: Snapshot) -> str:
@@ -139,7 +128,7 @@ def degraded(snapshot: Snapshot) -> str:
     parts += [f"{_some([lease.model for lease in fell_back])} on the CPU"] * bool(fell_back)
     moves = (snapshot.hosted.get(lease.model_pass) for lease in fell_back[:1])
     told = [f"{move.cause}; {move.action}" for move in moves if move]
-    return ": ".join([", ".join(parts), *told])
+    return ": ".join([", ".join(parts), *told]) + "; the rest goes on: check what is lost" * bool(gone or lost)
 
 
 def loses(snapshot: Snapshot) -> bool:

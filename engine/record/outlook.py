@@ -1,4 +1,4 @@
-"""When the last batch of a run is committed, and how sure that is.
+"""What lies ahead of a run: when its last batch is committed, and how sure that is; what runs short before.
 
 What a pass has left takes its cost times its latest pace where it computes now, on a GPU or the host. Passes on one
 device take turns: their times add up. Those on several go on beside each other: the longest counts. What waits comes
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from itertools import filterfalse
 from typing import NamedTuple
 
-from interlock.engine.record.facts import on_host
+from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, DiskShortage, MemoryShortage, on_host
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_side
 from interlock.engine.record.state import Lately
+from interlock.engine.record.words import duration
 
 LEAST, FEW, KNOWN, UNKNOWN = 0.10, 0.40, 0.20, 0.80
 """How far a pace is said to be off, as a share of it: at least; after one batch, beside how much they differ, less with
@@ -154,3 +155,31 @@ def _left(each: PassView, on_the_host: bool, usual: Lately, *, main: bool) -> Ou
         return Outlook(rest * (lately.pace + lately.idle / lately.cost), rest * lately.pace * off)
     pace = before or usual.pace
     return Outlook(rest * pace, rest * pace * (KNOWN if before else UNKNOWN)) if pace else None
+
+
+def low_disk(snapshot: Snapshot) -> str:
+    """Say how little the run's disk has free; empty where that is enough, or nobody knows."""
+    free = _least(snapshot, "disk_free", LEAST_DISK)
+    place = str(snapshot.config["out"].value) if "out" in snapshot.config else "the run"
+    return str(DiskShortage(place=place, free_bytes=free)) if free < LEAST_DISK else ""
+
+
+def low_memory(snapshot: Snapshot) -> str:
+    """Say how little memory the run's host has free; empty where that is enough, or nobody knows."""
+    free = _least(snapshot, "memory_free", LEAST_MEMORY)
+    return str(MemoryShortage(free_bytes=free)) if free < LEAST_MEMORY else ""
+
+
+def _least(snapshot: Snapshot, figure: str, otherwise: int) -> int:
+    """Find the least that a device's readings tell of it."""
+    told = [getattr(device.readings, figure) for device in snapshot.devices if device.readings]
+    return min((each for each in told if each is not None), default=otherwise)
+
+
+def late(snapshot: Snapshot, now: float) -> str:
+    """Say that the work may not be done, or will not, when the deadline comes; empty where it will be."""
+    left, still = time_left(snapshot) if snapshot.deadline else None, max(0.0, snapshot.deadline - now)
+    if not left or left.seconds + left.spread <= still:
+        return ""
+    sure = "may be" if left.seconds <= still else "is"
+    return f"{duration(left.seconds)} of work {sure} more than the {duration(still)} left: it stops then, to be resumed"

@@ -81,6 +81,8 @@ class DeviceView(Struct, frozen=True, kw_only=True):
 
     def _most(self, occupied: int, readings: Readings | None) -> int:
         nobodys = readings.total - readings.used if readings else self.facts.total_bytes - occupied
+        if readings and readings.memory_free is not None and on_host(self.facts.name):  # as a container allows it
+            nobodys = readings.memory_free
         return min(self.facts.ceiling_bytes, occupied + max(0, nobodys))
 
     @property
@@ -104,11 +106,9 @@ class DeviceView(Struct, frozen=True, kw_only=True):
         pairs = [(each.memory.occupied, self._most(each.memory.occupied, each.readings)) for each in self.latest]
         return tuple(occupied / most if most > 0 else 0.0 for occupied, most in pairs)
 
-    @property
-    def heat(self) -> tuple[int, ...]:
-        """Degrees in each of the last seconds that tell of them."""
-        heat = (each.readings.temperature for each in self.latest if each.readings)
-        return tuple(each for each in heat if each is not None)
+    def told(self, figure: str) -> list[int]:
+        """List a figure of the readings of each of the last seconds that tell of it."""
+        return [told for each in self.latest if (told := getattr(each.readings, figure, None)) is not None]
 
 
 class PassView(Planned, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ small screen `line` says the most of it in one line of another pane.
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from statistics import fmean
 from typing import NamedTuple
 
 from interlock.engine.record.health import at_rest, goes_on
@@ -110,7 +111,7 @@ def _graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
 
 
 def _series(snapshot: Snapshot) -> list[Series]:
-    """Paces, what is occupied on all devices, and how warm the warmest of them is."""
+    """Paces, what is occupied on all devices, how warm the warmest of them is and, in the mean, how busy they are."""
     pace, (rows_now, tokens_now), over = snapshot.pace, rates(snapshot), window(snapshot)
     note = _note(snapshot)
     told = max(len(pace.rows), pace.second + 1) - 1  # the last one still counts
@@ -125,12 +126,17 @@ def _series(snapshot: Snapshot) -> list[Series]:
         now = sum(device.memory.occupied for device in here if device.memory)
         text = f"{amount(now, ceiling):>6} of {amount(ceiling, ceiling)} {unit(ceiling)}"
         made.append(Series("occupied", text, values, told, ceiling, lambda size: amount(size, ceiling)))
-        heat = _together([device.heat for device in here if device.heat], max)
-        made.append(Series("warmest", f"{heat[-1] if heat else 0:>6.0f} C", heat, told, HOT))
+        heat, busy = ([each.told(figure) for each in here] for figure in ("temperature", "utilisation"))
+        warmest, mean = (
+            _together([each for each in heat if each], max),
+            _together([each for each in busy if each], fmean),
+        )
+        made.append(Series("warmest", f"{warmest[-1] if warmest else 0:>6.0f} C", warmest, told, HOT))
+        made.append(Series("busy", f"{mean[-1] if mean else 0:>5.0f}%", mean, told, scale="{:.0f}%".format))
     return made
 
 
-def _together(histories: Sequence[Sequence[int]], pick: Callable[[Sequence[int]], int]) -> list[int]:
+def _together(histories: Sequence[Sequence[int]], pick: Callable[[Sequence[int]], float]) -> Sequence[float]:
     """One value a second of several devices, of those that were there: a node may have joined since."""
     seconds = list(zip_longest(*(reversed(each) for each in histories)))
     return [pick([value for value in second if value is not None]) for second in reversed(seconds)]
@@ -205,4 +211,6 @@ def counter(snapshot: Snapshot) -> str:
     return " ".join(filter(None, [f"{hits} of {hits + downloads}" * bool(hits + downloads), last(snapshot)]))
 
 
-PANE = PaneKind("cache", 5, "Cache", rows, counter=counter, help=[("{zoom}", "graphs of paces, memory and heat")])
+PANE = PaneKind(
+    "cache", 5, "Cache", rows, counter=counter, help=[("{zoom}", "graphs of paces, memory, heat, busy share")]
+)
