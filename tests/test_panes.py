@@ -412,7 +412,7 @@ def test_what_slows_a_clock_down_is_amber_and_stays_longer_than_what_is_well(col
     device = one_device(0, weights=GIB, work=GIB)
     device = replace(device, readings=replace(device.readings, throttled="heat"))
     found = drawn(vram, replace(sample(1), devices=(device,)), columns, lines)
-    assert "warn" in [span.style for row in found for span in row if span.text.strip() == "slowed: heat"]
+    assert "warn" in [span.style for row in found for span in row if span.text.strip() == "▲ slowed: heat"]
 
 
 @pytest.mark.parametrize(("share", "style"), [(0.505, ""), (0.915, "warn"), (0.985, "error")])

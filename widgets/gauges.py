@@ -16,7 +16,6 @@ from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 Devices = tuple[DeviceView, ...]
 SHORT_BAR, USUAL_BAR = 10, 16
 LABEL, MOST_LABEL, ROOMY = 22, 32, 90
-WARNS = ("warn", "▲")
 SIGNS = {"": " ", "warn": "▲", "error": "✖"}
 """What stands behind a percentage that is calm, near the ceiling, or as good as over it."""
 
@@ -29,11 +28,7 @@ class Figure(NamedTuple):
     rank: int
     style: str = ""
     sign: str = ""
-
-    @property
-    def tone(self) -> str:
-        """The style of the text: what warns is not dim."""
-        return self.style if self.style == "warn" else "dim"
+    tone: str = "dim"
 
 
 def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = False) -> Row:
@@ -122,19 +117,15 @@ def _facts(device: DeviceView) -> list[Figure]:
         limit = "" if readings.power_limit is None else f"/{readings.power_limit:.0f}"
         facts.append(Figure(f"{readings.power:.0f}{limit} W", 5))
     if readings and readings.throttled:
-        facts.append(Figure(f"slowed: {readings.throttled}", 1, *WARNS))
-    if readings and readings.disk_free is not None:
-        facts.append(_room("disk", readings.disk_free, LEAST_DISK))
-    if readings and readings.memory_free is not None and not on_host(device.facts.name):
-        facts.append(_room("host", readings.memory_free, LEAST_MEMORY))
+        facts.append(Figure(f"▲ slowed: {readings.throttled}", 1, tone="warn"))
+    disk, memory = (readings.disk_free, readings.memory_free) if readings else (None, None)
+    rooms = [("disk", disk, LEAST_DISK), ("host", None if on_host(device.facts.name) else memory, LEAST_MEMORY)]
+    for what, free, least in ((*each,) for each in rooms if each[1] is not None):
+        told = f"{what} {human_bytes(free)} free"
+        facts.append(Figure(f"▲ {told}", 1, tone="warn") if free < least else Figure(told, 3))
     if device.facts.ceiling_bytes < GIB:  # which the numbers beside the bar then leave out
         facts.append(Figure(f"total {gib(device.facts.total_bytes)} GiB", 8))
     return facts
-
-
-def _room(what: str, free: int, least: int) -> Figure:
-    """What is free beside the device, as long as that is enough or not."""
-    return Figure(f"{what} {human_bytes(free)} free", *((1, *WARNS) if free < least else (3,)))
 
 
 def _parts(device: DeviceView) -> glyphs.Parts:

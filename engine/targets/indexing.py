@@ -31,7 +31,7 @@ LEAST_THRESHOLD, THRESHOLD = 10_000, 20_000
 and the most."""
 
 
-class Stand(Protocol):
+class _Stand(Protocol):
     """Hears what is waited for, for how many seconds more, and whether the server has left off with it."""
 
     def __call__(self, waits: str, seconds: float, *, cut: bool) -> object: ...
@@ -57,7 +57,7 @@ class IndexWait:
     seconds: float
     wake: Callable[[], object]
     say: Callable[[str], object]
-    stand: Stand
+    stand: _Stand
 
     def until_built(
         self, described: Callable[[], "CollectionInfo"], clock: Callable[[], float], sleep: Callable[[float], None]

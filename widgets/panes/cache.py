@@ -150,7 +150,7 @@ def line(snapshot: Snapshot, width: int) -> Row:
     parts = [
         (0, f"{count(rate):>5} texts/s" + _note(snapshot), ""),
         (1, f"{count(reused)} vectors reused", ""),
-        (2, trouble(snapshot.mitigations, snapshot.parked), _loss(snapshot)),
+        (2, trouble(snapshot.mitigations, snapshot.parked), "error" if snapshot.parked else "warn"),
         (3, f"models {hits} hit" + f" {downloads} new" * bool(downloads), "dim"),
     ]
     parts = [part for part in parts if part[1]]
@@ -198,11 +198,7 @@ def _trouble(snapshot: Snapshot) -> tuple[str, str]:
     parts = [f"{several(snapshot.parked, 'text')} parked"] * bool(snapshot.parked)
     parts += [several(snapshot.mitigations, "mitigation")] * bool(snapshot.mitigations)
     parts += [several(snapshot.warnings, "warning")] * bool(snapshot.warnings)
-    return (", ".join(parts), _loss(snapshot)) if parts else ("none", "")
-
-
-def _loss(snapshot: Snapshot) -> str:
-    return "error" if snapshot.parked else "warn"
+    return (", ".join(parts), "error" if snapshot.parked else "warn") if parts else ("none", "")
 
 
 def counter(snapshot: Snapshot) -> str:
