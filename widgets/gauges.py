@@ -120,9 +120,10 @@ def _facts(device: DeviceView) -> list[Figure]:
         facts.append(Figure(f"▲ slowed: {readings.throttled}", 1, tone="warn"))
     disk, memory = (readings.disk_free, readings.memory_free) if readings else (None, None)
     rooms = [("disk", disk, LEAST_DISK), ("host", None if on_host(device.facts.name) else memory, LEAST_MEMORY)]
-    for what, free, least in ((*each,) for each in rooms if each[1] is not None):
-        told = f"{what} {human_bytes(free)} free"
-        facts.append(Figure(f"▲ {told}", 1, tone="warn") if free < least else Figure(told, 3))
+    for what, free, least in rooms:
+        if free is not None:
+            low, told = free < least, f"{what} {human_bytes(free)} free"
+            facts.append(Figure(f"▲ {told}", 1, tone="warn") if low else Figure(told, 3))
     if device.facts.ceiling_bytes < GIB:  # which the numbers beside the bar then leave out
         facts.append(Figure(f"total {gib(device.facts.total_bytes)} GiB", 8))
     return facts

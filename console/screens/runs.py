@@ -11,7 +11,7 @@ from typing import ClassVar
 from textual import events, on
 from textual.app import ComposeResult
 
-from interlock.console.actions import RUNS, bindings_of
+from interlock.console.actions import RUNS, Action, bindings_of
 from interlock.console.look import Look
 from interlock.console.screens.base import Keyed
 from interlock.console.screens.summary import SummaryScreen
@@ -97,6 +97,10 @@ class RunsScreen(Keyed):
         """The runs that say what is looked for."""
         return [each for each in self._runs.seen if runs_text.says(each, self._pattern)]
 
+    def offers(self, action: Action) -> bool:
+        """From a page nobody leaves for a run that is to be watched."""
+        return action.name != "enter" or self._leave is not None or not (self._chosen and self._chosen.lives)
+
     @property
     def _chosen(self) -> Overview | None:
         return next((each for each in self._seen if each.path == self._list.chosen), None)
@@ -158,7 +162,7 @@ class RunsScreen(Keyed):
             return
         if chosen.unreadable:
             self.say(chosen.health.detail)
-        elif chosen.exit_code is None or chosen.held or chosen.uploading:
+        elif chosen.lives:
             self._go(["watch", str(chosen.path)])
         else:
             self._view(chosen.path)

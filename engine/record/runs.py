@@ -68,6 +68,11 @@ class Overview(Judgement):
         return need(self, held=self.held, latest_at=self.latest_at, now=now)
 
     @property
+    def lives(self) -> bool:
+        """Whether there is more to come of it, or its process died."""
+        return self.exit_code is None or self.held or self.uploading
+
+    @property
     def resumable(self) -> bool:
         """Whether `--resume` would go on with it."""
         return not self.held and self.exit_code != 0 and bool(self.chunks)
