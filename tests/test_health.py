@@ -15,7 +15,7 @@ from interlock.engine.record.state import RunState
 from interlock.widgets import gauges
 from tests.snapshots import one_lease, sample
 
-GOES_ON = "; the rest goes on: check what is lost"
+GOES_ON = "; check it, the rest goes on"
 
 
 def now(run: Snapshot, later: float = 0.0) -> Health:

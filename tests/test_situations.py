@@ -10,14 +10,14 @@ from tools.situations import SITUATIONS, SIZES
 SAID = {
     "well": ("● RUN", "SIMULATED", "eta "),
     "taken": ("▲ CROWDED", "cuda:0: others hold 2.0 GiB (pid 4711 kim), 210.0 MiB free", "end those", "eta "),
-    "card-lost": ("✖ DEGRADED", "1 GPU lost (cuda:1)", "the rest goes on: check what is lost", "ECC error", "eta "),
+    "card-lost": ("✖ DEGRADED", "1 GPU lost (cuda:1)", "check it, the rest goes on", "ECC error", "eta "),
     "parked": (
         "✖ RUN", "1 text without a vector (Handbook/part-0007_chunks.json record 1,284, chunk f3b1c2d4-5e6f",
         "--resume --retry-parked", "eta ",
     ),
     "disk": ("▲ LOW DISK", "412.0 MiB free on the disk of", "free some, or the run stops there", "eta "),
     "memory": ("▲ LOW MEMORY", "187.0 MiB of the host's memory free", "end other programs", "lower --ceiling", "eta "),
-    "node-lost": ("✖ DEGRADED", "1 node lost (node-3)", "the rest goes on: check what is lost", "eta "),
+    "node-lost": ("✖ DEGRADED", "1 node lost (node-3)", "check it, the rest goes on", "eta "),
     "server": ("WATCH WAITING FOR SERVER", "1,280 of 2,096 points", "(7 attempts", "check the server"),
     "deadline": ("▲ LATE", "1:33 of work is more than the 0:40 left: it stops then, to be resumed", "eta "),
     "paused": ("■ PAUSED", "by operator", "P Resume"),

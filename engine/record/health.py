@@ -128,7 +128,7 @@ def degraded(snapshot: Snapshot) -> str:
     parts += [f"{_some([lease.model for lease in fell_back])} on the CPU"] * bool(fell_back)
     moves = (snapshot.hosted.get(lease.model_pass) for lease in fell_back[:1])
     told = [f"{move.cause}; {move.action}" for move in moves if move]
-    return ": ".join([", ".join(parts), *told]) + "; the rest goes on: check what is lost" * bool(gone or lost)
+    return ": ".join([", ".join(parts), *told]) + "; check it, the rest goes on" * bool(gone or lost)
 
 
 def loses(snapshot: Snapshot) -> bool:
