@@ -108,6 +108,45 @@ def test_a_server_that_is_too_busy_is_waited_for_in_all_lists_alike_until_it_ans
     watched.close()
 
 
+@pytest.mark.parametrize("mark", [True, False], ids=["when it ended", "by hand, without its server"])
+def test_a_run_that_was_to_be_uploaded_says_so_where_nothing_of_that_has_begun(upload, tmp_path, tiny_a, mark):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": sentences(20)}})
+    words = ["run", chunks, "--roster", tiny_a, "--run-id", "r", "--out", tmp_path / "runs", "--devices", "cpu"]
+    place = "console.delivery.upload_after" if mark else "engine.record.journal.Journal.close"
+    module, name = f"interlock.{place}".rsplit(".", 1) if mark else ("interlock.engine.record.journal", "Journal.close")
+    died = f"import os, {module}\n{module}.{name} = lambda *_, **more: os.kill(os.getpid(), 9)"
+    with serving(upload.bridge) as url:
+        interlock(*words, "--qdrant", url, "--prune", first=died, check=-signal.SIGKILL)
+        if not mark:
+            said = interlock(*words, "--resume", check=0).stderr
+            assert f"the run is to go to {url}, and this session does not upload it: add --qdrant {url}" in said
+        run = tmp_path / "runs" / "r"
+        found = now(run)
+        assert (found.word, found.level) == ("UPLOAD NOT BEGUN", "warn")
+        onward = f"interlock upload {run} --qdrant {url} --prune"
+        assert f"nothing is at {url.partition('://')[2]}: " in found.detail and found.detail.endswith(onward)
+        assert json.loads(status(run, as_json=True))["upload"]["done"] == 0
+        interlock(*shlex.split(onward)[1:])
+        assert now(run) == DONE
+
+
+def test_an_upload_that_was_killed_between_two_collections_is_not_done(upload, tmp_path, tiny_a):
+    texts = {"Docs": {"a.jsonl": sentences(20)}, "More": {"b.jsonl": sentences(9)}}
+    words = ["--roster", tiny_a, "--run-id", "r", "--out", tmp_path / "runs", "--devices", "cpu"]
+    interlock("run", corpus(tmp_path / "in", texts), *words)
+    run, module = tmp_path / "runs" / "r", "interlock.engine.targets.upload"
+    died = (
+        f"import os, {module} as to\nmade = to.UploadJournal\n"
+        "to.UploadJournal = lambda path, *more: os.kill(os.getpid(), 9) if 'more' in path.name else made(path, *more)"
+    )
+    with serving(upload.bridge) as url:
+        interlock("upload", run, "--qdrant", url, first=died, check=-signal.SIGKILL)
+        found = now(run)
+        assert found.word == "UPLOAD DIED" and f"continue it with interlock upload {run} --qdrant {url}" in found.detail
+        interlock("upload", run, "--qdrant", url)
+        assert now(run) == DONE
+
+
 def test_an_upload_whose_process_died_says_so_until_the_same_command_has_done_it(upload, run, going):
     upload.bridge.before = busy(3)
     process = going()

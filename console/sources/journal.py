@@ -25,10 +25,10 @@ from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
 from interlock.engine.record.inputs import resume_words
-from interlock.engine.record.journal import Upload, upload_of
+from interlock.engine.record.journal import Upload
 from interlock.engine.record.recorder import Ring, Tail, journal_at
 from interlock.engine.record.rundir import death_of
-from interlock.engine.record.runs import chunks_of
+from interlock.engine.record.runs import chunks_of, upload_due
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import argument, command, duration
@@ -269,7 +269,7 @@ class Watched:
             self._grew = time.monotonic()
             seen, run = snapshot(self._state, self._seq), self.path.parent
             if self.closed:
-                self.upload = upload_of(run)
+                self.upload = upload_due(run, seen.config, seen.exit_code)
                 again = resuming(seen, run)
                 self._onward = f"continue it with {again}" * bool(again)
             elif not held(self.path):

@@ -118,7 +118,7 @@ def check_uploadable(configuration: Configuration) -> None:
     """Raise UsageError where a run is to go to a server and makes no files of what an upload reads."""
     settings, server = configuration.settings, configuration.beside.get("server")
     lacks = [each for each in ("npy" * bool(settings.token_vectors), "parquet") if {each} - {"", *settings.export}]
-    if server and lacks:
+    if server and server.origin != FROM_RUN and lacks:
         raise UsageError(
             f"--qdrant {server.value}: an upload reads files that --export leaves out: add {' and '.join(lacks)} to it"
         )

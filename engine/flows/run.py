@@ -7,6 +7,7 @@ or prints. A run that never came to work leaves nothing behind; one that did is 
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -45,12 +46,12 @@ from interlock.engine.models.masters import Masters
 from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic, health, rundir, summary
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import Status
+from interlock.engine.record.facts import Setting, Status
 from interlock.engine.record.inputs import now_at
-from interlock.engine.record.journal import Journal
+from interlock.engine.record.journal import Journal, upload_command
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.words import typed
-from interlock.engine.settings import Configuration, altered, continued
+from interlock.engine.settings import FROM_RUN, Configuration, altered, continued
 from interlock.engine.targets.stores import check_delivery
 
 
@@ -86,7 +87,7 @@ class Run:
             begun = self.directory.begun()
             if asked.resume and not begun and self.directory.journal.exists():
                 self._notes.append(self._unrecorded(configuration))
-            now = continued(begun.kept, configuration) if begun else configuration
+            now = self._continued(begun, configuration) if begun else configuration
             try:
                 self._request = requested(chunks, now)
             except UsageError as error:
@@ -127,6 +128,18 @@ class Run:
             if len(self._request.specs) == 1:
                 controls.refuse("schedule", "the roster has only one model")
             undo.pop_all()
+
+    def _continued(self, begun: rundir.Begun, now: Configuration) -> Configuration:
+        """The settings of another session; where the run is to go stays known, though this one was not told of it."""
+        server = begun.kept.get("server")
+        if server and "server" not in now.beside and now.origins["qdrant"] == "default":
+            onward = upload_command(self.directory.path, str(server.value))
+            self._notes.append(
+                f"the run is to go to {server.value}, and this session does not upload it: add --qdrant "
+                f"{server.value}, or upload it then with `{onward}`"
+            )
+            now = replace(now, beside={**now.beside, "server": Setting(server.value, FROM_RUN)})
+        return continued(begun.kept, now)
 
     def _unrecorded(self, configuration: Configuration) -> str:
         """Say that a run whose first session was cut short in its first moment begins anew. Raises UsageError where

@@ -65,7 +65,10 @@ def upload(request: UploadRequest, listener: Listener) -> Iterator[UploadReport]
             def progress(done: int, rows: int, name: str = each.name) -> None:
                 listener.progress(name, done, rows)
 
-            yield CollectionUpload(each, server, request, each.uploads, progress=progress, say=listener.say).go()
+            more = each is not collections[-1]
+            yield CollectionUpload(
+                each, server, request, each.uploads, more=more, progress=progress, say=listener.say
+            ).go()
     if lacking := run.lacking(request.collection):
         raise InterlockError(
             f"uploaded with gaps, as the run left it ({few(lacking)}): resume the run or mend its input, then upload "

@@ -233,9 +233,10 @@ class UploadJournal:
     """An open journal, locked for this process; a context manager, which notes how the upload ended. `rows` is how many
     are acknowledged, `mark` what the collection is marked with while that holds."""
 
-    def __init__(self, path: Path, binding: UploadBinding) -> None:
-        """Open or create the journal. Raises UsageError where another process has it or a link is in its place."""
-        self.path, self._binding, self.mark = path, binding, ""
+    def __init__(self, path: Path, binding: UploadBinding, more: bool = False) -> None:
+        """Open or create it; where `more` collections follow, its end is not the upload's. Raises UsageError where
+        another process has it or a link is in its place."""
+        self.path, self._binding, self.mark, self._more = path, binding, "", more
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = io.FileIO(path, "ab+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
@@ -257,7 +258,7 @@ class UploadJournal:
 
     def __exit__(self, _: type[BaseException] | None, why: BaseException | None, __: TracebackType | None) -> None:
         with contextlib.suppress(InterlockError):  # the disk is full: `why` says so, or nothing is lost by it
-            ended = "" if why is None else str(why) or INTERRUPTED
+            ended = (None if self._more else "") if why is None else str(why) or INTERRUPTED
             self._put(Acknowledged(rows=self.rows, at=time.time(), ended=ended))
         self._file.close()
 
@@ -305,8 +306,7 @@ class UploadJournal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _replay(self) -> int | None:
-        """The rows that are acknowledged; None where the journal is new, damaged or of something else. A torn last line
-        is cut off."""
+        """The rows that are acknowledged; None where it is new, damaged or of other things. A torn last line is cut."""
         with atomic.reading(self.path):
             self._file.seek(0)
             content = self._file.readall()

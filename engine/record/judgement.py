@@ -131,7 +131,7 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     found = _on_its_way(upload, now) if going else _broken_off(upload)
     worse = max(state.level, found.level, key=LEVELS.index)
     ran = f"; the run is {state.word}" * (state.level in LEVELS[2:])
-    share = upload.latest.rows / upload.to.rows if upload.to.rows else 1.0
+    share = upload.latest.rows / upload.to.rows if upload.to.rows else float(bool(upload.to.collection))
     return dataclasses.replace(
         judged,
         health=Health(found.word, worse, found.detail + ran, stuck=found.stuck or state.stuck),
@@ -160,6 +160,10 @@ def _on_its_way(upload: Upload, now: float) -> Health:
 
 
 def _broken_off(upload: Upload) -> Health:
+    if not upload.to.collection:
+        host = upload.to.url.partition("://")[2]
+        told = f"nothing is at {host}: unless its process compares the files now, upload it with {upload.onward}"
+        return Health("UPLOAD NOT BEGUN", "warn", told)
     ended, unsaid = upload.latest.ended, " and the flags that it had" * (upload.to.flags is None)
     told = f"{_points(upload)}; continue it with {upload.onward}{unsaid}: {ended or NO_WORD}"
     if ended == INTERRUPTED:

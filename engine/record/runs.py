@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from interlock.engine.errors import InterlockError, UsageError, reason
+from interlock.engine.errors import ExitCode, InterlockError, UsageError, reason
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.atomic import SESSION, Occupant, held, lock, occupant
 from interlock.engine.record.events import RunClosed
@@ -103,7 +103,7 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
         seen = Overview(
             path=directory, health=Health("UNREADABLE", "error", reason(error), stuck=True), unreadable=True
         )
-    upload = None if seen.exit_code is None else journal.upload_of(directory)
+    upload = upload_due(directory, seen.config, seen.exit_code)
     return replace(
         uploaded(seen, upload, now),
         uploading=upload is not None and upload.live,
@@ -113,6 +113,19 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
         occupant=occupant(directory),
         chunks=chunks_of(directory, seen.chunks, seen.config),
     )
+
+
+def upload_due(run: Path, config: Mapping[str, Setting], code: int | None) -> journal.Upload | None:
+    """Find how a run that ended with this exit code is brought to a server, as far as that is to be told: by its
+    journal, and where it has none although the run was whole and called with one, that nothing has begun."""
+    found = None if code is None else journal.upload_of(run)
+    if found or "server" not in config or code not in (ExitCode.COMPLETED, ExitCode.MITIGATED):
+        return found
+    if any(run.glob("uploads/*.jsonl")):
+        return None
+    prune = bool("prune" in config and config["prune"].value)
+    to = journal.UploadBinding(str(config["server"].value), "", "", 0, flags=("--prune",) * prune)
+    return journal.Upload(run, to, journal.Acknowledged(rows=0), live=False)
 
 
 def state_of(directory: Path) -> RunState:

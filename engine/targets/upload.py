@@ -58,14 +58,15 @@ class CollectionUpload:
         options: UploadOptions,
         directory: Path,
         *,
+        more: bool = False,
         progress: Callable[[int, int], object] = lambda done, rows: None,
         say: Callable[[str], object] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`directory` is where uploads have journals and reports; `progress` hears how many rows of how many are there,
-        `say` in words what else is worth knowing; `clock` and `sleep` are for the wait for indexes."""
-        self._collection, self._server, self._options = collection, server, options
+        """`directory` is where uploads have journals and reports, `more` says that others follow. `progress` hears how
+        many rows of how many are there, `say` what else is worth knowing; `clock` and `sleep` wait for indexes."""
+        self._collection, self._server, self._options, self._more = collection, server, options, more
         self._progress, self._say, self._clock, self._sleep = progress, say, clock, sleep
         self._layout = layout_of(collection, options)
         self._target = ServerCollection(server, target_of(collection, options), self._layout)
@@ -96,7 +97,7 @@ class CollectionUpload:
         url, flags = self._server.address.url, self._options.flags
         binding = UploadBinding(url, target.name, collection.fingerprint, collection.rows, flags=flags)
         path = self._stem.with_name(f"{self._stem.name}.jsonl")
-        with UploadJournal(path, binding) as journal, self._server.patience.noted_by(journal.note), target:
+        with UploadJournal(path, binding, self._more) as journal, self._server.patience.noted_by(journal.note), target:
             version = self._server.version()
             previous = alias_before(self._server, target.name, alias)
             self._prepare(journal)
@@ -278,12 +279,11 @@ class CollectionUpload:
 
     def _unproved(self) -> list[str]:
         """What the server did not let be seen."""
-        found = []
-        if not self._target.exact:
-            found.append("how many other points there are (strict mode lets nobody count exactly)")
-        if not self._marked:
-            found.append("that no other upload wrote at the same time (the key may not mark the collection)")
-        return found
+        told = {
+            "how many other points there are (strict mode lets nobody count exactly)": self._target.exact,
+            "that no other upload wrote at the same time (the key may not mark the collection)": self._marked,
+        }
+        return [what for what, seen in told.items() if not seen]
 
     def _prune(self, journal: UploadJournal) -> tuple[int, int | None]:
         """Remove points of earlier uploads that are not of the run, if that is asked for: how many there were, and how
