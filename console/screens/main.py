@@ -206,12 +206,12 @@ class Main(Seeking):
             detail = "; ".join(filter(None, [judged.health.detail, self.source.note]))
             judged = replace(judged, health=replace(judged.health, detail=detail))
         # Seconds since anything was heard of a run that is expected to say something.
-        stale = None if snapshot.over or past or not snapshot.latest_at else now - snapshot.latest_at
+        silent = past or not goes_on(snapshot) or not snapshot.latest_at
         shown = header.rows(
             snapshot, width, judged, fresh=judged.attention - self._looked, source_kind=self.source.kind,
             where=self._watched.pace if self._watched else "",
-            pending=self.pending, stale=stale, dropped=self._dropped + self.host.skipped,
-            frozen=self._frozen is not None, readonly=self.readonly,
+            pending=self.pending, stale=None if silent else now - snapshot.latest_at,
+            dropped=self._dropped + self.host.skipped, frozen=self._frozen is not None, readonly=self.readonly,
             lines=reason_lines(*self.size, zoomed=self._zoomed),
         )  # fmt: skip
         if len(shown) != self._header_lines:

@@ -25,9 +25,9 @@ from interlock.engine.record.runs import Overview, delete
 from interlock.engine.record.words import command, drawn, human_bytes, several
 from interlock.widgets.choices import Choices
 from interlock.widgets.header import SIGNS
-from interlock.widgets.pane import Bar
+from interlock.widgets.pane import Bar, Note
 from interlock.widgets.panes.events import LONGEST_PATTERN
-from interlock.widgets.text import Row, Span, fitted, plain, row, width_of
+from interlock.widgets.text import Row, Span, fitted, row, width_of
 
 BEAT = 0.5
 LEVELS: tuple[Level, ...] = ("error", "warn")
@@ -63,14 +63,12 @@ class RunsScreen(Keyed):
         self._notice = ""
         self._drawn = 0
         """Which look was drawn last."""
-        self._head, self._list, self._keys = (
-            Bar(id="head"),
-            Choices("Runs", id="list"),
-            Bar(id="keys"),
-        )
+        self._head, self._list, self._why, self._keys = (
+            Bar(id="head"), Choices("Runs", id="list"), Note(id="why"), Bar(id="keys"),
+        )  # fmt: skip
 
     def compose(self) -> ComposeResult:
-        yield from (self._head, self._list, self._keys)
+        yield from (self._head, self._list, self._why, self._keys)
 
     def on_mount(self) -> None:
         self._runs.open()
@@ -125,10 +123,8 @@ class RunsScreen(Keyed):
         if self._begin in [path for path, _ in listed] and self._runs.complete:  # from then on the operator moves
             self._list.choose(self._begin)
             self._begin = None
-        chosen = self._chosen
-        detail = [row(drawn(runs_text.about(chosen) if chosen else "", max(1, width - 4)))]
-        above = f"Runs  /{drawn(self._pattern, LONGEST_PATTERN)}" if self._pattern else "Runs"
-        self._list.entitle(above, plain(detail)[0])
+        self._list.entitle(f"Runs  /{drawn(self._pattern, LONGEST_PATTERN)}" if self._pattern else "Runs")
+        self._why.tell(runs_text.about(self._chosen) if self._chosen else "", self.size.height // 4)
         self._draw_keys()
 
     def _heading(self, seen: Sequence[Overview], there: int, now: float) -> Row:
