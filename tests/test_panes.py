@@ -667,7 +667,7 @@ def test_a_pass_and_a_lease_that_go_on_say_which_of_their_devices_is_lost() -> N
     held, released = one_lease(1, held=None), one_lease(2, held=5)
     first, second = plain(drawn(leases, replace(run, leases=(held, released)), 118, 4))[1:3]
     assert "cuda:0, lost cuda:1 " in first and "cuda:0,1 " in second
-    assert ["cuda:0, lost cuda:1 " in line for line in plain(drawn(passes, run, 118, 3))] == [
+    assert ["cuda:0, lost cuda:1 " in f"{line} " for line in plain(drawn(passes, run, 118, 3))] == [
         each.batches_done < each.batches and len(each.devices) > 1 for each in run.passes
     ]
 

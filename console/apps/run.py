@@ -22,7 +22,7 @@ from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import atomic
 from interlock.engine.record.atomic import user_name
-from interlock.engine.record.health import health
+from interlock.engine.record.health import ended
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 from interlock.engine.record.summary import summarise
@@ -41,7 +41,7 @@ def call(text: str) -> str:
 def words(snapshot: Snapshot) -> str:
     """Say how the run ended. It begins with a word, because terminals read numbers after OSC 9 as something else."""
     kind = " SCRIPTED" if snapshot.scripted else " SIMULATED" if snapshot.simulated else ""
-    state = health(snapshot, snapshot.latest_at)
+    state = ended(snapshot.phase, snapshot.reason, lacks=False)
     return f"interlock{kind} {snapshot.run_id or 'run'} {': '.join(filter(None, [state.word, state.detail]))}"
 
 

@@ -70,21 +70,17 @@ def rows(entry: Entry, width: int) -> list[Row]:
 
 def _fields(depth: int, name: str, value: object) -> Iterator[tuple[int, str, str]]:
     """A field as its depth, name and text, and what is in it below; what is short and flat stays in one text."""
-    match value:
-        case dict() if len(value) > 2 or any(_deep(each) for each in value.values()):
-            yield depth, name, ""
-            for key, each in value.items():
-                yield from _fields(depth + 1, str(key), each)
-        case dict():
-            yield depth, name, ", ".join(f"{key} = {_text(str(key), each)}" for key, each in value.items()) or "none"
-        case list() if any(_deep(each) for each in value):
-            yield depth, name, several(len(value), "item")
-            for number, each in enumerate(value, 1):
-                yield from _fields(depth + 1, str(number), each)
-        case list():
-            yield depth, name, ", ".join(_text("", each) for each in value) or "none"
-        case _:
-            yield depth, name, _text(name, value)
+    named = isinstance(value, dict)
+    inner = [*value.items()] if isinstance(value, dict) else [*enumerate(value, 1)] if isinstance(value, list) else None
+    if inner is None:
+        yield depth, name, _text(name, value)
+    elif any(_deep(each) for _, each in inner) or (named and len(inner) > 2):
+        yield depth, name, "" if named else several(len(inner), "item")
+        for key, each in inner:
+            yield from _fields(depth + 1, str(key), each)
+    else:
+        told = (f"{key} = {_text(str(key), each)}" if named else _text("", each) for key, each in inner)
+        yield depth, name, ", ".join(told) or "none"
 
 
 def _deep(value: object) -> bool:

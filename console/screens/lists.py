@@ -1,7 +1,7 @@
 """A list laid over a screen: earlier runs."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -16,12 +16,11 @@ from interlock.widgets.text import Row, Span, fitted
 
 STEADY = 1.0
 """Seconds after which a list that is open is drawn anew."""
-Listed = tuple[Sequence[Row], Mapping[Hashable, Row]]
-"""What stands above the lines, and each line by what it is about."""
+KEYS = "enter fills the form as that run was begun  esc cancels"
 
 
 class Listing(ModalScreen[Hashable]):
-    """Lines of which one is chosen; gives what that is about, None where it was left."""
+    """Runs of which one is chosen; gives its directory, None where it was left."""
 
     DEFAULT_CSS = """
     Listing { align: center middle; background: $background 60%; }
@@ -34,17 +33,17 @@ class Listing(ModalScreen[Hashable]):
         Binding("down,j", "move('down')", show=False),
     ]
 
-    def __init__(self, title: str, keys: str, content: Callable[[int], Listed], none: str) -> None:
-        """`content` draws the list in rows of so many cells, `none` is said of an empty one."""
+    def __init__(self, runs: Sequence[Overview], out: str) -> None:
+        """They are the `runs` in the directory `out`."""
         super().__init__()
-        self._said, self._content, self._none = (title, keys), content, none
-        self._list = Choices()
+        self._runs, self._list = runs, Choices()
+        self._none = f"no runs in {out} yet: a run you start there is listed here"
 
     def compose(self) -> ComposeResult:
         yield self._list
 
     def on_mount(self) -> None:
-        self._list.entitle(*self._said)
+        self._list.entitle("Earlier runs", KEYS)
         self._list.focus()
         self.set_interval(STEADY, self.draw)
 
@@ -52,21 +51,16 @@ class Listing(ModalScreen[Hashable]):
         self.call_after_refresh(self.draw)
 
     def draw(self) -> None:
-        heads, lines = self._content(self._list.inner_width)
-        self._list.show(((key, [each]) for key, each in lines.items()), heads=heads, none=[self._none])
+        width, now = self._list.inner_width, time.time()
+        listed: dict[Hashable, list[Row]] = {}
+        for run in self._runs:
+            age = f"{runs_text.age(now - run.began_at)} ago" if run.began_at else ""
+            told = f"  {run.health.word}  {age}  {run.chunks}: {', '.join(run.models)}"
+            listed[run.path] = [fitted([Span(run.id, "bold"), Span(told)], width)]
+        self._list.show(listed.items(), none=[self._none])
 
     def action_move(self, where: str) -> None:
         self._list.move(where)
 
     def action_choose(self) -> None:
         self.dismiss(self._list.chosen)
-
-
-def earlier(runs: Sequence[Overview], width: int) -> Listed:
-    """Draw runs, to begin as one of them was begun."""
-    lines: dict[Hashable, Row] = {}
-    for run in runs:
-        age = f"{runs_text.age(time.time() - run.began_at)} ago" if run.began_at else ""
-        told = f"  {run.health.word}  {age}  {run.chunks}: {', '.join(run.models)}"
-        lines[run.path] = fitted([Span(run.id, "bold"), Span(told)], width)
-    return (), lines

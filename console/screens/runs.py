@@ -22,7 +22,7 @@ from interlock.engine.errors import InterlockError
 from interlock.engine.record.health import Level
 from interlock.engine.record.judgement import HISTORY
 from interlock.engine.record.runs import Overview, delete
-from interlock.engine.record.words import command, drawn, human_bytes, several
+from interlock.engine.record.words import command, drawn, few, human_bytes, several
 from interlock.widgets.choices import Choices
 from interlock.widgets.header import SIGNS
 from interlock.widgets.pane import Bar, Note
@@ -134,7 +134,7 @@ class RunsScreen(Keyed):
         spans = [Span(f" {found}{several(there, 'run')}", "title"), Span(f"  {sum(each.held for each in seen)} in use")]
         spans += [Span(f"  {SIGNS[each]} {levels.count(each)}", each) for each in LEVELS if each in levels]
         size = human_bytes(sum(each.bytes for each in seen))
-        spans.append(Span(f"  {size}  {runs_text.where(self._runs.places)}", "dim"))
+        spans.append(Span(f"  {size}  {few([*map(str, self._runs.places)], 2)}", "dim"))
         spans += [Span("  reading...", "dim")] * (not self._runs.complete)
         failure = f" {self._runs.failure} " * bool(self._runs.failure)
         return (*fitted(spans, max(0, self.size.width - width_of(failure))), Span(failure, "error"))

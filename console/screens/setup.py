@@ -7,7 +7,6 @@ driver, plan) is asked in a thread; an answer to what is no longer asked is drop
 import asyncio
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ from interlock.console.look import Look
 from interlock.console.screens.base import Keyed, aside
 from interlock.console.screens.entry import Browse, FormField, ModelChoices, Paths, TypedLine
 from interlock.console.screens.layout import WIDE
-from interlock.console.screens.lists import Listing, earlier
+from interlock.console.screens.lists import Listing
 from interlock.console.screens.planning import PlanPane
 from interlock.console.text import form_text
 from interlock.engine.crash import reportable
@@ -321,9 +320,7 @@ class Setup(Keyed):
         listed = await aside(lambda: self._machine.earlier(out))
         self._note = ""
         self._draw()
-        keys, none = "enter fills the form as that run was begun  esc cancels", f"no runs in {out} yet"
-        none += ": a run you start there is listed here"
-        chosen = await self.app.push_screen_wait(Listing("Earlier runs", keys, partial(earlier, listed), none))
+        chosen = await self.app.push_screen_wait(Listing(listed, out))
         if isinstance(chosen, Path):
             self._fill(await aside(lambda: self._machine.begun(chosen)))
 

@@ -116,15 +116,10 @@ def as_json(seen: Sequence[Overview]) -> str:
     return json.dumps([_listed(each) for each in seen], indent=2)
 
 
-def where(places: Sequence[Path]) -> str:
-    """Name the places where runs are looked for."""
-    return few([str(place) for place in places], 2)
-
-
 def nothing(places: Sequence[Path]) -> list[str]:
     """Say what to do where there is no run."""
     return [
-        f"No runs in {where(places)}.",
+        f"No runs in {few([*map(str, places)], 2)}.",
         "interlock run CHUNKS starts one; interlock demo tries it out; --out DIR looks elsewhere.",
     ]
 

@@ -230,13 +230,6 @@ def _devices(each: PassView, snapshot: Snapshot) -> str:
     return devices_of(each.devices, [device.facts.name for device in snapshot.devices if goes_on and device.lost])
 
 
-def _weight(each: PassView) -> str:
-    """Its weight in the fusion; of a sparse model, which is not fused, how many terms a text has."""
-    if each.kind == "dense":
-        return f"w {each.weight:.2f}"
-    return f"{each.terms_per_text:.0f} terms" if each.done.terms else "sparse"
-
-
 NEEDED = 4
 COLUMNS: Sequence[tuple[Column, str, Callable[[PassView, Snapshot], str]]] = (
     (Column(0, right=True), "", lambda each, _: percent(each.share_done)),
@@ -245,7 +238,6 @@ COLUMNS: Sequence[tuple[Column, str, Callable[[PassView, Snapshot], str]]] = (
     (Column(3, right=True), "", _time),
     (Column(4), "warn", lambda each, _: trouble(each.mitigations, each.parked)),
     (Column(6), "dim", _devices),
-    (Column(7), "dim", lambda each, _: _weight(each)),
 )
 """In their order on the screen: where, in what style (else that of the word it says), and what."""
 
