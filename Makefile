@@ -23,7 +23,7 @@ help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 16
 
 demo: install  ## embed the demo corpus with the demo models, then search it
-	$(BIN)/interlock demo --no-ui --sparse splade-tiny
+	$(BIN)/interlock demo --no-ui
 
 test: install  ## all checks and tests: a quarter of an hour on two quiet cores
 	$(MAKE) --no-print-directory -j2 check together

@@ -24,7 +24,7 @@ from judged import CUT, ndcg, read
 
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import Corpus, read_corpus
-from interlock.engine.corpus.questions import Grades
+from interlock.engine.evaluation.judgements import Grades
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.targets.delivery import Destination, deliver

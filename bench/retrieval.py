@@ -30,7 +30,7 @@ ROSTER, SPARSE, RERANKERS = "all-minilm-l6,all-mpnet-base-v2", "splade-tiny", ("
 HARM = {
     "default fusion below its best member": lambda way: way.group == "fusions" and way.name == "concat",
     "default hybrid below the dense search": lambda way: (
-        way.group == "hybrid" and way.name.endswith(f", {SPARSE_SHARE:.1g}")
+        way.group == "hybrid" and way.name.endswith(f", {SPARSE_SHARE:g}")
     ),
     "default rerank below the search without": lambda way: way.group == "rerank",
 }

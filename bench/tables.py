@@ -7,7 +7,7 @@ speaks of has changed since.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench import cluster_tables
+from bench import cluster_tables, retrieval_tables
 from bench.figures import Figures, Row, beside_goal, current, figures, goal_of, median_of, met_or_bold, spread_of
 from bench.overview import measured
 
@@ -170,43 +170,6 @@ def processes(found: Any) -> Iterator[Row]:
         yield f"ours against theirs: {name}", beside_goal(found, name, "{:.2f}"), "", ""
 
 
-def retrieval(found: Any) -> Iterator[Row]:
-    each = (found or {"collections": []})["collections"]
-    ways = [{way["name"]: way for way in one["ways"]} for one in each]
-    for name, first in ways[0].items() if ways else ():
-        ms = f"{first['ms']:.0f}" if first["ms"] is not None else ""
-        yield (
-            f"{first['group']}: {name}",
-            *(_judged(own[name]) for own in ways if name in own),
-            ms,
-            f"{first['bytes']:.0f}",
-        )
-
-
-def verdicts(found: Any) -> Iterator[Row]:
-    for one in (found or {"collections": []})["collections"]:
-        weights = one["weights"]
-        chosen = ", ".join(f"{model} {weight:.1f}" for model, weight in weights["weights"].items())
-        gained = f"{weights['against_roster']['mean']:+.3f}{'*' if weights['against_roster']['significant'] else ''}"
-        yield one["data"], one["queries"], one["verdict"], f"{chosen}: {gained}", one["cost"]
-    for name in (found or {"goals": {}})["goals"]:
-        value, wanted = goal_of(found, name, "{:.0f}")
-        yield f"collections with the {name}", "", f"{value}, goal {wanted}", "", ""
-
-
-def _heads(found: Any) -> list[str]:
-    """The collections of an evaluation, between the way and its cost."""
-    names = [one["data"] for one in (found or {"collections": []})["collections"]]
-    return ["way", *names, *(f"{cost} ({name})" for cost in ("ms a query", "bytes a text") for name in names[:1])]
-
-
-def _judged(way: Any) -> str:
-    value = f"{way['measures']['nDCG@10']:.3f}"
-    if not (found := way["difference"]):
-        return value
-    return f"{value} ({found['mean']:+.3f}{'*' if found['significant'] else ''})"
-
-
 def overhead(found: Any) -> Iterator[Row]:
     seconds = dict(found["seconds"]) if found else {}
     for name, each in seconds.items():
@@ -316,12 +279,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "console": lambda: figures(["", "measured", "goal"], ["screen", "screen-throughput"], console),
     "start": lambda: figures(["process", "CPU s", "wall s", "wall to first batch s"], ["start"], processes),
     "overhead": lambda: figures(["part", "s", "of the run"], ["overhead"], overhead),
-    "retrieval": lambda: figures(_heads(current("retrieval")), ["retrieval"], retrieval),
-    "verdicts": lambda: figures(
-        ["collection", "queries", "verdict", "proposed weights, on the held-out queries", "cost"],
-        ["retrieval"],
-        verdicts,
-    ),
+    **retrieval_tables.PARTS,
     "term weights": lambda: figures(["collection", "texts", "queries", "stemmed", "words as they are"], ["bm25"], bm25),
     "search": lambda: figures(["", "CPU ms"], ["search"], search),
     "upload": lambda: figures(

@@ -68,6 +68,12 @@ def roster(value: object) -> Roster:
     return entries
 
 
+def weighs(value: object) -> bool:
+    """Tell whether any model of a roster, given as `roster` reads it, has a weight there."""
+    listed = names(value) if isinstance(value, str) else _each(value)
+    return isinstance(value, Mapping) or any(_weighed(each)[0] is not each for each in listed)
+
+
 def weights(value: object) -> Roster:
     """Read weights of a question, `NAME[=WEIGHT],...`; `Ask` says which of them can be used."""
     return _each_once((_model(name), _number(_model(name), weight)) for name, weight in map(_weighed, names(value)))

@@ -15,7 +15,7 @@ from interlock.engine import parsers
 from interlock.engine.errors import UsageError
 from interlock.engine.knobs import ON_SCREEN as ON_SCREEN
 from interlock.engine.knobs import RunSettings as RunSettings
-from interlock.engine.models.registry import REGISTRY, canonical
+from interlock.engine.models.registry import REGISTRY, canonical, usual_weights
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.words import human_bytes
@@ -45,6 +45,8 @@ class Configuration:
     notes: tuple[str, ...] = ()
     readonly: bool = False
     """Whether a screen only looks on: asked for with `watch`, or where earlier versions took it as a setting."""
+    usual: bool = False
+    """Whether the roster was given no weights, and has those of `usual_weights`."""
     beside: Mapping[str, Setting] = field(default_factory=dict)
     """The file and the bundle of models that it was called with, by the name of their flags, and the `server` that the
     run goes to at its end."""
@@ -61,7 +63,7 @@ def load(
     file: Path | None = None,
     *,
     origin_of: Callable[[str], str] = lambda name: f"flag {flag_of(name)}",
-    rows: Collection[str] = (),
+    rows: Mapping[str, Mapping[str, Any]] = {},
 ) -> Configuration:
     """Settle every setting from what is given, environment, file and defaults, in this order of precedence.
 
@@ -111,6 +113,10 @@ def load(
         raise UsageError(f'{file}: keys must be a table of actions and keys, such as stop = "f9" under [keys]')
     values |= _named(values, {*REGISTRY, *models, *rows})
     settings = RunSettings(**values)
+    if usual := "roster" not in said or not parsers.weighs(said["roster"][0]):
+        roster = [name for name, _ in settings.roster]
+        weighed = zip(roster, usual_weights(roster, {**models, **rows}), strict=True)
+        settings = replace(settings, roster=tuple(weighed))
     least = min(settings.ceiling, settings.host_ceiling or settings.ceiling)
     if origins["margin"] != "default" and settings.margin >= least:
         raise UsageError(
@@ -119,7 +125,7 @@ def load(
         )
     places = {"config": str(file or ""), "models": environment.get("INTERLOCK_MODELS", "")}
     beside = {name: Setting(shown(Path(place).absolute()), f"flag --{name}") for name, place in places.items() if place}
-    return Configuration(settings, origins, models, keys, tuple(notes), readonly, beside)
+    return Configuration(settings, origins, models, keys, tuple(notes), readonly, usual, beside)
 
 
 def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration:
@@ -128,6 +134,9 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
 
     Raises UsageError where a run on simulated devices would go on on real ones, or the other way round.
     """
+    roster = begun_with({name: each for name, each in begun.items() if name == "roster"}).get("roster", ())
+    if now.usual and [name for name, _ in roster] == [name for name, _ in now.settings.roster]:
+        now = replace(now, settings=replace(now.settings, roster=roster))  # its weights, whatever is usual now
     standing = {name: origin for name, origin in now.origins.items() if origin.startswith(("file ", "environment "))}
     given = {
         item.metadata["kept"] for item in knobs() if now.origins[item.name] != "default" and item.name not in standing
@@ -146,7 +155,7 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
         if name in standing and _placed(value) != _placed(getattr(now.settings, name))
     ]
     origins = {**now.origins, **dict.fromkeys(kept, FROM_RUN)}
-    return replace(now, settings=settings, origins=origins, notes=(*now.notes, *notes))
+    return replace(now, settings=settings, origins=origins, notes=(*now.notes, *notes), usual=False)
 
 
 def altered(begun: Mapping[str, Setting], now: Configuration) -> bool:

@@ -1,5 +1,6 @@
 """Who computes the same chunks by the same models again is told of the run that has them, before the first batch."""
 
+import json
 import os
 import re
 import shutil
@@ -63,6 +64,36 @@ def test_other_chunks_models_weights_or_fusions_are_no_such_run_and_neither_is_o
     ):  # fmt: skip
         assert begun_before(home / "in", load(own | other, {})) == "", other
     assert begun_before(home, load(own, {})) == ""
+
+
+def weights(run):
+    return [each["weight"] for each in json.loads((run.path / "run.json").read_text())["roster"]]
+
+
+def test_vectors_of_a_run_at_other_weights_are_taken_by_one_that_is_given_none(home, tiny_a, tiny_b):
+    rows = {"a": {"quality": 50}, "b": {"quality": 60}}
+    rows = {name: {"source": str(place)} | rows[name] for name, place in (("a", tiny_a), ("b", tiny_b))}
+    first = product.embed("in", product.Settings(roster="a=1,b=1", models=rows, export=["npy"]), progress="none")
+    later = product.embed("in", product.Settings(roster="a,b", models=rows, export=["npy"]), progress="none")
+    assert weights(first) == [0.5, 0.5]
+    assert weights(later) == pytest.approx([0.3, 0.7])
+    assert later.id != first.id and not [each for one in later.summary.collections for each in one.leases]
+
+
+def test_models_without_weights_are_delivered_into_a_store_at_those_that_it_was_written_with(home, tiny_a, tiny_b):
+    rows = {
+        name: {"source": str(place), "quality": quality}
+        for name, place, quality in (("a", tiny_a, 50), ("b", tiny_b, 60))
+    }
+    settings = product.Settings(models=rows, qdrant="store", export=[], resume=False)
+    product.embed("in", replace(settings, roster="a=1,b=1"), progress="none")
+    corpus(home / "in", {"Docs": {"b.jsonl": sentences(15)[12:]}})
+    run = product.embed("in", replace(settings, roster="a,b"), progress="none")
+    assert run.summary.status == "completed" and weights(run) == [0.5, 0.5]
+    (manifest,) = (home / "store").glob("*/manifest.json")
+    assert [each["weight"] for each in json.loads(manifest.read_text())["models"]] == [0.5, 0.5]
+    fresh = product.embed("in", replace(settings, roster="a,b", qdrant="other"), progress="none")
+    assert weights(fresh) == pytest.approx([0.3, 0.7])
 
 
 def test_the_command_says_it_in_a_line_and_computes_anew(home, tiny_a, tiny_b):

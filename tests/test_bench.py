@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
-from bench import evidence, tables
+from bench import evidence, retrieval_tables, tables
 from interlock.engine.models.assets import cached
 from interlock.engine.models.registry import REGISTRY
 from tests.builders import ROOT
@@ -37,7 +38,10 @@ SCRIPTS = {
     "law_plans": ["--quick"],
     "against": ["HEAD", "--quick"],
 }
-OWN_TESTS = ("node_kills", "campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval", "intervals")
+OWN_TESTS = (
+    "node_kills", "campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval", "defaults",
+    "intervals",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -156,8 +160,22 @@ def test_the_roster_is_measured_over_a_judged_collection(judged, tiny_a, tiny_b,
     found = json.loads(kept.read_text())
     assert [each["met"] for each in found["goals"].values()] == [True] * 3
     assert str(judged) not in kept.read_text().replace(judged.name, "")
-    assert len(list(tables.verdicts(found))) == 4
-    assert {len(row) for row in tables.retrieval(found)} == {4}
+    assert len(list(retrieval_tables.verdicts(found))) == 4
+    assert {len(row) for row in retrieval_tables.retrieval(found)} == {4}
+
+
+def test_what_harms_another_collection_is_not_chosen_and_none_chooses_for_itself(started, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["defaults.py"])
+    defaults = runpy.run_path(str(ROOT / "bench" / "defaults.py"), run_name="defaults")
+    chance, plain = np.random.default_rng(0), np.full(60, 0.5)
+    noise = chance.normal(0, 0.01, 60)
+    kind, mild = dict.fromkeys(defaults["CHOICES"], plain + noise), defaults["Choice"](0.3, False, 0.25)
+    greedy = mild._replace(share=0.4)
+    gains = {mild: plain + 0.02 + noise, greedy: plain + 0.05 + noise}
+    assert defaults["best"]([kind | gains]) == greedy
+    assert defaults["best"]([kind | gains, kind | gains | {greedy: plain - 0.01 + noise + noise**2}]) == mild
+    yes, no = np.array([0.5, 0.6, 0.7, 0.8]), np.array([0.1, 0.2, 0.3, 0.65])
+    assert defaults["threshold_of"](yes, no) == 0.5 and defaults["error"](yes, no, 0.5) == 0.125
 
 
 @pytest.mark.usefixtures("minilm")

@@ -317,6 +317,43 @@ def test_a_bare_name_of_the_hub_means_what_it_means_with_hf_before_it_wherever_a
     assert rerank_of(load({}, {}), ["QWEN3-Embedding-0.6B"], None, None).late == "qwen3-embedding-0.6b"
 
 
+@pytest.mark.parametrize(
+    ("roster", "weights"),
+    [
+        (None, (0.3, 0.7)),
+        ("all-minilm-l6,all-mpnet-base-v2", (0.3, 0.7)),
+        (["all-mpnet-base-v2", "All-MiniLM-L6"], (0.7, 0.3)),
+        ("all-minilm-l6,all-mpnet-base-v2,near", (0.3, 0.7, 0.7)),
+        ("near,better", (0.3, 0.7)),
+        ("all-minilm-l6=1,all-mpnet-base-v2", (1, 1)),
+        ({"all-minilm-l6": 1, "all-mpnet-base-v2": 1}, (1, 1)),
+        ([("all-minilm-l6", 2), ("all-mpnet-base-v2", 1)], (2, 1)),
+        ("all-minilm-l6,all-mpnet-base-v2,unknown", (1, 1, 1)),
+        ("all-minilm-l6,bge-m3", (1, 1)),
+        ("all-mpnet-base-v2", (1,)),
+    ],
+)
+def test_weights_that_nobody_gives_follow_what_is_published_where_that_is_known_of_every_model(roster, weights):
+    rows = {"near": {"quality": 56.1}, "better": {"quality": 70}, "unknown": {}}
+    rows = {name: {"source": "hf:org/name", **row} for name, row in rows.items()}
+    found = load({} if roster is None else {"roster": roster}, {}, rows=rows).settings
+    assert tuple(weight for _, weight in found.roster) == weights
+
+
+def test_a_run_that_was_begun_at_other_weights_keeps_them_whatever_is_usual_now(tmp_path):
+    names, begun = (
+        ("all-minilm-l6", "all-mpnet-base-v2"),
+        {"roster": Setting([["all-minilm-l6", 1.0], ["all-mpnet-base-v2", 1.0]], "default")},
+    )
+    file = file_of(tmp_path, f'roster = "{",".join(names)}"\n')
+    for now in (load({}, {}), load({"roster": ",".join(names)}, {}), load({}, {}, file)):
+        assert now.settings.roster == ((names[0], 0.3), (names[1], 0.7))
+        kept = continued(begun, now)
+        assert kept.settings.roster == ((names[0], 1.0), (names[1], 1.0)) and not kept.notes
+    given = continued(begun, load({"roster": f"{names[0]}=1,{names[1]}=2"}, {}))
+    assert given.settings.roster == ((names[0], 1.0), (names[1], 2.0))
+
+
 @pytest.mark.parametrize("name", ["all-minilm", "name", "hf:", "/", "/a/b:c", "/a/.hidden", "/a/x\x1b"])
 def test_a_name_of_no_model_is_refused(name):
     with pytest.raises(UsageError):

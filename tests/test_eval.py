@@ -367,7 +367,7 @@ def test_calibration_gives_the_model_of_compressed_cosines_more(material):
 def test_hybrid_lists_are_compared_with_the_dense_search_and_one_is_that_of_a_search_by_itself(material):
     judge = Judge(material, Fusion.CONCAT, 0)
     ways = judge.hybrids
-    assert [way.name for way in ways] == [f"words, {rule}" for rule in ("0.1", "0.2", "0.3", "RRF", "DBSF")]
+    assert [way.name for way in ways] == [f"words, {rule}" for rule in ("0.1", "0.2", "0.25", "0.3", "RRF", "DBSF")]
     assert judge.hybrid.name == "words, 0.2"
     lines = {line.name: line for line in judge.lines(ways)}
     assert all(line.against == "concat" for line in lines.values())

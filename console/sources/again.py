@@ -66,7 +66,7 @@ def _before(chunks: Path, configuration: Configuration) -> tuple[Path | None, Li
         whole = sum(weight for _, weight in settings.roster)
         weights = [weight / whole for _, weight in settings.roster]
         wanted = [(spec.key, at < len(weights) and weights[at]) for at, spec in enumerate(specs)]
-        found = [*_alike(settings.out, str(chunks.resolve()), settings.fusion, wanted)]
+        found = [*_alike(settings.out, str(chunks.resolve()), settings.fusion, wanted, usual=configuration.usual)]
         ends = {run: close_of(run / JOURNAL) for run in found}
         done = [run for run, end in ends.items() if end and end.status == "completed"]
         if done:
@@ -99,12 +99,13 @@ def _is_same(run: Path, chunks: Path, configuration: Configuration) -> bool:
     return False
 
 
-def _alike(out: Path, chunks: str, fusion: str, wanted: list[tuple[str, float]]) -> Iterator[Path]:
-    """The latest runs with these inputs, latest first; what cannot be read is none."""
+def _alike(out: Path, chunks: str, fusion: str, wanted: list[tuple[str, float]], *, usual: bool) -> Iterator[Path]:
+    """The latest runs with these inputs, latest first; what cannot be read is none. What weights are `usual` may have
+    been others then."""
     for path in runs_in(out)[:RUNS_ASKED]:
         with suppress(InterlockError):
             said = RunDirectory(path).inputs()
             has = [(each["model"], each.get("weight", 1.0)) for each in said.get("roster", ())]
             same = len(has) == len(wanted) and (said["chunks"], said["fusion"]) == (chunks, fusion)
-            if same and all(a == b and isclose(x, y) for (a, x), (b, y) in zip(has, wanted, strict=True)):
+            if same and all(a == b and (usual or isclose(x, y)) for (a, x), (b, y) in zip(has, wanted, strict=True)):
                 yield path

@@ -119,7 +119,9 @@ def whole(hit: Hit, question: str, width: int) -> list[Row]:
     """Draw all of a chunk: its scores by stage, its text line by line, and below it every field of its payload."""
     if width < 1:
         return []
-    shown = [row((line, "bold")) for line in wrapped(f"score {hit.score:.3f}  {stages(hit)}", width)]
+    near = "" if hit.cosine is None else f"cosine {hit.cosine:.3f}  "
+    told = f"score {hit.score:.3f} among these hits  {near}{stages(hit)}"
+    shown = [row((line, "bold")) for line in wrapped(told, width)]
     shown.append(())
     words = words_of(question)
     for text in str(hit.payload.get("text", "")).expandtabs(4).splitlines():

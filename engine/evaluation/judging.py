@@ -46,7 +46,7 @@ from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, combine
 from interlock.engine.vectors.fusion import MOST_WIDTH, Fusion, truncate
 from interlock.engine.vectors.precision import RESCORED
 
-SHARES = (0.1, SPARSE_SHARE, 0.3)
+SHARES = (0.1, SPARSE_SHARE, 0.25, 0.3)
 TERM_BYTES = 8
 WAYS = {*Fusion, "RRF", "int8", "binary"}
 """Names of ways that a model's key could be."""
@@ -172,7 +172,7 @@ class Judge:
         ways = list[Way]()
         for lists in [*([way] for way in self.sparse), *([self.sparse] if len(self.sparse) > 1 else [])]:
             names, every = [way.name for way in lists], [self.base, *lists]
-            rules = [(f"{share:.1g}", Hybrid.WEIGHTED, share) for share in SHARES]
+            rules = [(f"{share:g}", Hybrid.WEIGHTED, share) for share in SHARES]
             for said, how, share in [*rules, ("RRF", Hybrid.RRF, SPARSE_SHARE), ("DBSF", Hybrid.DBSF, SPARSE_SHARE)]:
                 shares = shares_of([self.base.name], names, share)
                 name = f"{' + '.join(names)}, {said}"
@@ -182,7 +182,7 @@ class Judge:
     @cached_property
     def hybrid(self) -> Way | None:
         """What a hybrid search gives where nobody says otherwise: every sparse list, sharing the default share."""
-        name = f"{' + '.join(way.name for way in self.sparse)}, {SPARSE_SHARE:.1g}"
+        name = f"{' + '.join(way.name for way in self.sparse)}, {SPARSE_SHARE:g}"
         return next((way for way in self.hybrids if way.name == name), None)
 
     def reranked(self, reranking: Reranking) -> list[Way]:

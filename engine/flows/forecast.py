@@ -113,7 +113,8 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     Raises Stopped once `stopped` says so, UsageError for chunks or settings that no run can have, UnavailableError for
     a model or device that is not there, unless models may be missing; a pass that fits nowhere says why itself.
     """
-    request, settings = requested(chunks, configuration), configuration.settings
+    request = requested(chunks, configuration)
+    settings = request.settings
     devices = choose_devices(settings.devices, settings.faults)
     policy = Policy(offline=True, pickles=settings.allow_pickle, forbids="a plan downloads nothing")
     said = list[str]()

@@ -9,8 +9,12 @@ run finds everything else where it was and fills the gap.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
+import numpy as np
 
 from interlock.engine.compute.context import Backend
 from interlock.engine.compute.job import Layout, lay_out
@@ -18,7 +22,7 @@ from interlock.engine.compute.reuse import Mask
 from interlock.engine.corpus.collections import Collection, discover, overlooked
 from interlock.engine.corpus.corpus import Corpus, Rows, read_and_tokenise
 from interlock.engine.corpus.tokens import TokenStore
-from interlock.engine.errors import UnavailableError, reason
+from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.flows.opening import check, check_cut, form_of, without_effect
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
@@ -34,8 +38,10 @@ from interlock.engine.record.inputs import as_input
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets.delivery import DeliveryBuilder
+from interlock.engine.targets.shard import read_manifest
+from interlock.engine.targets.stores import is_store
 from interlock.engine.vectors.fusion import Fusion, shares
-from interlock.engine.vectors.manifest import CollectionSpec, remaining
+from interlock.engine.vectors.manifest import CollectionSpec, Manifest, remaining
 
 OFFER = "add --allow-missing to deliver what the other models make"
 """What is said where a model is missed and the rest could be delivered."""
@@ -97,10 +103,33 @@ def requested(chunks: Path, configuration: Configuration) -> RunRequest:
     find(registry, settings.allow_pickle)  # refuses what is no model
     specs = settings.members(registry)
     check_cut(configuration, specs)
+    collections = discover(chunks, settings.collections, settings.naming)
+    configuration = _as_stored(configuration, specs, collections)
+    settings = configuration.settings
     dense = shares([weight for _, weight in settings.roster]).tolist()
     check_beside(settings.chunk_sparse, specs)
     weights = [*dense, *[0.0] * (len(specs) - len(dense))]
-    return RunRequest(chunks, configuration, specs, weights, discover(chunks, settings.collections, settings.naming))
+    return RunRequest(chunks, configuration, specs, weights, collections)
+
+
+def _as_stored(
+    configuration: Configuration, specs: Sequence[ModelSpec], collections: Sequence[Collection]
+) -> Configuration:
+    """Give models that were given no weights those of the store, where it was written by the same models before."""
+    settings = configuration.settings
+    keys = [spec.key for spec, _ in zip(specs, settings.roster, strict=False)]
+    there = [settings.qdrant / each.qdrant_collection for each in collections] if settings.qdrant else []
+    for path in filter(is_store, there if configuration.usual else []):
+        with suppress(InterlockError, msgspec.ValidationError):  # what is wrong with a store is said when it is opened
+            models = msgspec.convert(read_manifest(path), Manifest).models
+            now = shares([weight for _, weight in settings.roster])
+            if [each.model for each in models] == keys and not np.allclose(now, [each.weight for each in models]):
+                roster = tuple((name, each.weight) for (name, _), each in zip(settings.roster, models, strict=True))
+                told = ", ".join(f"{name}={weight:.3g}" for name, weight in roster)
+                note = f"{path} was written with {told}: these weights are kept; choose another --qdrant DIR for others"
+                changed = replace(settings, roster=roster)
+                return replace(configuration, settings=changed, usual=False, notes=(*configuration.notes, note))
+    return configuration
 
 
 @dataclass(frozen=True)
