@@ -59,8 +59,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def without_places(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without the notes, which name files of the machine that it was measured on."""
-    return {name: value for name, value in result.items() if name != "notes"}
+    """A result without the notes, which name files of the machine that it was measured on, and without texts and
+    figures of single queries."""
+    ways = [{name: value for name, value in way.items() if name != "values"} for way in result["ways"]]
+    kept = {name: value for name, value in result.items() if name not in ("notes", "query_ids", "worst_of", "worst")}
+    return {**kept, "ways": ways}
 
 
 def show(result: dict[str, Any]) -> None:

@@ -238,6 +238,8 @@ def eval(options: argparse.Namespace) -> int:
         options.qrels,
         options.collection,
         options.split,
+        options.measures,
+        options.run_out,
         options.missing,
     )
     for flag, file, begin in (("--json", options.json, b'{\n "'), ("--calibrate", options.calibrate, b"roster = ")):
@@ -255,13 +257,37 @@ def eval(options: argparse.Namespace) -> int:
         found = flow.evaluate(settings, request, listener)
     if options.json:
         atomic.write_bytes(options.json, dumps(found))
-    tell(evaluation_text(found, whole=not (sys.stdout and sys.stdout.isatty())))
+    tell(evaluation_text(found, whole=not (sys.stdout and sys.stdout.isatty()), worst=options.worst))
     if options.calibrate:
         atomic.write_bytes(options.calibrate, flow.weights_file(found, request.data))
         print()
         if found.weights and is_run(request.data):
             print(_calibrated(request, found.weights))
         print(_taken(request.data if is_run(request.data) else None, options.calibrate))
+    return ExitCode.COMPLETED
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Compare runs of TREC by judgements."""
+    from interlock.console.text.evaluation_text import comparison_text
+    from interlock.engine.evaluation.comparing import compared
+    from interlock.engine.evaluation.judgements import read_grades, read_queries, read_run
+    from interlock.engine.evaluation.report import MEASURES, dumps, measures_of
+
+    check_directory("--json", options.json)
+    check_own("--json", options.json, b'{\n "')
+    measures = measures_of(options.measures, None) or MEASURES
+    queries = read_queries(options.queries) if options.queries else {}
+    judged = read_grades(options.qrels, None, None)
+    stems = [file.name.removesuffix(".gz").rpartition(".")[0] or file.name for file in options.runs]
+    names = stems if len({*stems}) == len(stems) else [str(file) for file in options.runs]
+    runs = {name: read_run(file) for name, file in zip(names, options.runs, strict=True)}
+    if len(runs) < len(names):
+        raise UsageError("compare: a run is named twice: name each once")
+    found = compared(runs, judged.grades, measures, queries, judged.notes)
+    if options.json:
+        atomic.write_bytes(options.json, dumps(found))
+    tell(comparison_text(found))
     return ExitCode.COMPLETED
 
 

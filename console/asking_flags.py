@@ -168,13 +168,42 @@ def eval(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=told(parsers.integer), default=0, metavar="N", help=text)
     text = "show how many texts and tokens are to be encoded and how long that takes, and judge nothing"
     command.add_argument("--plan", action="store_true", help=text)
-    command.add_argument("--json", type=PATH, metavar="FILE", help="write every figure to this file")
+    _measuring(command)
+    text = "print the ten queries that are answered worst, each with its first wrong hits; --json has them too"
+    command.add_argument("--worst", action="store_true", help=text)
+    text = "write what every way found into this directory, each as a TREC run"
+    command.add_argument("--run-out", type=PATH, metavar="DIR", help=text)
     text = (
         "write the proposed weights into this file, which --config takes; of a run also into its store, where searches "
         "find them"
     )
     command.add_argument("--calibrate", type=PATH, metavar="FILE.toml", help=text)
     settings(command, "roster", "sparse", "fusion", "bm25", "precision", *RERANKING)
+
+
+def compare(command: argparse.ArgumentParser) -> None:
+    """Compare ranked lists in TREC's files (query, Q0, text, rank, score and tag a line; also .gz), whatever program
+    made them, by people's judgements: each with the first, query by query, measured as trec_eval does. A judged query
+    that a run does not answer counts 0.
+    """
+    text = "runs, of which the first is what the others are compared with"
+    command.add_argument("runs", nargs="+", type=PATH, metavar="RUN", help=text)
+    text = "judgements: TREC's four columns, or query-id, corpus-id and score with tabs between; also .gz"
+    command.add_argument("--qrels", type=PATH, metavar="FILE", required=True, help=text)
+    text = "texts of the queries, for those that differ most: as `interlock eval --queries` takes them"
+    command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
+    _measuring(command)
+
+
+def _measuring(command: argparse.ArgumentParser) -> None:
+    """Add what is measured, and where figures are written."""
+    text = (
+        'measures as ir-measures names them: nDCG@k, P@k, R@k, AP, RR, Judged@k (default "nDCG@10 R@100 RR@10"); the '
+        "first is that of queries that differ most"
+    )
+    command.add_argument("--measures", type=str.split, default=(), metavar="NAMES", help=text)
+    text = "write every figure to this file, also of each query"
+    command.add_argument("--json", type=PATH, metavar="FILE", help=text)
 
 
 def _copy(command: argparse.ArgumentParser) -> None:

@@ -38,6 +38,7 @@ COMMANDS = {
     "prune": "remove points of a store whose chunks left the corpus",
     "rerank": "score pairs of a query and a text with a cross-encoder",
     "eval": "judge what a roster finds, by queries with known answers",
+    "compare": "compare ranked lists in TREC's files, by judgements",
     "models": "list models, fetch them, or bundle them",
     "config": "show every setting and its origin",
     "doctor": "check this machine; --gpu tries its GPUs out",
@@ -47,7 +48,7 @@ ROOMS = {
     **dict.fromkeys(("search", "encode", "rerank"), "searching"),
     "serve": "front_ends.serving",
     **dict.fromkeys(("export", "upload", "prune"), "delivery"),
-    **dict.fromkeys(("chunk", "plan", "eval", "models", "config", "doctor", "schema"), "answers"),
+    **dict.fromkeys(("chunk", "plan", "eval", "compare", "models", "config", "doctor", "schema"), "answers"),
 }
 """The module beside this one that does a command, where it is not `commands`."""
 LOADING = ("chunk", "run", "plan", "demo", "search", "encode", "serve", "rerank", "eval", "models", "doctor")
@@ -79,7 +80,11 @@ EXAMPLES = {
     "exit codes: 0 acknowledged by the run, 1 refused or unanswered, 2 no such run",
     "eval": "examples:\n"
     "  interlock eval judged --roster all-minilm-l6,bge-m3 --sparse splade-v3 --plan\n"
-    "  interlock eval judged --rerank maxsim --json eval.json",
+    "  interlock eval judged --rerank maxsim --json eval.json\n"
+    '  interlock eval judged --measures "nDCG@10 P@5 AP" --worst --run-out lists',
+    "compare": "example:\n"
+    "  interlock compare lists/fusions-concat.run other.run --qrels judged.qrels \\\n"
+    "    --queries judged/queries.jsonl --measures 'nDCG@10 AP Judged@10'",
     "upload": "examples:\n"
     "  interlock upload runs/20261121-120000 --qdrant http://localhost:6333 --dry-run\n"
     "  interlock upload runs/20261121-120000 --qdrant http://localhost:6333\n"

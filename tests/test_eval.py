@@ -22,7 +22,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import read_delivered
 from interlock.engine.evaluation.encoding import bm25_side
 from interlock.engine.evaluation.judgements import read_judged
-from interlock.engine.evaluation.judging import Judge, Reranking, Rescored
+from interlock.engine.evaluation.judging import Judge
 from interlock.engine.evaluation.nearest import CHUNK, Postings, in_bits, in_bytes, nearest, projected, spread, whole
 from interlock.engine.evaluation.report import (
     Evaluation,
@@ -37,6 +37,7 @@ from interlock.engine.evaluation.report import (
     smallest_told,
     verdict,
 )
+from interlock.engine.evaluation.ways import Reranking, Rescored
 from interlock.engine.evaluation.weighing import (
     DenseSide,
     Material,

@@ -8,7 +8,7 @@ from pathlib import Path
 from interlock.engine.corpus.questions import Question
 from interlock.engine.errors import UsageError
 from interlock.engine.record.words import safe, several
-from interlock.engine.search.hits import Answer, Hit, RankedHit
+from interlock.engine.search.hits import Answer, Hit, RankedHit, trec_lines
 
 RELATIVE = "each from 0 to 1 among what it found"
 """What a blended score is made of: the best of anything has about 1, and a cosine says how near that is."""
@@ -83,19 +83,18 @@ def _calibrated(answer: Answer) -> dict[str, object]:
 
 
 def _trec(question: Question, answer: Answer, *, ids: str) -> str:
-    lines, seen = [], set[str]()
-    for rank, hit in enumerate(answer.hits, 1):
+    scores = dict[str, float]()
+    for hit in answer.hits:
         name = hit.id if ids == "point" else str(hit.payload.get("chunk_id"))
-        if name in seen:
+        if name in scores:
             raise UsageError(f"two chunks have the id {name!r:.60}, of which trec_eval takes one: use --ids point")
-        seen.add(name)
         if len(name.split()) != 1 or len(question.id.split()) != 1:
             raise UsageError(
                 f"trec_eval takes no ids with blanks, as in {question.id!r:.60} and {name!r:.60}: use --ids point, or "
                 "write a .jsonl"
             )
-        lines.append(f"{question.id} Q0 {name} {rank} {hit.score!r} interlock\n")
-    return "".join(lines)
+        scores[name] = hit.score
+    return "".join(trec_lines(question.id, scores, "interlock"))
 
 
 def plain_hit(hit: Hit, *, explained: bool) -> dict[str, object]:

@@ -1,39 +1,78 @@
-"""An evaluation as a table of at most 80 columns, and what encoding for it would take."""
+"""An evaluation as a table of at most 80 columns, what encoding for it would take, and runs of TREC compared."""
 
 from collections.abc import Sequence
 from itertools import groupby
 from textwrap import fill
 
+from interlock.engine.evaluation.comparing import RunComparison
 from interlock.engine.evaluation.encoding import Amount
-from interlock.engine.evaluation.report import Evaluation, Interval, MeasuredWay, signed
+from interlock.engine.evaluation.report import Evaluation, Interval, MeasuredWay, WrongHit, signed
 from interlock.engine.record.words import duration, safe, several
 from interlock.widgets.formats import render
 
 WIDTH = 79
 NAME = 25
-HEADS = ("", "nDCG", "R", "MRR", "difference", "ms", "bytes")
+HEADS = {"nDCG@10": "nDCG", "R@100": "R", "RR@10": "MRR"}
+USUAL = "nDCG@10, recall@100 and MRR@10; "
 LEGEND = (
-    "nDCG@10, recall@100 and MRR@10; the difference in nDCG@10 with its interval (95 %), * where it is told from "
+    "the difference in nDCG@10 with its interval (95 %), * where it is told from "
     "chance beside all others here; CPU milliseconds a query, encoding in batches and brute force included; bytes a "
     "text, and behind a + those that only the best hits are scored again by"
+)
+COMPARED = (
+    "Means over the judged queries, and the difference from {first} query by query with its interval (95 %), * where "
+    "it is told from chance beside all others here; wins are queries where the run is better than {first}"
 )
 BETTER = "They find more than the roster's: --calibrate FILE.toml writes them."
 KEPT = "That is no reason to change the roster: keep its weights."
 
 
-def evaluation_text(found: Evaluation, *, whole: bool = False) -> str:
-    """Write an evaluation: notes, a table for each group of ways, the weights, the verdict and the cost; the names of
-    ways `whole`, or short enough for a terminal of 80 columns."""
+def evaluation_text(found: Evaluation, *, whole: bool = False, worst: bool = False) -> str:
+    """Write an evaluation: notes, a table for each group of ways, the `worst` queries, the weights, the verdict and the
+    cost; the names of ways `whole`, or short enough for a terminal of 80 columns."""
     judged = several(found.queries, "judged query", "judged queries")
     chosen = f"the best member and the weights by {'half of them' if found.halved else f'{found.training} others'}"
     head = f"{safe(found.data)}: {several(found.texts, 'text')}, {judged}; {chosen} (seed {found.seed})"
-    parts = [_wrapped(head), *(_wrapped(f"note: {safe(note)}") for note in found.notes), _wrapped(LEGEND)]
+    parts = [_wrapped(head), *(_wrapped(f"note: {safe(note)}") for note in found.notes)]
+    parts.append(_wrapped((USUAL if _usual(found.ways) else "") + LEGEND))
     parts.append(_table(found.ways, whole=whole))
+    if worst:
+        lines = [_wrapped(f"Answered worst by {safe(found.worst_of)} (nDCG@10), with the first wrong hits:")]
+        for query in found.worst:
+            lines.append(f"{_figure(query.value)}  {safe(query.query)}  {safe(query.text, WIDTH)}")
+            lines += [_wrong(hit) for hit in query.wrong]
+        parts.append("\n".join(lines))
     parts += _weights(found)
     if found.verdict:
         parts.append(_wrapped(f"{_first_up(safe(found.verdict))}."))
     if found.cost:
         parts.append(_wrapped(f"{_first_up(safe(found.cost))}."))
+    return "\n\n".join(parts)
+
+
+def comparison_text(found: RunComparison) -> str:
+    """Write a comparison of runs: notes, a table of each measure, and the queries that differ most."""
+    first, *others = found.runs
+    parts = [_wrapped(f"note: {safe(note)}") for note in found.notes]
+    for run in found.runs:
+        few = [f"{run.unanswered} judged queries without a hit count 0"] if run.unanswered else []
+        few += [f"{run.unjudged} queries that nobody judged do not count"] if run.unjudged else []
+        parts += [_wrapped(f"note: {safe(run.name)}: {', '.join(few)}")] if few else []
+    parts.append(_wrapped(COMPARED.format(first=safe(first.name)) if others else f"{found.queries} judged queries"))
+    told, rows = {(each.measure, each.run): each for each in found.differences}, list[list[str]]()
+    for measure in first.measures:
+        for run in found.runs:
+            pair = told.get((measure, run.name))
+            name, mean = measure if run is first else "", _figure(run.measures[measure])
+            own = [_interval(pair.difference), str(pair.wins), str(pair.ties), str(pair.losses)] if pair else [""] * 4
+            rows.append([name, safe(run.name), mean, *own])
+    parts.append(render(["", "run", "mean", "difference", "wins", "ties", "losses"], rows))
+    if found.apart:
+        lines = [f"The queries that differ most in {next(iter(first.measures))}:"]
+        for each in found.apart:
+            values = ", ".join(f"{safe(name)} {_figure(value)}" for name, value in each.values.items())
+            lines += [f"  {safe(each.query)}  {values}", *([f"      {safe(each.text, WIDTH)}"] if each.text else [])]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
@@ -47,8 +86,10 @@ def amounts_text(amounts: Sequence[Amount]) -> str:
 
 
 def _table(ways: Sequence[MeasuredWay], *, whole: bool) -> str:
-    heads, _, *rows = render(HEADS, [_row(way, whole=whole) for way in ways]).splitlines()
-    lines, row = [heads], iter(rows)
+    measures = list(HEADS.values()) if _usual(ways) else list(ways[0].measures)
+    heads = ["", *measures, "difference", "ms", "bytes"]
+    head, _, *rows = render(heads, [_row(way, whole=whole) for way in ways]).splitlines()
+    lines, row = [head], iter(rows)
     for group, members in groupby(ways, key=lambda way: way.group):
         for against, some in _by_reference(list(members)):
             lines.append(f"{group}, against {safe(against)}" if against else group)
@@ -68,7 +109,7 @@ def _by_reference(ways: Sequence[MeasuredWay]) -> list[tuple[str, list[MeasuredW
 
 
 def _row(way: MeasuredWay, *, whole: bool) -> list[str]:
-    figures = [f"{value:.3f}".replace("0.", ".", 1) for value in way.measures.values()]
+    figures = [_figure(value) for value in way.measures.values()]
     ms = "" if way.ms is None else f"{way.ms:.1f}" if way.ms < 100 else f"{way.ms:.0f}"
     name = way.name.partition(" after ")[0] if way.group == "rerank" else way.name
     beside = f"+{way.rescored_bytes:.0f}" if way.rescored_bytes else ""
@@ -79,6 +120,19 @@ def _row(way: MeasuredWay, *, whole: bool) -> list[str]:
         ms,
         f"{way.bytes:.0f}{beside}",
     ]
+
+
+def _usual(ways: Sequence[MeasuredWay]) -> bool:
+    return list(ways[0].measures) == list(HEADS)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}".replace("0.", ".", 1)
+
+
+def _wrong(hit: WrongHit) -> str:
+    judged = "not judged" if hit.grade is None else f"grade {hit.grade}"
+    return f"      {hit.rank}. {safe(hit.id)} ({judged})  {safe(' '.join(hit.text.split()), WIDTH)}"
 
 
 def _short(text: str) -> str:

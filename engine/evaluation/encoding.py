@@ -26,8 +26,9 @@ from interlock.engine.compute.texts import Encoded, GpuJobs, HeldJobs, TextJobs,
 from interlock.engine.corpus.places import starts_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.evaluation.delivered import DeliveredCollection
-from interlock.engine.evaluation.judging import Lists, Rescored
+from interlock.engine.evaluation.judgements import Lists
 from interlock.engine.evaluation.nearest import Postings, maxsim
+from interlock.engine.evaluation.ways import Rescored
 from interlock.engine.evaluation.weighing import DenseSide, SideCost, SparseSide
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.card import ModelCard
@@ -197,29 +198,31 @@ def sides_of(
     texts: Sequence[str],
     queries: Sequence[str],
     delivered: DeliveredCollection | None,
+    asking: Mapping[str, ModelCard] = {},  # never written to
 ) -> tuple[list[DenseSide], list[SparseSide]]:
-    """Encode queries, and texts unless a run has delivered what these models give of them; `weights` are those of the
-    dense ones. Raises UsageError where a dense model has no vector of one."""
+    """Encode queries (by the cards that are `asking`, if any), and texts unless a run has delivered what these models
+    give of them; `weights` are those of the dense ones. Raises UsageError where a dense model has no vector of one."""
     dense, sparse = list[DenseSide](), list[SparseSide]()
     for spec, card in models:
         name = name_of_output(spec.key, "sparse", spec.kind)
+        tokens = None
         if delivered:
             vectors, terms = delivered.dense.get(card.key), delivered.sparse.get(name)
             cost = delivered.costs[card.key]
         else:
             made = encoder.documents(spec, card, texts)
-            vectors, terms = made.rows.dense, made.rows.terms
+            vectors, terms, tokens = made.rows.dense, made.rows.terms, made.rows.tokens
             cost = SideCost(made.seconds, device=encoder.device)
         if spec.gives == ("sparse",) and table_of(card):
             asked = Encoded(Outputs(terms=weigh_queries(card, queries, encoder.lessor)), 0.0)
         else:
-            asked = encoder.encode(card, queries, card.query_prompt)
+            asked = encoder.encode(asking.get(card.key, card), queries, card.query_prompt)
         cost = replace(cost, query_ms=1000 * asked.seconds / max(1, len(queries)))
         if "dense" in spec.gives:
             documents, own = (_finite(card.key, each) for each in (vectors, asked.rows.dense))
             width = documents.shape[1]
             own = truncate(own, width) if width < own.shape[1] else own
-            dense.append(DenseSide(card.key, weights[len(dense)], documents, own, cost, spec.matryoshka))
+            dense.append(DenseSide(card.key, weights[len(dense)], documents, own, cost, spec.matryoshka, tokens))
         if "sparse" in spec.gives:
             assert terms is not None and asked.rows.terms is not None, "a sparse model weighs terms"
             sparse.append(SparseSide(name, terms, asked.rows.terms, cost))
@@ -258,20 +261,13 @@ def _rows(indices: Sequence[Any], values: Sequence[Any]) -> SparseRows:
     return SparseRows(starts, terms, weights, np.zeros(len(indices), np.bool_))
 
 
-def late_scores(
-    encoder: TextEncoder, card: ModelCard, texts: Mapping[str, str], queries: Sequence[str], first: Lists
-) -> Rescored:
-    """Score each query's candidates by late interaction, as a store with int8 token vectors does."""
-    wanted = sorted({id for hits in first for id in hits})
-    places = {id: at for at, id in enumerate(wanted)}
-    tokens = encoder.encode(card, [texts[id] for id in wanted], card.document_prompt).rows.tokens
-    asked = encoder.encode(card, queries, card.query_prompt).rows.tokens
-    if tokens is None or asked is None:
-        raise UsageError(f"--rerank: {card.key} gives no token vectors here: name another model of --roster")
+def late_scores(tokens: TokenRows, places: Mapping[str, int], asked: TokenRows, first: Lists) -> Rescored:
+    """Score each query's candidates by late interaction, as a store with int8 token vectors does; `places` are those of
+    texts in `tokens`."""
     began, scored = time.process_time(), list[dict[str, float]]()
     for at, hits in enumerate(first):
         own = asked.taken(np.array([at])).to_float32()
         scores = maxsim(own, tokens.taken(np.array([places[id] for id in hits], np.int64)))
         scored.append({id: float(score) for id, score in zip(hits, scores, strict=True) if np.isfinite(score)})
     took = 1000 * (time.process_time() - began) / max(1, len(first))
-    return Rescored(scored, took, tokens.records.nbytes / max(1, len(wanted)))
+    return Rescored(scored, took, tokens.records.nbytes / max(1, len(tokens)))

@@ -23,6 +23,7 @@ Grades = Mapping[str, Mapping[str, int]]
 """How well each judged text answers, by query and text; 0 and less: not at all."""
 Found = Mapping[str, float]
 """The hits of one query: a score by id, best first."""
+Lists = Sequence[Found]
 MOST = 1000
 """The highest grade: what counts them takes memory for each."""
 ENDINGS = (".tsv", ".txt", ".qrels")

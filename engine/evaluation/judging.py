@@ -4,15 +4,15 @@ In: the vectors of texts and queries. Out: an `Evaluation`. A way is a name and 
 lists are made by what a search uses too: `fusion.fuse`, `combine.combined`, `blend.reranked`.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from interlock.engine.errors import UsageError
-from interlock.engine.evaluation.judgements import Found
+from interlock.engine.evaluation.comparing import judged_apart
+from interlock.engine.evaluation.judgements import Found, Lists
 from interlock.engine.evaluation.nearest import (
     SIZES,
     SMALLEST,
@@ -21,7 +21,6 @@ from interlock.engine.evaluation.nearest import (
     in_bits,
     in_bytes,
     in_turned_bits,
-    named,
     nearest,
     projected,
     spread,
@@ -29,6 +28,7 @@ from interlock.engine.evaluation.nearest import (
 )
 from interlock.engine.evaluation.report import (
     MAIN,
+    MEASURES,
     Evaluation,
     Group,
     Interval,
@@ -41,6 +41,7 @@ from interlock.engine.evaluation.report import (
     measured,
     verdict,
 )
+from interlock.engine.evaluation.ways import Reranking, Way, encoding, placed, ranked, total
 from interlock.engine.evaluation.weighing import DenseSide, Material, Share, SparseSide, best_member, chosen, fused
 from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, combined, reranked, shares_of
 from interlock.engine.vectors.fusion import MOST_WIDTH, Fusion, truncate
@@ -50,64 +51,18 @@ SHARES = (0.1, SPARSE_SHARE, 0.25, 0.3)
 TERM_BYTES = 8
 WAYS = {*Fusion, "RRF", "int8", "binary"}
 """Names of ways that a model's key could be."""
-Lists = Sequence[Found]
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to search: its name and that of the way that it is compared with, and what it found for each tested query.
-
-    `ms` are CPU milliseconds a query, None if not known; `bytes` those of a text in what is searched, and
-    `rescored_bytes` those beside, of what only the best hits are scored again by.
-    """
-
-    group: Group
-    name: str
-    against: str
-    ms: float | None = None
-    bytes: float = 0.0
-    rescored_bytes: float = 0.0
-    found: Lists = ()
-
-
-@dataclass(frozen=True)
-class Rescored:
-    """New scores of each query's candidates by id, what a query took in CPU milliseconds, and the bytes of a text that
-    are kept for it."""
-
-    scores: Sequence[Mapping[str, float]]
-    ms: float
-    bytes: float = 0.0
-
-
-@dataclass(frozen=True)
-class Reranking:
-    """A reranker that is to be judged: how it scores candidates anew, and how much that counts."""
-
-    name: str
-    rescore: Callable[[Lists], Rescored]
-    share: float
-    depth: int
-
-
-def ranked(way: Way, rank: Callable[[], Lists]) -> Way:
-    """Rank the texts for each query, which takes time beside what the query took before."""
-    began = time.process_time()
-    found = rank()
-    took = 1000 * (time.process_time() - began) / max(1, len(found))
-    return replace(way, found=found, ms=None if way.ms is None else way.ms + took)
 
 
 class Judge:
     """Measures ways to search one collection; `fusion` is the one that is delivered."""
 
-    def __init__(self, material: Material, fusion: Fusion, seed: int) -> None:
+    def __init__(self, material: Material, fusion: Fusion, seed: int, measures: Sequence[str] = MEASURES) -> None:
         """Raises UsageError for a model that has the name of a way."""
         if named := {side.name for side in material.dense} & WAYS:
             raise UsageError(
                 f"model {min(named)!r} has the name of a way to search: give it another one in a [models.*] table"
             )
-        self.material, self.seed = material, seed
+        self.material, self.seed, self.measures = material, seed, measures
         self.fusion = Fusion.CONCAT if fusion is Fusion.NAMED else fusion  # they rank alike
         self.best = best_member(material)
         self._weights = tuple(side.weight for side in material.dense)
@@ -198,7 +153,8 @@ class Judge:
             MeasuredWay(
                 group=way.group,
                 name=way.name,
-                measures={measure: float(values.mean()) for measure, values in known[way.name].items()},
+                measures={each: float(known[way.name][each].mean()) for each in self.measures},
+                values={each: known[way.name][each].round(6).tolist() for each in self.measures},
                 against=way.against,
                 difference=intervals.get(way.name),
                 ms=way.ms,
@@ -210,7 +166,8 @@ class Judge:
 
     def _known(self, ways: Iterable[Way]) -> dict[str, dict[str, Values]]:
         grades = [self.material.grades[at] for at in self.material.tested]
-        return {name: measured(way.found, grades) for name, way in {way.name: way for way in ways}.items()}
+        wanted = (MAIN, *self.measures)
+        return {name: measured(way.found, grades, wanted) for name, way in {way.name: way for way in ways}.items()}
 
     def _gains(self) -> dict[str, Interval]:
         """The delivered search minus each member alone, in nDCG@10."""
@@ -249,9 +206,15 @@ class Judge:
             weights=weights,
             verdict=verdict(self.base.name, self.best, gains, count) if gains else "",
             cost=bill(self.best, models) if gains else "",
-            notes=[*few_queries(count), *notes],
+            notes=[*few_queries(count), *self._apart(ways), *notes],
+            query_ids=[*material.queries],
             roster=",".join(f"{name}={share:g}" for name, share in shares if share > 0),
         )
+
+    def _apart(self, ways: Sequence[Way]) -> list[str]:
+        found = {way.name: way.found for way in [self.base, *self._alone.values(), *ways]}
+        pairs = [(way.name, way.against) for way in ways if way.against]
+        return judged_apart(found, pairs, [self.material.grades[at] for at in self.material.tested])
 
     def calibrated(self, weights: Sequence[float]) -> Share:
         """Weights by which each model's cosines spread in the proportion of the given ones."""
@@ -275,10 +238,11 @@ class Judge:
         """What is nearest by vectors in some form, of queries that `sides` (None: all dense models) encode."""
 
         def rank() -> Lists:
-            hits = nearest(form.documents, form.queries[self.material.tested], DEPTH)
-            return [named(self.material.ids, *each) for each in zip(*hits, strict=True)]
+            tested, own = self.material.tested, self.material
+            hits = zip(tested, *nearest(form.documents, form.queries[tested], own.depth), strict=True)
+            return [own.hits(*each) for each in hits]
 
-        return ranked(Way(group, name, against, _encoding(sides or self.material.dense), form.bytes), rank)
+        return ranked(Way(group, name, against, encoding(sides or self.material.dense), form.bytes), rank)
 
     def _rescored(self, name: str, codes: Way, form: StoredForm) -> Way:
         """The first hits by binary codes in the order that another form gives them, then the others."""
@@ -288,7 +252,7 @@ class Judge:
             for at, hits in zip(self.material.tested, codes.found, strict=True):
                 first, rest = list(hits)[:RESCORED], list(hits)[RESCORED:]
                 scores = np.asarray(form.documents[[places[id] for id in first]], np.float32) @ form.queries[at]
-                yield _placed([*(first[best] for best in np.argsort(-scores, kind="stable")), *rest])
+                yield placed([*(first[best] for best in np.argsort(-scores, kind="stable")), *rest])
 
         return ranked(replace(codes, name=name, rescored_bytes=form.bytes), lambda: [*rank()])
 
@@ -296,10 +260,11 @@ class Judge:
         postings, size = Postings(side.documents), TERM_BYTES * len(side.documents.indices) / len(self.material.ids)
 
         def rank() -> Lists:
-            hits = postings.nearest(side.queries.taken(self.material.tested), DEPTH)
-            return [named(self.material.ids, *each) for each in hits]
+            tested, own = self.material.tested, self.material
+            hits = postings.nearest(side.queries.taken(tested), own.depth)
+            return [own.hits(at, *each) for at, each in zip(tested, hits, strict=True)]
 
-        return ranked(Way("sparse", side.name, self.base.name, _encoding([side]), size), rank)
+        return ranked(Way("sparse", side.name, self.base.name, encoding([side]), size), rank)
 
     def _combined(
         self, group: Group, name: str, how: Hybrid, ways: Sequence[Way], shares: Mapping[str, float], against: str
@@ -310,7 +275,7 @@ class Judge:
                 short = [way.name for way in ways if way.group == "sparse" and len(way.found[at]) < DEPTH]
                 yield combined(how, own, shares, dict.fromkeys(short, 0.0))
 
-        ms, size = _sum(way.ms for way in ways), sum(way.bytes for way in ways)
+        ms, size = total(way.ms for way in ways), sum(way.bytes for way in ways)
         return ranked(Way(group, name, against, ms, size), lambda: [*rank()])
 
     def _reranked(self, way: Way, reranking: Reranking) -> Way:
@@ -322,22 +287,7 @@ class Judge:
                 ids, lowest = list(candidates), min(scores.values(), default=0.0)
                 second = [scores.get(id, lowest) for id in ids]
                 order = [ids[each.before] for each in reranked(list(candidates.values()), second, reranking.share)]
-                yield _placed([*order, *list(hits)[reranking.depth :]])
+                yield placed([*order, *list(hits)[reranking.depth :]])
 
-        name, ms = f"{reranking.name} after {way.name}", _sum([way.ms, rescored.ms])
+        name, ms = f"{reranking.name} after {way.name}", total([way.ms, rescored.ms])
         return ranked(Way("rerank", name, way.name, ms, way.bytes + rescored.bytes), lambda: [*rank()])
-
-
-def _placed(ids: Sequence[str]) -> Found:
-    return {id: float(-place) for place, id in enumerate(ids)}
-
-
-def _encoding(sides: Sequence[DenseSide | SparseSide]) -> float | None:
-    """Milliseconds in which all of these encode a query."""
-    return _sum(side.cost.query_ms for side in sides)
-
-
-def _sum(each: Iterable[float | None]) -> float | None:
-    """The sum of figures; None where one is not known."""
-    found = [*each]
-    return None if None in found else sum(one for one in found if one is not None)

@@ -3,20 +3,23 @@ eval --json` writes of that, with sentences that say no more than the figures do
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from itertools import islice
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from interlock.engine.errors import UnavailableError
+from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.evaluation.judgements import Found, Grades
 from interlock.engine.record.words import duration, several
 
 Values = npt.NDArray[np.float64]
 MEASURES = ("nDCG@10", "R@100", "RR@10")
 """As ir-measures names them. Gains are the grades; recall and reciprocal rank count grades above 0 as answers."""
+KINDS = ("nDCG", "P", "R", "AP", "RR", "Judged")
+"""What else may be measured, to any depth."""
 MAIN = MEASURES[0]
 DEEPEST = 100
 CONFIDENCE = 0.95
@@ -52,7 +55,8 @@ class MeasuredWay(Struct, frozen=True, kw_only=True):
 
     group: Group
     name: str
-    measures: Annotated[dict[str, float], _says("nDCG@10, R@100, RR@10: means over the judged queries")]
+    measures: Annotated[dict[str, float], _says("nDCG@10, R@100, RR@10, or --measures: means over the judged queries")]
+    values: Annotated[dict[str, list[float]], _says("the same of each query, in the order of `query_ids`")]
     against: Annotated[str, _says("the way that the difference is from; empty for none")]
     difference: Interval | None
     ms: Annotated[float | None, _says("CPU milliseconds a query, encoding included; null if not known")]
@@ -90,6 +94,24 @@ class MeasuredModel(Struct, frozen=True, kw_only=True):
     query_ms: Annotated[float | None, _says("CPU milliseconds that encoding a query takes")]
 
 
+class WrongHit(Struct, frozen=True, kw_only=True):
+    """A text that was found and is no answer."""
+
+    id: str
+    rank: int
+    grade: Annotated[int | None, _says("its grade; null where nobody judged it")]
+    text: Annotated[str, _says("how it begins")]
+
+
+class HardQuery(Struct, frozen=True, kw_only=True):
+    """A query that is answered worse than others."""
+
+    query: str
+    text: str
+    value: Annotated[float, _says("its nDCG@10")]
+    wrong: Annotated[list[WrongHit], _says("the first hits that are no answers")]
+
+
 class Evaluation(Struct, frozen=True, kw_only=True):
     """What an ensemble finds, by judged queries."""
 
@@ -109,34 +131,68 @@ class Evaluation(Struct, frozen=True, kw_only=True):
     cost: str
     notes: list[str]
     roster: Annotated[str, _says("the proposed weights as `--roster` takes them; empty for one model")] = ""
+    query_ids: Annotated[list[str], _says("the judged queries, in the order of every way's `values`")] = []
+    worst_of: Annotated[str, _says("the way that `worst` is about: what a search does by default")] = ""
+    worst: Annotated[list[HardQuery], _says("the ten queries with the lowest nDCG@10")] = []
 
     def __repr__(self) -> str:
         judged = f"{several(self.texts, 'text')}, {_judged(self.queries)}"
         return f"<evaluation of {self.data}: {judged}; {self.verdict or f'{self.best_member} alone'}>"
 
 
-def measured(lists: Sequence[Found], grades: Sequence[Mapping[str, int]]) -> dict[str, Values]:
-    """Measure ranked lists [queries] against the grades of their queries; float64 [queries] by name of MEASURES.
+def measures_of(names: Sequence[str], deepest: int | None) -> tuple[str, ...]:
+    """Read measures as ir-measures names them, of lists that are `deepest` deep (None: as deep as they are). Raises
+    UsageError for one that is not among `KINDS`, or needs longer lists, and UnavailableError without ir-measures."""
+    library, found = _library(), list[str]()
+    for name in names:
+        try:
+            measure = library.parse_measure(name)
+            measure.validate_params()
+        except (ValueError, NameError, AssertionError):
+            measure = None
+        cutoff = measure and measure.params.get("cutoff")
+        if not measure or measure.NAME not in KINDS or measure.params.keys() - {"cutoff", "rel"} or cutoff == 0:
+            few = "nDCG@10, P@5, R@100, AP, RR or Judged@10"
+            raise UsageError(f"--measures: {name!r:.60} is not a measure that is known here: use {few}")
+        if deepest and cutoff and cutoff > deepest:
+            raise UsageError(f"--measures: {name!r:.60} is of longer lists than are made: use {deepest} at most")
+        found.append(str(measure))
+    return tuple(dict.fromkeys(found))
+
+
+def measured(
+    lists: Sequence[Found],
+    grades: Sequence[Mapping[str, int]],
+    measures: Sequence[str] = MEASURES,
+    deepest: int | None = DEEPEST,
+) -> dict[str, Values]:
+    """Measure ranked lists [queries], `deepest` hits of each (None: all), against the grades of their queries; float64
+    [queries] by name of `measures`.
 
     The order of a list counts and not its scores: of equal ones trec_eval would take another first. Raises
     UnavailableError without ir-measures.
     """
-    try:
-        import ir_measures
-    except ModuleNotFoundError:
-        raise UnavailableError("ir-measures is not installed: install it with pip install 'interlock[eval]'") from None
+    library = _library()
     names = [str(at) for at in range(len(lists))]
     run = {
-        name: {text: float(-place) for place, text in enumerate(list(found)[:DEEPEST])}
+        name: {text: float(-place) for place, text in enumerate(islice(found, deepest))}
         for name, found in zip(names, lists, strict=True)
         if found
     }
     judged: Grades = dict(zip(names, grades, strict=True))
-    values = {measure: np.zeros(len(lists)) for measure in MEASURES}
+    values = {measure: np.zeros(len(lists)) for measure in measures}
     if run:
-        for each in ir_measures.iter_calc(list(map(ir_measures.parse_measure, MEASURES)), judged, run):
+        for each in library.iter_calc([library.parse_measure(name) for name in values], judged, run):
             values[str(each.measure)][int(each.query_id)] = each.value
     return values
+
+
+def _library() -> Any:
+    try:
+        import ir_measures
+    except ModuleNotFoundError:
+        raise UnavailableError("ir-measures is not installed: install it with pip install 'interlock[eval]'") from None
+    return ir_measures
 
 
 def differences(pairs: Sequence[Values]) -> list[Interval]:
@@ -177,8 +233,8 @@ def smallest_told(queries: int) -> float:
     return float(both * SPREAD / np.sqrt(queries))
 
 
-def dumps(found: Evaluation) -> bytes:
-    """Write an evaluation as JSON, with a line end."""
+def dumps(found: Struct) -> bytes:
+    """Write an evaluation or a comparison as JSON, with a line end."""
     return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
 

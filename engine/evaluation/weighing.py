@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.evaluation.judgements import Judged
 from interlock.engine.evaluation.nearest import Rows, named, nearest
 from interlock.engine.evaluation.report import DEEPEST, MAIN, MeasuredWeights, Values, differences, measured
@@ -42,6 +43,8 @@ class DenseSide:
     queries: Vectors
     cost: SideCost = SideCost()
     sizes: tuple[int, ...] = ()
+    tokens: TokenRows | None = None
+    """Vectors of the texts' tokens, where they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,21 @@ class Material:
     halved: bool
     dense: Sequence[DenseSide]
     sparse: Sequence[SparseSide] = field(default_factory=tuple)
+    queries: Sequence[str] = ()
+    """The ids of the tested ones."""
+    themselves: Mapping[int, str] = field(default_factory=dict)
+    """The texts that some queries are themselves, and which are no hits of theirs."""
+
+    @property
+    def depth(self) -> int:
+        """How many texts are looked for, so that lists are `DEEPEST` long."""
+        return DEEPEST + bool(self.themselves)
+
+    def hits(self, query: int, rows: Rows, scores: Vectors) -> dict[str, float]:
+        """Write the hits of a query by the ids of the texts, best first, without the text that it is itself."""
+        found = named(self.ids, rows, scores)
+        found.pop(self.themselves.get(int(query), ""), None)
+        return dict(list(found.items())[:DEEPEST])
 
 
 class QueryParts(NamedTuple):
@@ -98,6 +116,24 @@ def parted(judged: Judged, most: int | None, seed: int) -> QueryParts:
         return QueryParts(queries, np.arange(len(test)), np.array([places[each] for each in train], np.int64), False)
     half = np.sort(generator.permutation(len(test))[: -(-len(test) // 2)])
     return QueryParts(test, np.arange(len(test)), half.astype(np.int64), True)
+
+
+def material_of(
+    judged: Judged, parts: QueryParts, dense: Sequence[DenseSide], sparse: Sequence[SparseSide]
+) -> Material:
+    """Put together what models give of a judged collection, and who judges it."""
+    own, every = set(judged.themselves), {**judged.splits.get("train", {}), **judged.splits["test"]}
+    return Material(
+        list(judged.texts),
+        [every[query] for query in parts.queries],
+        parts.tested,
+        parts.trained,
+        parts.halved,
+        dense,
+        sparse,
+        [parts.queries[at] for at in parts.tested],
+        {at: query for at, query in enumerate(parts.queries) if query in own},
+    )
 
 
 def grid(members: int) -> list[Share]:
@@ -189,7 +225,8 @@ def fused(sides: Sequence[DenseSide], fusion: Fusion, weights: Sequence[float]) 
 def _exact(material: Material, weights: Sequence[float], queries: Rows) -> Values:
     """nDCG of some queries by the weighted mean of the models' cosines."""
     documents, asked = fused(material.dense, Fusion.CONCAT, weights)
-    found = [named(material.ids, *each) for each in zip(*nearest(documents, asked[queries], DEEPEST), strict=True)]
+    hits = zip(queries, *nearest(documents, asked[queries], material.depth), strict=True)
+    found = [material.hits(*each) for each in hits]
     return measured(found, [material.grades[at] for at in queries])[MAIN]
 
 
@@ -205,10 +242,10 @@ def _pooled(material: Material, queries: Rows) -> Callable[[Share], Values]:
 
     def quality(share: Share) -> Values:
         found = []
-        for pool, each in zip(pools, cosines, strict=True):
+        for query, pool, each in zip(queries, pools, cosines, strict=True):
             scores = np.asarray(share, np.float32) @ each
-            best = np.argsort(-scores, kind="stable")[:DEEPEST]
-            found.append(named(material.ids, pool[best], scores[best]))
+            best = np.argsort(-scores, kind="stable")[: material.depth]
+            found.append(material.hits(query, pool[best], scores[best]))
         return measured(found, grades)[MAIN]
 
     return quality

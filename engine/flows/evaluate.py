@@ -4,33 +4,49 @@ Everything that speaks against a judgement is said before anything is computed.
 """
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.errors import UsageError, near
+from interlock.engine.evaluation.comparing import hardest
 from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered
-from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, late_scores, sides_of
-from interlock.engine.evaluation.judgements import NAMED, Judged, read_grades, read_judged, read_named, read_queries
-from interlock.engine.evaluation.judging import Judge, Lists, Reranking, Rescored
-from interlock.engine.evaluation.report import Evaluation, MeasuredWeights, measured, reach
-from interlock.engine.evaluation.weighing import Material, parted
+from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, sides_of
+from interlock.engine.evaluation.judgements import (
+    NAMED,
+    Judged,
+    read_grades,
+    read_judged,
+    read_named,
+    read_queries,
+)
+from interlock.engine.evaluation.judging import Judge
+from interlock.engine.evaluation.report import (
+    DEEPEST,
+    MEASURES,
+    Evaluation,
+    MeasuredWeights,
+    measured,
+    measures_of,
+    reach,
+)
+from interlock.engine.evaluation.ways import check_run_out, write_runs
+from interlock.engine.evaluation.weighing import QueryParts, material_of, parted
 from interlock.engine.flows import Listener
-from interlock.engine.flows.rerank import free_devices, rerank_of, rerankers
+from interlock.engine.flows.rerank import checked_reranker, free_devices, policy_of, reranking_of, with_tokens
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.models.assets import Policy, resolve
+from interlock.engine.models.assets import resolve
 from interlock.engine.models.card import ModelCard, read_card
-from interlock.engine.models.members import rerankers as found_rerankers
 from interlock.engine.models.registry import ModelSpec, extended
 from interlock.engine.record.inputs import now_at
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.words import duration, several
-from interlock.engine.search.ask import MAXSIM
 from interlock.engine.search.rerank import Rerank
 from interlock.engine.settings import Configuration, load
 from interlock.engine.targets.embedded import calibrate
@@ -57,6 +73,8 @@ class EvaluationRequest:
     qrels: Path | None = None
     collection: str | None = None
     split: str | None = None
+    measures: Sequence[str] = ()
+    run_out: Path | None = None
     missing: str = "error"
     """What becomes of judgements of texts and queries that are not there: error or drop."""
 
@@ -106,7 +124,7 @@ def subject_of(settings: Configuration, request: EvaluationRequest) -> Subject:
     registry, policy = extended(settings.models), policy_of(settings)
     specs = settings.settings.members(registry)
     models = [(spec, read_card(spec, resolve(spec, policy, lambda _: None), "cpu")) for spec in specs]
-    notes = [*judged.notes, *_skipped("empty text", judged.left_out), *_skipped("empty query", judged.unasked)]
+    notes = [*judged.notes, *_skipped("empty text", judged.left_out), *_of_queries(judged)]
     weights = dict(settings.settings.roster)
     return Subject(
         name if listed else request.data.absolute().name, judged, models, weights, settings.settings.fusion, notes
@@ -117,6 +135,12 @@ def _skipped(what: str, which: Sequence[str]) -> list[str]:
     """Tell how many were left out, and the first of them; nothing where none was."""
     few = ", ".join(each[:100] for each in which[:3]) + (" and others" if len(which) > 3 else "")
     return [f"{several(len(which), what)} skipped: {few}"] if which else []
+
+
+def _of_queries(judged: Judged) -> list[str]:
+    own, count = judged.themselves, several(len(judged.themselves), "query", "queries")
+    left = [f"{count} with the id and the words of a text of the corpus, which is left out of the hits"] if own else []
+    return [*_skipped("empty query", judged.unasked), *left]
 
 
 def _check_place(data: Path) -> None:
@@ -152,7 +176,7 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
     registry, policy = extended(settings.models or models_of(request.data)), policy_of(settings)
     models = [card_of(entry, registry, policy) for entry in found.roster]
     notes = [f"{several(found.parked, 'chunk')} without vectors skipped"] if found.parked else []
-    notes += [*judged.notes, *_skipped("empty query", judged.unasked)]
+    notes += [*judged.notes, *_of_queries(judged)]
     if found.missing:
         notes.append(f"delivered without {', '.join(found.missing)}, so the others alone are judged")
     if found.smaller:
@@ -173,47 +197,68 @@ def models_of(data: Path) -> Mapping[str, Mapping[str, Any]]:
     return {}
 
 
-def policy_of(settings: Configuration) -> Policy:
-    """How far to go for models."""
-    return Policy(offline=settings.settings.offline, pickles=settings.settings.allow_pickle)
-
-
 def amounts(settings: Configuration, request: EvaluationRequest, listener: Listener) -> list[Amount]:
     """Say what encoding the texts would take, model by model; of a run nothing but the queries is encoded."""
-    subject = subject_of(settings, request)
+    subject, *_ = _checked(settings, request, listener)
     asked = filter(str.strip, subject.judged.queries.values())
     texts = [*(asked if subject.delivered else subject.judged.texts.values())]
-    listener.say(reach(len(parted(subject.judged, request.limit, request.seed).tested)))
     with _encoder(settings, subject, listener) as encoder:
         return [encoder.amount(*each, texts) for each in subject.models]
 
 
 def evaluate(settings: Configuration, request: EvaluationRequest, listener: Listener) -> Evaluation:
     """Judge a roster by a collection, or a run by queries of its own. Raises UsageError for what cannot be judged."""
-    measured([{"a": 1.0}], [{"a": 1}])  # what could not be measured is not computed
-    subject = subject_of(settings, request)
-    rerank = _reranker(settings, request.rerank, subject)
-    parts = parted(subject.judged, request.limit, request.seed)
-    listener.say(reach(len(parts.tested)))
+    subject, parts, measures, rerank = _checked(settings, request, listener)
+    judged, own, weights = subject.judged, settings.settings, list(subject.weights.values())
+    texts, queries = list(judged.texts.values()), [judged.queries[query] for query in parts.queries]
     with _encoder(settings, subject, listener) as encoder:
+        late, models, asking = with_tokens(settings, rerank, subject.models), [*subject.models], dict[str, ModelCard]()
+        tokens = None
+        if rerank and late:
+            asking[late[0].key] = late[1]
+            tokens = encoder.encode(late[1], queries, late[1].query_prompt).rows.tokens
+            if tokens is None:
+                raise UsageError(f"--rerank: {rerank.late} gives no token vectors here: name another model of --roster")
+            if len(parts.tested) * rerank.depth >= len(texts):  # most texts are candidates: computed once, with tokens
+                models = [late if each[0].key == late[0].key else each for each in models]
         if subject.delivered is None:
-            _tell_amounts(encoder, subject, listener)
-        judged, own, weights = subject.judged, settings.settings, list(subject.weights.values())
-        texts, queries = list(judged.texts.values()), [judged.queries[query] for query in parts.queries]
-        dense, sparse = sides_of(encoder, subject.models, weights, texts, queries, subject.delivered)
+            _tell_amounts(encoder, models, texts, listener)
+        dense, sparse = sides_of(encoder, models, weights, texts, queries, subject.delivered, asking)
         if language := own.language if subject.delivered is None else subject.delivered.bm25:
             sparse = [bm25_side(texts, queries, language), *sparse]
-        every = {**judged.splits.get("train", {}), **judged.splits["test"]}
-        grades = [every[query] for query in parts.queries]
         listener.say("judging")
-        material = Material(list(judged.texts), grades, parts.tested, parts.trained, parts.halved, dense, sparse)
-        judge = Judge(material, Fusion(subject.fusion), request.seed)
+        material = material_of(judged, parts, dense, sparse)
+        judge = Judge(material, Fusion(subject.fusion), request.seed, measures)
         ways = judge.ways()
         if rerank:
             asked = [queries[at] for at in parts.tested]
-            with _reranking(settings, rerank, asked, subject, encoder, listener) as reranking:
-                ways += judge.reranked(reranking)
-        return judge.evaluation(subject.name, ways, subject.notes, list(subject.weights))
+            tokens = tokens and tokens.taken(parts.tested)
+            with reranking_of(
+                settings, rerank, asked, tokens, judged.texts, encoder, late, material, listener
+            ) as behind:
+                ways += judge.reranked(behind)
+        if request.run_out:
+            write_runs(request.run_out, ways, material.queries)
+        found = judge.evaluation(subject.name, ways, subject.notes, list(subject.weights))
+    usual, grades = judge.hybrid or judge.base, [material.grades[at] for at in parts.tested]
+    worst = hardest(usual.found, material.queries, grades, judged.queries, judged.texts)
+    return msgspec.structs.replace(found, worst_of=usual.name, worst=worst)
+
+
+def _checked(
+    settings: Configuration, request: EvaluationRequest, listener: Listener
+) -> tuple[Subject, QueryParts, Sequence[str], Rerank | None]:
+    """Read what is to be judged, by which queries, in which measures and behind which reranker: all that may be refused
+    is, before anything is computed."""
+    measures = measures_of(request.measures, DEEPEST) or MEASURES
+    measured([{"a": 1.0}], [{"a": 1}], measures)
+    subject = subject_of(settings, request)
+    rerank = checked_reranker(settings, request.rerank, subject.models)
+    parts = parted(subject.judged, request.limit, request.seed)
+    if request.run_out:
+        check_run_out(request.run_out, [*subject.judged.texts, *parts.queries])
+    listener.say(reach(len(parts.tested)))
+    return subject, parts, measures, rerank
 
 
 def weights_file(found: Evaluation, data: Path) -> bytes:
@@ -270,59 +315,11 @@ def _encoder(settings: Configuration, subject: Subject, listener: Listener) -> I
         yield TextEncoder(Lessor([CpuDevice()], *own.limits), listener.progress, gpus)
 
 
-def _reranker(settings: Configuration, names: Sequence[str], subject: Subject) -> Rerank | None:
-    """What is to rerank, if anything: late interaction by a dense model of the roster, or cross-encoders. Raises
-    UsageError, before anything is encoded, for a name that is neither."""
-    rerank = rerank_of(settings, names, None, None)
-    if rerank and rerank.late:
-        dense = [spec.key for spec, _ in subject.models if "dense" in spec.gives]
-        if not dense or rerank.late not in (MAXSIM, *dense):
-            raise UsageError(f"--rerank {rerank.late}: not a model of the roster: add it to --roster")
-        return replace(rerank, late=dense[0] if rerank.late == MAXSIM else rerank.late)
-    if rerank:
-        found_rerankers(extended(settings.models), names)
-    return rerank
-
-
-@contextmanager
-def _reranking(
-    settings: Configuration,
-    rerank: Rerank,
-    queries: Sequence[str],
-    subject: Subject,
-    encoder: TextEncoder,
-    listener: Listener,
-) -> Iterator[Reranking]:
-    if rerank.late:
-        spec = next(spec for spec, _ in subject.models if spec.key == rerank.late)
-        # with vectors of tokens, as a store keeps them
-        spec = replace(spec, outputs=("dense", "tokens"), token_precision="int8")  # noqa: S106  # no password
-        card = read_card(spec, resolve(spec, policy_of(settings), lambda _: None), "cpu")
-        yield Reranking(
-            f"{spec.key} maxsim",
-            lambda first: late_scores(encoder, card, subject.judged.texts, queries, first),
-            rerank.share,
-            rerank.depth,
-        )
-        return
-    with free_devices(settings, listener.events) as on, rerankers(settings, rerank.names, on) as models:
-
-        def rescore(first: Lists) -> Rescored:
-            began = time.process_time()
-            pairs = [
-                (query, subject.judged.texts[id]) for query, hits in zip(queries, first, strict=True) for id in hits
-            ]
-            scores = iter(models.score(pairs, lambda done: encoder.tell(models.model, done, len(pairs))))
-            took = 1000 * (time.process_time() - began) / len(first)
-            return Rescored([{id: float(next(scores)) for id in hits} for hits in first], took)
-
-        yield Reranking(",".join(rerank.names), rescore, rerank.share, rerank.depth)
-
-
-def _tell_amounts(encoder: TextEncoder, subject: Subject, listener: Listener) -> None:
+def _tell_amounts(
+    encoder: TextEncoder, models: Sequence[tuple[ModelSpec, ModelCard]], texts: Sequence[str], listener: Listener
+) -> None:
     """Tell how much there is to encode before it is encoded."""
-    texts = list(subject.judged.texts.values())
-    for spec, card in subject.models:
+    for spec, card in models:
         amount = encoder.amount(spec, card, texts)
         if amount.missing:
             kept = amount.texts - amount.missing

@@ -1,7 +1,7 @@
 """What a search gives: chunks with their scores, in what places, and by which stage; and texts as a search has them, in
 vectors. Imports nothing heavy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +24,17 @@ class StageScore:
 
 
 SOURCES = ("source_path", "source_file", "filename", "source", "file_path", "file_name", "url", "source_id")
+
+
+def trec_lines(query: str, scores: Mapping[str, float], tag: str) -> Iterator[str]:
+    """Write the hits of a query, best first, as lines of a TREC run. trec_eval orders by the score in float32, equal
+    ones by id: one that is not less than that of the hit before becomes the next smaller number."""
+    import numpy as np
+
+    last = np.float32(np.inf)
+    for rank, (id, score) in enumerate(scores.items(), 1):
+        last = min(np.float32(score), np.nextafter(last, np.float32(-np.inf)))
+        yield f"{query} Q0 {id} {rank} {last!s} {tag}\n"
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,8 @@ def evaluate(
     qrels: AnyPath | None = None,
     collection: str | None = None,
     split: str | None = None,
+    measures: str | Sequence[str] = (),
+    run_out: AnyPath | None = None,
     missing: Literal["error", "drop"] = "error",
 ) -> "Evaluation":
     """Judge the roster of `settings` by the judged collection in `data` (a directory, or a name of ir_datasets behind
@@ -213,9 +215,10 @@ def evaluate(
 
     names = [rerank] if isinstance(rerank, str) else list(rerank)
     place = data.path if isinstance(data, RecordedRun) else path_of(data, "data")
-    asked, judged = (_path(queries, "queries"), _path(qrels, "qrels"))
+    wanted = measures.split() if isinstance(measures, str) else list(measures)
+    asked, judged, lists = (_path(queries, "queries"), _path(qrels, "qrels"), _path(run_out, "run_out"))
     with python_wording(), progress() as done:
-        request = EvaluationRequest(place, names, limit, seed, asked, judged, collection, split, missing)
+        request = EvaluationRequest(place, names, limit, seed, asked, judged, collection, split, wanted, lists, missing)
         return judge(configuration, request, Listener(partial(Telemetry, None), say, done))
 
 
