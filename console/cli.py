@@ -38,7 +38,7 @@ COMMANDS = {
     "prune": "remove points of a store whose chunks left the corpus",
     "rerank": "score pairs of a query and a text with a cross-encoder",
     "eval": "judge what a roster finds, by queries with known answers",
-    "compare": "compare ranked lists in TREC's files, by judgements",
+    "compare": "compare TREC runs",
     "models": "list models, fetch them, or bundle them",
     "config": "show every setting and its origin",
     "doctor": "check this machine; --gpu tries its GPUs out",

@@ -279,7 +279,7 @@ def test_written_runs_are_compared_as_the_evaluation_compares_ways(place):
         (("compare", "m.run", "--qrels", "m.run"), "m.run:1: expected query-id, corpus-id"),
         (("compare", "m.run", "--qrels", "set/qrels/test.tsv", "--measures", "nDCG"), "m answers no judged query"),
         (("compare", "m.run", "--qrels", "set/qrels/test.tsv", "--measures", "F@5"), "--measures: 'F@5'"),
-        (("eval", "set", "--run-out", "set"), "which is no .run: name another directory"),
+        (("eval", "set", "--run-out", "set"), "beside .run files: name another"),
         (("eval", "set", "--run-out", "no/lists"), "--run-out: no does not exist"),
         (("eval", "set", "--measures", "R@1000"), "--measures: 'R@1000' is of longer lists"),
         (("eval", "set", "--plan", "--rerank", "maxsim,b"), "--rerank: maxsim compares token vectors"),

@@ -104,7 +104,7 @@ def check_run_out(directory: Path, ids: Iterable[str]) -> None:
     if not directory.absolute().parent.is_dir():
         raise UsageError(f"--run-out: {directory.parent} does not exist: create it, or name another directory")
     if strange := [each.name for each in directory.glob("*") if each.suffix != RUNS]:
-        raise UsageError(f"--run-out: {directory} has {strange[0]:.100}, which is no {RUNS}: name another directory")
+        raise UsageError(f"--run-out: {directory} has {strange[0]:.100} beside {RUNS} files: name another")
     if blank := next((id for id in ids if len(id.split()) != 1), None):
         raise UsageError(f"--run-out: trec_eval takes no ids with blanks, as in {blank!r:.60}: drop --run-out")
     with atomic.explaining(directory):
