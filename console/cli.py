@@ -82,9 +82,7 @@ EXAMPLES = {
     "  interlock eval judged --roster all-minilm-l6,bge-m3 --sparse splade-v3 --plan\n"
     "  interlock eval judged --rerank maxsim --json eval.json\n"
     '  interlock eval judged --measures "nDCG@10 P@5 AP" --worst --run-out lists',
-    "compare": "example:\n"
-    "  interlock compare lists/fusions-concat.run other.run --qrels judged.qrels \\\n"
-    "    --queries judged/queries.jsonl --measures 'nDCG@10 AP Judged@10'",
+    "compare": 'example:\n  interlock compare a.run b.run --qrels q.txt --measures "nDCG@10 AP Judged@10"',
     "upload": "examples:\n"
     "  interlock upload runs/20261121-120000 --qdrant http://localhost:6333 --dry-run\n"
     "  interlock upload runs/20261121-120000 --qdrant http://localhost:6333\n"

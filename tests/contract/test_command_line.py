@@ -75,6 +75,7 @@ NEEDED = {
     "upload": ["x", "--qdrant", SERVER],
     "rerank": ["x", "--model", "y"],
     "config": ["show"],
+    "compare": ["x", "--qrels", "y"],
     **{name: ["x"] for name in ("run", "watch", "view", "export", "prune", "eval", "search", "serve")},
 }
 """The words without which a command is not whole."""
