@@ -190,7 +190,7 @@ def compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("runs", nargs="+", type=PATH, metavar="RUN", help=text)
     text = "judgements: TREC's four columns, or query-id, corpus-id and score with tabs between; also .gz"
     command.add_argument("--qrels", type=PATH, metavar="FILE", required=True, help=text)
-    text = "texts of the queries, for those that differ most: as `interlock eval --queries` takes them"
+    text = "texts of the queries, for those that differ most: as `eval` takes them"
     command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
     _measuring(command)
 

@@ -203,10 +203,10 @@ def evaluate(
     `irds:`) or what a run has delivered of `collection`, by its `split` or by the files `queries` and `qrels`: the
     figures of `interlock eval --json`.
 
-    `limit` judges by so many queries, which `seed` draws. `measures` are named as ir-measures does (`"nDCG@10 AP"`), what
-    every way found is written into `run_out` as TREC runs, and judgements of what is `missing` may be dropped. Texts are encoded once, on GPUs where there are some, and
-    kept; progress goes to stderr. Raises UsageError for what cannot be judged by, naming file and line,
-    UnavailableError for a model that is not there, and without ir-measures.
+    `limit` judges by so many queries, which `seed` draws. `measures` are named as ir-measures does (`"nDCG@10 AP"`);
+    what every way found is written into `run_out` as TREC runs; judgements of what is `missing` may be dropped. Texts
+    are encoded once, on GPUs where there are some, and kept; progress goes to stderr. Raises UsageError for what cannot
+    be judged by, naming file and line, UnavailableError for a model that is not there, and without ir-measures.
     """
     configuration = configured(settings)
     from interlock.console.writing import Telemetry, progress, say
