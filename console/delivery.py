@@ -76,7 +76,13 @@ def prune(options: argparse.Namespace) -> int:
 def upload(options: argparse.Namespace) -> int:
     """Upload a run, or say what that would send."""
     from interlock.engine.flows import upload as flow
-    from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, vector_type_of
+    from interlock.engine.targets.layout import (
+        parse_indexes,
+        payload_of,
+        quantisation_of,
+        topology_of,
+        vector_type_of,
+    )
 
     request = flow.UploadRequest(
         run=options.run,
@@ -86,6 +92,7 @@ def upload(options: argparse.Namespace) -> int:
         indexes=parse_indexes(options.index or ()),
         vector_type=vector_type_of(options.vector_type),
         quantisation=quantisation_of(options.quantisation),
+        topology=topology_of(options.shards, options.replicas, options.write_consistency),
         key_file=options.api_key_file,
         patience=options.patience,
         settle=options.settle,

@@ -137,7 +137,7 @@ def upload(command: argparse.ArgumentParser) -> None:
     text = "upload beside what NAME means, into NAME-<generation>, and switch the alias once that is verified"
     command.add_argument("--alias", type=NAME, metavar="NAME", help=text)
     text = (
-        "index this key of the payload before points come, as in metadata.lang:keyword (integer, float, bool, "
+        "index this key of the payload before points come, as in metadata.lang:keyword (tenant, integer, float, bool, "
         "datetime, uuid, text, geo); may be repeated"
     )
     command.add_argument("--index", action="append", metavar="KEY:TYPE", help=text)
@@ -145,6 +145,12 @@ def upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quantisation", metavar="KIND", default="none", help=text)
     text = "numbers of the dense vectors on disk: float32 (default) or float16"
     command.add_argument("--vector-type", metavar="TYPE", default="float32", help=text)
+    text = "of a cluster: shards of a collection that is made (default: as the server has it)"
+    command.add_argument("--shards", type=told(parsers.at_least_one), metavar="N", help=text)
+    text = "of a cluster: servers that have each shard"
+    command.add_argument("--replicas", type=told(parsers.at_least_one), metavar="N", help=text)
+    text = "of a cluster: replicas that must have written a point before it counts"
+    command.add_argument("--write-consistency", type=told(parsers.at_least_one), metavar="N", help=text)
     text = "where points have metadata: nested (metadata.lang) or flat (lang); default: as in the run"
     command.add_argument("--payload", metavar="FORM", help=text)
     server_flags(command, 300.0)

@@ -19,6 +19,7 @@ from uuid import UUID
 import qdrant_edge as edge
 
 VERSION = "1.19.0"
+SPREAD = "shard_number", "replication_factor", "write_consistency_factor"
 DATATYPES = {"float32": edge.VectorStorageDatatype.Float32, "float16": edge.VectorStorageDatatype.Float16}
 DISTANCES = {"Cosine": edge.Distance.Cosine, "Dot": edge.Distance.Dot}
 Answer = tuple[int, dict[str, str], bytes]
@@ -62,8 +63,9 @@ class Collection:
     def info(self) -> dict[str, Any]:
         params = {"vectors": self.asked["vectors"], "sparse_vectors": self.asked.get("sparse_vectors") or {}}
         optimizer = {"deleted_threshold": 0.2, "vacuum_min_vector_number": 1000, "default_segment_number": 0}
+        spread = {name: self.asked.get(name) or 1 for name in SPREAD}
         config = {
-            "params": {**params, "shard_number": 1, "replication_factor": 1, "write_consistency_factor": 1},
+            "params": {**params, **spread},
             "hnsw_config": {"ef_construct": 100, "full_scan_threshold": 10000, **self.hnsw},
             "optimizer_config": {**optimizer, "flush_interval_sec": 5, "indexing_threshold": self.threshold},
             "strict_mode_config": self.strict or None,
@@ -112,8 +114,9 @@ class Collection:
         points = [{"id": _id(each.id), "payload": each.payload or {}} for each in found]
         return {"points": points, "next_page_offset": None if following is None else _id(following)}
 
-    def index(self, key: str, kind: str) -> None:
-        field = getattr(edge.PayloadSchemaType, kind.capitalize())
+    def index(self, key: str, kind: str | dict[str, Any]) -> None:
+        """Only a server tells tenants apart; here they are keywords."""
+        field = getattr(edge.PayloadSchemaType, (kind if isinstance(kind, str) else kind["type"]).capitalize())
         self.shard.update(edge.UpdateOperation.create_field_index(key, field))
 
     def close(self) -> None:
@@ -256,7 +259,13 @@ class EdgeBridge:
                 return _done(True)
             case "PUT", ["index"]:
                 collection.index(body["field_name"], body["field_schema"])
-                collection.schema[body["field_name"]] = {"data_type": body["field_schema"], "points": 0}
+                schema = body["field_schema"]
+                plain = (
+                    {"data_type": schema}
+                    if isinstance(schema, str)
+                    else {"data_type": schema["type"], "params": schema}
+                )
+                collection.schema[body["field_name"]] = {**plain, "points": 0}
             case "PUT", ["points"]:
                 if (most := collection.strict.get("upsert_max_batchsize")) and len(body["points"]) > most:
                     raise ValueError(f"Upsert limit exceeded: {len(body['points'])} > {most}")

@@ -27,7 +27,7 @@ class LocalCollection(Collection):
             metadata=made.metadata,
         )
 
-    def index(self, key: str, kind: str) -> None:
+    def index(self, key: str, kind: str | dict[str, Any]) -> None:
         """Local mode looks at every point."""
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from interlock.engine.flows import upload as upload_flow
 from interlock.engine.record import journal
 from interlock.engine.record.journal import UploadJournal
 from interlock.engine.targets.connection import Address, read_key
-from interlock.engine.targets.upload import MARK
+from interlock.engine.targets.layout import MARK
 from interlock.engine.vectors.bm25 import BM25
 from tests.builders import ROOT, corpus
 from tests.builders import interlock as command

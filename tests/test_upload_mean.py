@@ -14,7 +14,7 @@ import pytest
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.targets.connection import pause_of
 from interlock.engine.targets.indexing import GREENS
-from interlock.engine.targets.upload import MARK
+from interlock.engine.targets.layout import MARK
 from tests.edge_bridge import Collection, refusal, serving
 from tests.test_upload import POINTS, on_server
 from tests.uploads import ROWS, answered, key_of

@@ -5,14 +5,16 @@ The engine behind `edge_bridge` says what is there; no upload may say that all i
 
 import json
 import threading
+from uuid import UUID
 
 import pytest
 import qdrant_edge as edge
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
+from interlock.engine.targets.layout import MARK, METADATA, Topology, topology_of
 from interlock.engine.targets.target import same_json
-from interlock.engine.targets.upload import MARK
-from tests.uploads import ROWS, Uploads, answered, embedded
+from tests.edge_bridge import SPREAD
+from tests.uploads import ROWS, Uploads, answered, embedded, key_of
 
 POINTS = "/collections/docs/points"
 COUNT = ("POST", f"{POINTS}/count")
@@ -258,3 +260,71 @@ def test_no_part_of_a_key_is_said_though_the_answer_repeats_it(upload, path, for
         upload(key=key)
     said = [str(failed.value), *upload.told]
     assert not [text for text in said if "headhead" in text or "tailtail" in text]
+
+
+def by_administrator(bridge, upload, name="docs", **more):
+    """Make a collection as an administrator may: what an upload would make, with nothing said of models, and `more`."""
+    upload(alias="live")
+    (made,) = bridge.collections
+    there = bridge.collections[made].asked
+    wanted = {"vectors": there["vectors"], "sparse_vectors": there["sparse_vectors"], **more}
+    answer, _, said = bridge.answer("PUT", f"/collections/{name}", json.dumps(wanted).encode(), {})
+    assert answer == 200, said
+    return bridge.collections[name]
+
+
+def test_an_empty_collection_that_an_administrator_made_is_filled_as_it_is(upload):
+    made = by_administrator(upload.bridge, upload, shard_number=6, replication_factor=2, metadata={"owner": "search"})
+    report = upload(indexes={"metadata.lang": "tenant"}, topology=Topology(6, 2))
+    assert (report.rows, report.points, made.hnsw["m"]) == (ROWS, ROWS, 16)
+    assert made.metadata.keys() == {"owner", METADATA, MARK}
+    assert made.schema["metadata.lang"]["params"] == {"type": "keyword", "is_tenant": True}
+    assert "docs was made by somebody else and is empty: it is filled as it is" in upload.told
+    assert upload(indexes={"metadata.lang": "tenant"}).sent == 0
+    with pytest.raises(UsageError, match=r"the index of metadata.lang was tenant, is now keyword"):
+        upload(indexes={"metadata.lang": "keyword"})
+
+
+def test_a_collection_of_others_that_has_a_point_or_another_form_is_left_alone(upload):
+    made = by_administrator(upload.bridge, upload)
+    made.asked["vectors"]["m"]["size"] = 16
+    with pytest.raises(UsageError, match=r"vectors.m.size was 16, is now 32"):
+        upload()
+    made.asked["vectors"]["m"]["size"] = 32
+    made.upsert([{"id": str(UUID(int=7)), "vector": {}, "payload": {"theirs": True}}])
+    with pytest.raises(UsageError, match=r"was not made by interlock"):
+        upload()
+    assert (made.count(None), made.metadata) == (1, {})
+
+
+def test_a_key_that_may_not_say_what_the_points_of_an_empty_collection_mean_is_told_so_first(upload):
+    made = by_administrator(upload.bridge, upload)
+    upload.bridge.before = key_of("rw")
+    with pytest.raises(UsageError, match=r"may not say in docs, which is empty, what its points mean: use one with"):
+        upload()
+    assert (made.count(None), made.metadata) == (0, {})
+
+
+def test_a_cluster_is_asked_to_spread_a_collection_and_one_that_is_spread_otherwise_is_refused(upload):
+    upload(topology=Topology(6, 3, 2))
+    asked = upload.bridge.collections["docs"].asked
+    assert {name: asked[name] for name in SPREAD} == dict(zip(SPREAD, (6, 3, 2), strict=True))
+    assert upload().sent == upload(topology=Topology(replicas=3)).sent == 0
+    with pytest.raises(UsageError, match=r"shard_number was 6, is now 4.*--alias"):
+        upload(topology=Topology(4))
+    assert upload(topology=Topology(4), alias="live").rows == ROWS
+    assert len(upload.bridge.collections) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((0, None, None), "--shards: 0: pass a whole number"),
+        ((None, "two", None), "--replicas: 'two': pass a whole number"),
+        ((None, None, True), "--write-consistency: True: pass a whole number"),
+        ((None, 2, 3), "--write-consistency 3 is more than --replicas 2"),
+    ],
+)
+def test_a_spread_that_no_cluster_can_have_is_refused(given, says):
+    with pytest.raises(UsageError, match=says):
+        topology_of(*given)

@@ -13,7 +13,7 @@ import qdrant_edge as edge
 import interlock
 from interlock.engine.corpus.identity import point_of
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
-from interlock.engine.targets.upload import MARK
+from interlock.engine.targets.layout import MARK
 from tests.builders import corpus
 from tests.builders import interlock as command
 from tests.edge_bridge import refusal, serving

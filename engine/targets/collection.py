@@ -208,9 +208,11 @@ class ServerCollection:
 
     def index(self, key: str, kind: str) -> None:
         """Index a key of the payload, and wait until it is."""
-        from qdrant_client.models import PayloadSchemaType
+        from qdrant_client.models import KeywordIndexParams, PayloadSchemaType
 
-        how: dict[str, Any] = {"field_name": key, "field_schema": PayloadSchemaType(kind), "wait": True}
+        tenant = kind == "tenant"
+        schema = KeywordIndexParams(type="keyword", is_tenant=True) if tenant else PayloadSchemaType(kind)  # type: ignore[arg-type]
+        how: dict[str, Any] = {"field_name": key, "field_schema": schema, "wait": True}
         client = self._server.client
         self._server.complete(f"indexing {key}", lambda: client.create_payload_index(self.name, **how).status)
 

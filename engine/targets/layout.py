@@ -21,12 +21,31 @@ if TYPE_CHECKING:
     from qdrant_client.models import CollectionInfo, CreateCollection
 
 VectorType = Literal["float32", "float16"]
-IndexType = Literal["keyword", "integer", "float", "bool", "datetime", "uuid", "text", "geo"]
+IndexType = Literal["keyword", "tenant", "integer", "float", "bool", "datetime", "uuid", "text", "geo"]
 METADATA = "interlock"
 """The key of a collection's metadata under which it is said what its vectors mean."""
+MARK = "interlock_upload"
+"""That under which the latest upload is named: what was acknowledged to another may have been overwritten."""
 UNINDEXED, INDEXED = 0, 16
 """Links of each vector in the index, `m`, while points come and afterwards."""
 C = TypeVar("C", bound=str)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How a cluster of servers spreads a collection: in how many shards, how many servers have each, and how many of
+    these must have written a point before it counts. What is None is left to the server."""
+
+    shards: int | None = None
+    replicas: int | None = None
+    write_consistency: int | None = None
+
+    @property
+    def asked(self) -> dict[str, int]:
+        """What is not left to the server, as that calls it."""
+        factors = self.shards, self.replicas, self.write_consistency
+        named = zip(("shard_number", "replication_factor", "write_consistency_factor"), factors, strict=True)
+        return {name: factor for name, factor in named if factor is not None}
 
 
 @dataclass(frozen=True)
@@ -41,6 +60,7 @@ class CollectionLayout:
     vector_type: VectorType = "float32"
     quantisation: Quantise = "none"
     indexes: Mapping[str, str] = field(default_factory=dict)
+    topology: Topology = Topology()
 
     @property
     def dense_bytes(self) -> int:
@@ -76,7 +96,8 @@ class CollectionLayout:
             vectors=vectors,
             sparse_vectors={name: weighed if name == BM25 else models.SparseVectorParams() for name in self.sparse},
             hnsw_config=models.HnswConfigDiff(m=UNINDEXED),
-            metadata={METADATA: dict(self.manifest)},
+            metadata=self.metadata,
+            **self.topology.asked,  # type: ignore[arg-type]
         )
 
     @property
@@ -95,23 +116,46 @@ class CollectionLayout:
         """The same as JSON."""
         return dict(self.request.model_dump(mode="json", exclude_unset=True, exclude_none=True))
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a collection says of its points."""
+        return {METADATA: dict(self.manifest)}
+
     def check(self, there: "CollectionInfo", where: str) -> None:
-        """Raise UsageError where a collection is another one in what its points mean or how they are kept."""
-        told = (there.config.metadata or {}).get(METADATA)
-        if not isinstance(told, dict):
+        """Raise UsageError where a collection is another one in what its points mean or how they are kept; an empty one
+        that somebody else made may mean anything."""
+        told = self.manifest if unclaimed(there) else (there.config.metadata or {}).get(METADATA)
+        if not isinstance(told, Mapping):
             odd = ["it was not made by interlock (its metadata says nothing of models)"]
         else:
             asked, params = self.request, there.config.params
-            wanted = {**_kept(asked.vectors, asked.sparse_vectors), **_meaning(self.manifest)}
-            odd = list(differences({**_kept(params.vectors, params.sparse_vectors), **_meaning(told)}, wanted))
+            wanted = {**_kept(asked.vectors, asked.sparse_vectors), **_meaning(self.manifest), **self.topology.asked}
+            has = {**_kept(params.vectors, params.sparse_vectors), **_meaning(told)}
+            odd = list(differences({**has, **{name: getattr(params, name) for name in self.topology.asked}}, wanted))
             for key, kind in self.indexes.items():
                 found = (there.payload_schema or {}).get(key)
-                if found and _word(found.data_type) != kind:
-                    odd.append(f"the index of {key} was {_word(found.data_type)}, is now {kind}")
+                if found and (had := _index_type(found)) != kind:
+                    odd.append(f"the index of {key} was {had}, is now {kind}")
         if odd:
             raise UsageError(
                 f"{where} is another collection ({few(odd)}): pass --alias NAME to upload beside it, or delete it there"
             )
+
+
+def unclaimed(there: "CollectionInfo") -> bool:
+    """Tell whether a collection has no point and says nothing of models: somebody made it to be filled."""
+    return METADATA not in (there.config.metadata or {}) and there.points_count == 0
+
+
+def unindexed(there: "CollectionInfo") -> bool:
+    """Tell whether a collection builds no index, as ours do while points come."""
+    return bool(there.config.hnsw_config and there.config.hnsw_config.m == UNINDEXED)
+
+
+def mark_of(there: "CollectionInfo") -> dict[str, Any]:
+    """Read what the latest upload has left in the metadata."""
+    found = (there.config.metadata or {}).get(MARK)
+    return found if isinstance(found, dict) else {}
 
 
 def layout_in(there: "CollectionInfo", where: str) -> CollectionLayout:
@@ -154,6 +198,11 @@ def _quantised_by(config: Any) -> str:
     return {"scalar": "int8"}.get(kind, kind)
 
 
+def _index_type(index: Any) -> str:
+    """The type of an index, as it is asked for."""
+    return "tenant" if getattr(index.params, "is_tenant", None) else str(_word(index.data_type))
+
+
 def _word(value: Any) -> Any:
     """The word of an enumeration of the client."""
     return getattr(value, "value", value)
@@ -162,6 +211,22 @@ def _word(value: Any) -> Any:
 def _meaning(manifest: Mapping[str, Any]) -> dict[str, object]:
     """A manifest but for which run wrote last."""
     return {"payload": NESTED} | {key: value for key, value in manifest.items() if key != "run"}
+
+
+def topology_of(shards: int | None, replicas: int | None, write_consistency: int | None) -> Topology:
+    """Read how a cluster is to spread a collection; None: as it has it. Raises UsageError for what is no number from 1
+    on, and where no write could ever count."""
+    asked = {"shards": shards, "replicas": replicas, "write-consistency": write_consistency}
+    for flag, each in asked.items():
+        if each is not None and (type(each) is not int or each < 1):
+            raise UsageError(f"--{flag}: {each!r:.100}: pass a whole number above 0")
+    made = Topology(shards, replicas, write_consistency)
+    if made.replicas and made.write_consistency and made.write_consistency > made.replicas:
+        raise UsageError(
+            f"--write-consistency {made.write_consistency} is more than --replicas {made.replicas}, so that no write "
+            "counts: choose a lower one"
+        )
+    return made
 
 
 def vector_type_of(text: str) -> VectorType:

@@ -25,7 +25,7 @@ from interlock.engine.targets.collection import ServerCollection
 from interlock.engine.targets.connection import TransientError
 from interlock.engine.targets.files.exported import ExportedCollection
 from interlock.engine.targets.indexing import IndexWait
-from interlock.engine.targets.layout import INDEXED, UNINDEXED
+from interlock.engine.targets.layout import INDEXED, MARK, mark_of, unclaimed, unindexed
 from interlock.engine.targets.server import MANAGE, WRITE, Forbidden, QdrantServer
 from interlock.engine.targets.target import batches, compare, deliver, gated, lacking, prune
 from interlock.engine.targets.upload_plan import (
@@ -41,9 +41,6 @@ from interlock.engine.vectors.points import Point
 if TYPE_CHECKING:
     from qdrant_client.models import CollectionInfo
 
-MARK = "interlock_upload"
-"""The key of a collection's metadata under which the latest upload is named: what was acknowledged to another may have
-been overwritten."""
 SAMPLE = 100
 """Points that are read back whole."""
 
@@ -155,10 +152,12 @@ class CollectionUpload:
         there = there or self._described()
         self._layout.check(there, target.where)
         target.obey(there, self._collection.rows)
+        if unclaimed(there):
+            self._claim()
         for key, kind in self._layout.indexes.items():
             if key not in (there.payload_schema or {}):
                 target.index(key, kind)
-        mark = self._found = _mark_of(there).get("upload")
+        mark = self._found = mark_of(there).get("upload")
         if mark != journal.mark:
             if journal.rows:
                 who = f"another upload has written to {target.name} since"
@@ -167,13 +166,13 @@ class CollectionUpload:
         elif journal.rows and target.exact and target.count() < journal.rows:
             self._say(f"{target.name} has fewer points than it acknowledged: all are sent again")
             self._begin(journal)
-        elif _unindexed(there) or self._options.alias:
+        elif unindexed(there) or self._options.alias:
             self._mark(journal)  # what comes last takes the same right
         if self._marked and self._may_change:
             return
         if self._options.alias:
             raise self._refused("may not switch an alias, nor change a collection")
-        if _unindexed(there):
+        if unindexed(there):
             raise self._refused(f"may not change {target.name}, which builds no index (m = 0)")
 
     def _create(self) -> None:
@@ -184,6 +183,14 @@ class CollectionUpload:
         except InterlockError:  # an attempt whose answer was lost may have made it
             if self._server.describe(self._target.name) is None:
                 raise
+
+    def _claim(self) -> None:
+        """Say of an empty collection that somebody else made what its points mean; all else of it stays."""
+        try:
+            self._server.change(self._target.name, metadata=self._layout.metadata)
+        except Forbidden:
+            raise self._refused(f"may not say in {self._target.name}, which is empty, what its points mean") from None
+        self._say(f"{self._target.name} was made by somebody else and is empty: it is filled as it is")
 
     def _refused(self, what: str) -> UsageError:
         return UsageError(
@@ -215,7 +222,7 @@ class CollectionUpload:
 
         def look() -> None:
             nonlocal mark
-            mark = _mark_of(self._described())
+            mark = mark_of(self._described())
             if mark.get("upload") == self._found != journal.mark:
                 raise TransientError(f"{self._target.name} does not show the mark of this upload yet")  # nor a peer
 
@@ -304,7 +311,7 @@ class CollectionUpload:
         """Have the indexes built that were put off, and wait until they are."""
         from qdrant_client.models import HnswConfigDiff
 
-        if _unindexed(self._described()):
+        if unindexed(self._described()):
             self._server.change(self._target.name, hnsw_config=HnswConfigDiff(m=INDEXED))
         wait = IndexWait(self._server, self._target, self._options.settle, self._wake, self._say, journal.stand)
         wait.until_built(self._described, self._clock, self._sleep)
@@ -338,13 +345,3 @@ class CollectionUpload:
                     "else switches it, then repeat the command"
                 )
         return meant
-
-
-def _mark_of(there: "CollectionInfo") -> dict[str, Any]:
-    """What the latest upload has left in the metadata."""
-    found = (there.config.metadata or {}).get(MARK)
-    return found if isinstance(found, dict) else {}
-
-
-def _unindexed(there: "CollectionInfo") -> bool:
-    return bool(there.config.hnsw_config and there.config.hnsw_config.m == UNINDEXED)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from interlock.engine.errors import UsageError
 from interlock.engine.targets.collection import REST_BYTES, ServerCollection
 from interlock.engine.targets.files.exported import ExportedCollection
-from interlock.engine.targets.layout import CollectionLayout, VectorType, check_named
+from interlock.engine.targets.layout import CollectionLayout, Topology, VectorType, check_named
 from interlock.engine.targets.server import Forbidden, QdrantServer
 from interlock.engine.targets.target import MOST_POINTS, OtherPoints, batches, halves, others, size_of
 from interlock.engine.vectors.points import for_client
@@ -30,6 +30,7 @@ class UploadOptions:
     indexes: Mapping[str, str] = field(default_factory=dict)
     vector_type: VectorType = "float32"
     quantisation: Quantise = "none"
+    topology: Topology = Topology()
     settle: float = 3600.0
     grpc_port: int | None = 0
     prune: bool = False
@@ -93,6 +94,7 @@ def layout_of(collection: ExportedCollection, options: UploadOptions) -> Collect
         options.vector_type,
         options.quantisation,
         options.indexes,
+        options.topology,
     )
 
 
@@ -104,7 +106,8 @@ def target_of(collection: ExportedCollection, options: UploadOptions) -> str:
     if not options.alias:
         return collection.qdrant_collection
     check_named(options.alias)
-    kept = [collection.fingerprint, options.vector_type, options.quantisation]
+    asked = [options.topology.asked] if options.topology.asked else []
+    kept = [collection.fingerprint, options.vector_type, options.quantisation, *asked]
     target = f"{options.alias}-{hashlib.sha256(msgspec.json.encode(kept)).hexdigest()[:8]}"
     check_named(target)
     return target

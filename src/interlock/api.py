@@ -232,6 +232,9 @@ def upload(
     indexes: Mapping[str, str] | None = None,
     quantisation: Literal["none", "int8", "binary"] = "none",
     vector_type: Literal["float32", "float16"] = "float32",
+    shards: int | None = None,
+    replicas: int | None = None,
+    write_consistency: int | None = None,
     api_key_file: AnyPath | None = None,
     patience: float = 300.0,
     settle: float = 3600.0,
@@ -245,7 +248,8 @@ def upload(
     QDRANT_API_KEY or from `api_key_file`. `grpc_port` is where points may go over gRPC (0: nowhere); without it that is
     6334 where the URL's own port is 6333. Progress goes to stderr. After an interruption the same call continues.
     `prune` removes points that earlier uploads put there and that are not of this run, once all is verified.
-    `payload` says where points have metadata, if not as in the run.
+    `payload` says where points have metadata, if not as in the run. `shards`, `replicas` and `write_consistency` are
+    for a collection that is made on a cluster of servers.
 
     Raises UsageError for a run, a server or a collection that does not fit, UnavailableError for a server that does not
     answer for `patience` seconds, InterlockError where what is there is not what was sent, and once all is uploaded
@@ -254,7 +258,13 @@ def upload(
     from interlock.console.writing import say
     from interlock.engine.flows import Listener
     from interlock.engine.flows import upload as flow
-    from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, vector_type_of
+    from interlock.engine.targets.layout import (
+        parse_indexes,
+        payload_of,
+        quantisation_of,
+        topology_of,
+        vector_type_of,
+    )
 
     path, key_file = open_run(run).path, _path(api_key_file, "api_key_file")
     with python_wording():
@@ -266,6 +276,7 @@ def upload(
             indexes=parse_indexes([f"{key}:{kind}" for key, kind in (indexes or {}).items()]),
             vector_type=vector_type_of(vector_type),
             quantisation=quantisation_of(quantisation),
+            topology=topology_of(shards, replicas, write_consistency),
             key_file=key_file,
             patience=patience,
             settle=settle,

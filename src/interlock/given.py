@@ -105,6 +105,7 @@ ARGUMENTS = {
     "queries": "queries",
     "query": "query",
     "refresh-models": "refresh_models",
+    "replicas": "replicas",
     "rerank": "rerank",
     "rerank-depth": "rerank_depth",
     "rerank-share": "rerank_share",
@@ -116,6 +117,7 @@ ARGUMENTS = {
     "run-out": "run_out",
     "seed": "seed",
     "settle": "settle",
+    "shards": "shards",
     "shared": "window",
     "sparse": "sparse",
     "sparse-share": "sparse_share",
@@ -131,5 +133,6 @@ ARGUMENTS = {
     "warm": "warm",
     "weights": "weights",
     "window": "window",
+    "write-consistency": "write_consistency",
 }
 """What a flag of the command line is called in Python."""
