@@ -9,6 +9,8 @@ import pickle
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +45,7 @@ from interlock.engine.settings import load
 from interlock.engine.targets import shard
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import Words
-from tests.builders import WORDS, corpus, interlock, toml
+from tests.builders import ROOT, WORDS, corpus, environment, interlock, toml
 
 TEXTS = 240
 OWN = {"a": 0.7, "b": 0.3}
@@ -493,6 +495,29 @@ def test_a_fork_does_not_ask_the_searcher_of_the_process_that_it_came_from(share
         "UsageError: the store is open in the process that this one was forked from: use a Searcher of its own",
     )
     assert {question: searcher.search(question) for question in wanted} == wanted
+
+
+FORKED = """
+import os, signal, sys
+import interlock
+store, settings = sys.argv[1], interlock.Settings(config=sys.argv[2])
+def asked():
+    with interlock.Searcher(store, collection="docs", settings=settings, copy=True) as searcher:
+        return searcher.search("text")[0].id
+here = asked()
+if not (child := os.fork()):
+    signal.alarm(30)
+    os._exit(int(asked() != here))
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_fork_of_a_process_that_has_computed_in_several_threads_asks_a_searcher_of_its_own(place: Path) -> None:
+    words = [sys.executable, "-c", FORKED, place / "concat", place / "interlock.toml"]
+    done = subprocess.run(
+        words, env=environment({"OMP_NUM_THREADS": "2"}), cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_searcher_is_neither_copied_nor_sent_elsewhere(shared) -> None:

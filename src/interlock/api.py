@@ -5,6 +5,8 @@ where the command would end with an exit code other than 0; only `plan` returns 
 thread, and none touches signals or event loops.
 """
 
+import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +38,15 @@ if TYPE_CHECKING:
     from interlock.engine.targets.upload_plan import UploadReport
 
 SHOWN = ("auto", "lines", "none")
+
+
+def _compute_alone() -> None:
+    """Have a fork compute in one thread: it has not those of the process that it is of, and waits for them for ever."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_compute_alone)
 
 
 @dataclass(frozen=True, kw_only=True)
