@@ -190,6 +190,12 @@ def test_a_text_that_is_the_query_itself_is_no_hit_of_it_in_any_way(material):
                 assert list(hits) == [id for id in whole if id != own.get(at)]
 
 
+def test_a_list_without_the_query_itself_is_as_long_as_any(material, monkeypatch):
+    monkeypatch.setattr("interlock.engine.evaluation.weighing.DEEPEST", 10)
+    judge = Judge(replace(material, themselves={at: f"d{at}" for at in range(0, 40, 2)}), Fusion.CONCAT, 0)
+    assert {len(hits) for way in judge.models() for hits in way.found} == {10}
+
+
 # Reranking
 
 
