@@ -224,7 +224,7 @@ def models(command: argparse.ArgumentParser) -> None:
     actions, text = ["list", "fetch", "bundle"], "list (default), fetch or bundle"
     command.add_argument("action", nargs="?", choices=actions, default="list", help=text)
     text = "only these models, by key, org/name of the hub or directory; for bundle the directory first"
-    command.add_argument("names", nargs="*", metavar="MODEL", help=text)
+    command.add_argument("names", nargs="*", type=NAME, metavar="MODEL", help=text)
     command.add_argument("--plan", action="store_true", help="for bundle: show what it takes, and write nothing")
     command.add_argument("--json", action="store_true", help="machine-readable")
     settings(command, "roster", "sparse", "token_vectors", "offline", "refresh_models", "allow_pickle")

@@ -46,6 +46,8 @@ def name(value: object) -> str:
     """Read a name, which is not empty."""
     if not str(value).strip():
         raise ValueError("expected a name that is not empty")
+    if not _nameable(str(value)):
+        raise ValueError(f"expected a name {NAMEABLE}")
     return str(value)
 
 

@@ -379,3 +379,23 @@ def test_records_without_a_text_are_named_once_with_their_fields_when_no_chunk_i
     second = 'record 6: expected an object with a field "text", got a number'
     said = f"nothing to embed: Docs/a_chunks.json {first}; Docs/a_chunks.json {second}"
     assert done.stderr == f"interlock: {said}; No/b.jsonl: empty file\n"
+
+
+@pytest.mark.parametrize("words", [("plan", "loop"), ("run", "loop"), ("chunk", "loop", "--out", "o.jsonl")])
+def test_a_circle_of_links_is_refused_in_a_line(tmp_path, words):
+    (tmp_path / "loop").symlink_to("loop")
+    said = interlock(*words, cwd=tmp_path, check=2).stderr.splitlines()
+    assert "loop" in said[-1] and "a bug in interlock" not in said[-1]
+
+
+@pytest.mark.parametrize("name", ["", "a" * 300])
+def test_what_can_name_no_model_is_refused_and_no_bundle_is_written_where_one_stands(tmp_path, name):
+    for words in (("models", "list", name), ("models", "bundle", name)):
+        assert "argument MODEL: expected a name" in interlock(*words, cwd=tmp_path, check=2).stderr
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_that_is_none_of_a_run_is_not_watched_as_the_runs_beside_it(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    said = interlock("watch", "notes.txt", cwd=tmp_path, check=2).stderr
+    assert "notes.txt is no file of a run: name a run directory" in said

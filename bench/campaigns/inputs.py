@@ -261,7 +261,7 @@ def _put_back(room: Room, field: Field, chunks: Path, run: Path, variant: Varian
     if outcome.code == 0:
         return [f"put back: {each}" for each in field.must_be_right(outcome, run, variant)]
     found = wrongs(outcome)
-    if "other inputs" not in outcome.err:
+    if "its inputs changed" not in outcome.err:
         found.append(f"put back: exit code {outcome.code}: {outcome.last}")
     return [f"put back: {each}" for each in found]
 

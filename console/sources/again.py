@@ -1,6 +1,7 @@
 """Whether a run of the same chunks and models lies beside one that is to begin, and what goes on with it: nobody is to
 compute twice unknowingly. Reads `run.json` of the latest runs and the ends of their journals."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -66,7 +67,7 @@ def _before(chunks: Path, configuration: Configuration) -> tuple[Path | None, Li
         whole = sum(weight for _, weight in settings.roster)
         weights = [weight / whole for _, weight in settings.roster]
         wanted = [(spec.key, at < len(weights) and weights[at]) for at, spec in enumerate(specs)]
-        found = [*_alike(settings.out, str(chunks.resolve()), settings.fusion, wanted, usual=configuration.usual)]
+        found = [*_alike(settings.out, os.path.realpath(chunks), settings.fusion, wanted, usual=configuration.usual)]
         ends = {run: close_of(run / JOURNAL) for run in found}
         done = [run for run, end in ends.items() if end and end.status == "completed"]
         if done:

@@ -19,7 +19,7 @@ from interlock.engine.corpus.forms import READ, form_of, stem_of
 from interlock.engine.corpus.naming import BEIR, USUAL, Naming
 from interlock.engine.errors import UsageError, meant, near
 from interlock.engine.record.facts import Refusal
-from interlock.engine.record.words import command, few, several
+from interlock.engine.record.words import argument, command, few, several
 
 ALIKE = (".md", ".html", ".pdf", ".docx")
 """Endings, in any case, of files whose texts people may expect to be read, where there are no others."""
@@ -67,10 +67,10 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
     Raises UsageError for a root that is missing or holds no file of texts, for a wanted name that is not
     there, and for two directories that would share one Qdrant name.
     """
-    if any(unicodedata.category(sign) == "Cs" for sign in str(root.resolve())):
+    if any(unicodedata.category(sign) == "Cs" for sign in os.path.realpath(root)):
         raise UsageError(f"cannot record {printable(str(root))}: the path is not UTF-8; rename it")
     try:
-        entire = root.resolve()
+        entire = Path(os.path.realpath(root))  # which a circle of links does not end in a RuntimeError
         found = [_alone(entire)] if entire.is_file() else _found(entire)
     except FileNotFoundError:
         raise UsageError(f"{root} does not exist{near(root)}: name the directory that holds your collections") from None
@@ -81,7 +81,7 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
     if not any(collection.files or collection.refusals for collection in found):
         skipped = "".join(f"; {each}" for each in overlooked(root, found))
         if any(name.lower().endswith(ALIKE) for collection in found for name in collection.unread) or _has_pages(root):
-            words = ["chunk", str(root), "--out", f"chunks/{entire.name}/pages.jsonl"]
+            words = ["chunk", argument(root), "--out", f"chunks/{entire.name}/pages.jsonl"]
             skipped += f"; to make a chunk file of documents use `{command(words)}`"
         raise UsageError(f"{root} has no chunk files or tables: name the directory above them ({READ}){skipped}")
     names = {collection.name for collection in found}

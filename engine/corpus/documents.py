@@ -92,7 +92,7 @@ def chunk_documents(
         raise UsageError(f"--tokens {tokens}: {short.model} reads {short.most} of a text: set at most that")
     if not 0 <= overlap < tokens:
         raise UsageError(f"--overlap {overlap}: expected less than --tokens, which is {tokens}: set it lower")
-    report, root = ChunkedFiles(), root.resolve()
+    report, root = ChunkedFiles(), Path(os.path.realpath(root))
     files = list(_documents(root, report))
     if not files and not report.refusals:
         kinds = ", ".join(DOCUMENTS[:4])

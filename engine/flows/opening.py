@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +57,7 @@ def check(settings: RunSettings, chunks: Path) -> None:
         Fusion(settings.fusion), arrays=with_arrays(settings.export), store=settings.qdrant is not None
     )
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
-        if path and path.resolve().is_relative_to(chunks.resolve()):
+        if path and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(chunks)):
             raise UsageError(
                 f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
             )
