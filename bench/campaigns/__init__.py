@@ -4,6 +4,7 @@ from bench.campaigns import (
     architectures,
     caches,
     commands,
+    flags,
     fulldisk,
     heads,
     inputs,
@@ -45,4 +46,5 @@ CAMPAIGNS = [
     liars.CAMPAIGN,
     architectures.CAMPAIGN,
     commands.CAMPAIGN,
+    flags.CAMPAIGN,
 ]

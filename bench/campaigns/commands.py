@@ -8,7 +8,7 @@ import json
 import shlex
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -35,8 +35,13 @@ def kind(work: Callable[[Shell], object]) -> Callable[[Shell], object]:
 
 def trial(room: Room) -> Report:
     """One kind, in a directory of one name."""
-    name, work = list(KINDS.items())[room.number % len(KINDS)]
-    odd = NAMES[(room.number + room.number // len(KINDS)) % len(NAMES)]
+    return trial_of(KINDS, room)
+
+
+def trial_of(kinds: Mapping[str, Callable[[Shell], object]], room: Room) -> Report:
+    """One of these kinds."""
+    name, work = list(kinds.items())[room.number % len(kinds)]
+    odd = NAMES[(room.number + room.number // len(kinds)) % len(NAMES)]
 
     def done() -> Report:
         shell = Shell(room, odd)
