@@ -398,4 +398,4 @@ def test_what_can_name_no_model_is_refused_and_no_bundle_is_written_where_one_st
 def test_a_file_that_is_none_of_a_run_is_not_watched_as_the_runs_beside_it(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     said = interlock("watch", "notes.txt", cwd=tmp_path, check=2).stderr
-    assert "notes.txt is no file of a run: name a run directory" in said
+    assert "notes.txt does not belong to a run: name a run directory" in said

@@ -59,7 +59,7 @@ def _meant(path: Path) -> Path:
     """The run at a path, or the directory of runs: that, or its `runs`."""
     if is_run(path) or not path.is_dir():
         if not is_run(run := journal_at(path).parent):
-            raise UsageError(f"{path} is no file of a run: name a run directory ({beside(path)})")
+            raise UsageError(f"{path} does not belong to a run: name a run directory ({beside(path)})")
         return run
     if there := next(filter(runs_in, (path, path / "runs")), None):
         return there
