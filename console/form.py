@@ -19,7 +19,7 @@ from interlock.engine.corpus.collections import Glance, glance
 from interlock.engine.corpus.forms import form_of
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.models.members import members
-from interlock.engine.models.registry import ModelSpec, extended, vouched
+from interlock.engine.models.registry import ModelSpec, extended, usual_weights, vouched
 from interlock.engine.record.facts import Setting
 from interlock.engine.settings import (
     ON_SCREEN,
@@ -83,9 +83,17 @@ def command_of(filled: Filled, settings: RunSettings) -> list[str]:
     chunks = filled.text("chunks")
     words = ["run", f"./{chunks}" if chunks.startswith("-") else chunks]
     for name, text in ((name, filled.text(name)) for name in KNOBS):
-        if setting_of(name).metadata["parse"](text) != getattr(settings, name):
+        if _meant(name, text) != getattr(settings, name):
             words += [f"{flag_of(name)}={text}"] if text.startswith("-") else [flag_of(name), text]
     return [*words, *shlex.split(filled.text("flags"))]
+
+
+def _meant(name: str, text: str) -> object:
+    """What a run would take for the text of a field."""
+    found = setting_of(name).metadata["parse"](text)
+    if name != "roster" or parsers.weighs(text):
+        return found
+    return tuple(zip(models := [model for model, _ in found], usual_weights(models), strict=True))
 
 
 def problems(filled: Filled, models: Mapping[str, ModelSpec]) -> dict[str, str]:
@@ -170,7 +178,10 @@ def _refused(name: str, text: str) -> str:
 def _written(name: str, value: object) -> str:
     """A value of a journal or of the settings as somebody would type it."""
     if name == "roster" and isinstance(value, list):
-        return ",".join(model if weight == 1 else f"{model}={weight:g}" for model, weight in value)
+        models, weights = [model for model, _ in value], [weight for _, weight in value]
+        if weights == usual_weights(models):  # those of models that are ticked then are usual, too
+            return ",".join(models)
+        return ",".join(key if weight == 1 and {*weights} != {1} else f"{key}={weight:g}" for key, weight in value)
     if name in SIZES and isinstance(value, int):  # in the largest unit that says it exactly
         units = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
         exact = (f"{value // size}{unit}" for unit, size in units if value and value % size == 0)

@@ -86,6 +86,21 @@ def test_a_command_has_only_what_differs_from_the_settings():
     assert parse(words).dim == "256"
 
 
+@pytest.mark.parametrize(
+    ("begun", "typed"),
+    [
+        ("all-minilm-l6,all-mpnet-base-v2", "all-minilm-l6,all-mpnet-base-v2"),
+        ("all-minilm-l6=1,all-mpnet-base-v2=1", "all-minilm-l6=1,all-mpnet-base-v2=1"),
+        ("all-minilm-l6,bge-m3", "all-minilm-l6,bge-m3"),
+        ("all-minilm-l6=0.5,bge-m3", "all-minilm-l6=0.5,bge-m3"),
+    ],
+)
+def test_a_roster_is_typed_without_weights_where_these_are_the_usual_ones_and_never_changes_its_meaning(begun, typed):
+    settings = load({"roster": begun}, {}).settings
+    text = as_configured(settings).text("roster")
+    assert (text, load({"roster": text}, {}).settings.roster) == (typed, settings.roster)
+
+
 def test_the_order_in_which_models_are_ticked_is_that_of_the_roster():
     roster = "bge-m3=0.5, hf:a/b=2"
     assert toggled(roster, "all-minilm-l6") == "bge-m3=0.5,hf:a/b=2,all-minilm-l6"
