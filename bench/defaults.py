@@ -67,8 +67,8 @@ CHOICES = [Choice(*each) for each in product(WEIGHTS, (False, True), SHARES)]
 
 
 class Collection(NamedTuple):
-    """A judged collection: cosines [q, n] of each model as they are and half-centred, BM25's hits, grades by query, and
-    the cosines of others' queries [model][q', n], which it does not answer."""
+    """A judged collection: the ids of its texts, what each model gives of texts and queries, and by query BM25's hits
+    and the grades."""
 
     name: str
     ids: Sequence[str]
@@ -141,13 +141,13 @@ def best(values: Sequence[Mapping[Choice, Floats]]) -> Choice:
 
 
 def against(values: Mapping[Choice, Floats], choice: Choice, other: Choice) -> dict[str, Any]:
-    """How far a choice is from another: mean, and its interval."""
+    """What a choice finds more than another: mean, and its interval."""
     (found,) = differences([values[choice] - values[other]])
     return {"mean": found.mean, "low": found.low, "high": found.high}
 
 
 def told(name: str, values: Mapping[Choice, Floats], choice: Choice) -> dict[str, Any]:
-    """What a choice finds on a collection, against today's default before it and against the dense search."""
+    """What a choice finds on a collection, against the default before and against the dense search."""
     differ = {"before": against(values, choice, BEFORE), "dense": against(values, choice, DENSE)}
     return {"collection": name, "choice": choice.told, "nDCG@10": float(values[choice].mean()), **differ}
 

@@ -36,8 +36,8 @@ class ModelSettings:
         "all-minilm-l6,all-mpnet-base-v2",
         parsers.roster,
         "NAME[=WEIGHT],...",
-        "models in pass order with their fusion weights, the first is the primary; without any weight, the better ones "
-        "by what is published count more, where that is known",
+        "models in pass order with their fusion weights; the first is the primary. Without weights they count by their "
+        "published retrieval quality, where that is known",
         kept="roster",
     )
     sparse: tuple[str, ...] = knob(

@@ -226,6 +226,11 @@ def written(place):
     return run(place, *flags, "--rerank", "b").stdout
 
 
+def test_a_plan_writes_nothing(place):
+    assert "40 " in run(place, "--plan", "--run-out", "planned").stdout
+    assert not (place / "planned").exists()
+
+
 def test_trec_eval_measures_the_runs_that_are_written_as_the_evaluation_does(place, written):
     found = json.loads((place / "m.json").read_text())
     grades = pytrec_eval.parse_qrel([f"q{at} 0 d{at} 1" for at in range(40)])

@@ -8,53 +8,22 @@ import json
 import shlex
 import shutil
 import signal
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bench.campaigns.process import aside
-from bench.campaigns.shell import LOST, NAMES, Shell, kill, line_of
-from bench.campaigns.tally import Campaign, Report, Room
+from bench.campaigns.shell import LOST, Kinds, Shell, kill, line_of
+from bench.campaigns.tally import Campaign
 from tests import builders
 from tests.edge_bridge import serving
 from tests.hub import Hub
 from tests.test_worker import POISON, poisoned
 from tests.uploads import bridged
 
-KINDS: dict[str, Callable[[Shell], object]] = {}
 QUESTION = "a question"
-
-
-def kind(work: Callable[[Shell], object]) -> Callable[[Shell], object]:
-    """Make a kind of trial of a function; its name says which."""
-    KINDS[work.__name__] = work
-    return work
-
-
-def trial(room: Room) -> Report:
-    """One kind, in a directory of one name."""
-    return trial_of(KINDS, room)
-
-
-def trial_of(kinds: Mapping[str, Callable[[Shell], object]], room: Room) -> Report:
-    """One of these kinds."""
-    name, work = list(kinds.items())[room.number % len(kinds)]
-    odd = NAMES[(room.number + room.number // len(kinds)) % len(NAMES)]
-
-    def done() -> Report:
-        shell = Shell(room, odd)
-        try:
-            work(shell)
-        except (RuntimeError, AssertionError) as error:
-            shell.wrong(str(error))
-        return shell.report
-
-    report = aside(done)
-    report.tried[name] += 1
-    report.wrong = [f"{name} in {each}" for each in report.wrong]
-    return report
+kind = Kinds()
 
 
 # A run that stopped.
@@ -398,4 +367,4 @@ def the_console(s: Shell) -> None:
     s.go_on(type(s.do("true"))([], 4, "", said))
 
 
-CAMPAIGN = Campaign("commands", trial, 4 * len(KINDS), "printed commands, run as they are printed")
+CAMPAIGN = Campaign("commands", kind.trial, 4 * len(kind), "printed commands, run as they are printed")

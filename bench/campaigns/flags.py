@@ -8,22 +8,15 @@ rows by pyarrow and numpy, points by a search.
 import re
 import shlex
 import sys
-from collections.abc import Callable
 
 import numpy as np
 
-from bench.campaigns.commands import QUESTION, trial_of
-from bench.campaigns.shell import LOST, Shell, line_of
-from bench.campaigns.tally import Campaign, Report, Room
+from bench.campaigns.commands import QUESTION
+from bench.campaigns.shell import LOST, Kinds, Shell, line_of
+from bench.campaigns.tally import Campaign
 from tests import builders
 
-KINDS: dict[str, Callable[[Shell], object]] = {}
-
-
-def kind(work: Callable[[Shell], object]) -> Callable[[Shell], object]:
-    """Make a kind of trial of a function; its name says which."""
-    KINDS[work.__name__] = work
-    return work
+kind = Kinds()
 
 
 def told(s: Shell, said: str, pattern: str) -> str:
@@ -61,7 +54,8 @@ def the_last_gpu_is_lost(s: Shell) -> None:
     flags = told(s, said, r"and (--resume --devices \S+) on the CPU")
     done = s.paste(f"{line_of(s.words())} {flags}", (0, 2))
     if done.returncode:  # rehearsed and real devices do not mix, and it says so
-        s.paste(f"{line_of(s.words())} --resume {told(s, done.stderr, '(drop --devices)') and ''}--faults ''", (0,))
+        told(s, done.stderr, "(drop --devices)")
+        s.paste(f"{line_of(s.words())} --resume --faults ''", (0,))
     s.whole(s.runs / "r")
 
 
@@ -306,11 +300,6 @@ def python(s: Shell) -> None:
     python(script(f", {argument}"))
 
 
-def trial(room: Room) -> Report:
-    """One kind, in a directory of one name."""
-    return trial_of(KINDS, room)
-
-
 CAMPAIGN = Campaign(
-    "flags", trial, 2 * len(KINDS), "flags that refusals name, and examples of help, as they are printed"
+    "flags", kind.trial, 2 * len(kind), "flags that refusals name, and examples of help, as they are printed"
 )

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.campaigns.process import aside
 from bench.campaigns.tally import Report, Room
 from tests import builders
 from tests.pty_harness import OnTerminal
@@ -202,3 +203,29 @@ def line_of(words: Sequence[object]) -> str:
 def kill(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+class Kinds(dict[str, Callable[[Shell], object]]):
+    """Kinds of trials by name; called with a function, it makes it one."""
+
+    def __call__(self, work: Callable[[Shell], object]) -> Callable[[Shell], object]:
+        self[work.__name__] = work
+        return work
+
+    def trial(self, room: Room) -> Report:
+        """One kind, in a directory of one name."""
+        name, work = list(self.items())[room.number % len(self)]
+        odd = NAMES[(room.number + room.number // len(self)) % len(NAMES)]
+
+        def done() -> Report:
+            shell = Shell(room, odd)
+            try:
+                work(shell)
+            except (RuntimeError, AssertionError) as error:
+                shell.wrong(str(error))
+            return shell.report
+
+        report = aside(done)
+        report.tried[name] += 1
+        report.wrong = [f"{name} in {each}" for each in report.wrong]
+        return report

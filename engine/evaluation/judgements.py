@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection as Members
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -64,7 +65,7 @@ class Judged:
         """The queries without a word."""
         return [query for query, text in self.queries.items() if not text.strip()]
 
-    @property
+    @cached_property
     def themselves(self) -> list[str]:
         """The queries that are texts of the corpus, by their ids and words, and no answers to themselves."""
         found = []

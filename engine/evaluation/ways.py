@@ -1,5 +1,6 @@
 """A way to search as it is judged: a name, what it is compared with, and what it found, as a run of TREC too."""
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,12 +108,15 @@ def check_run_out(directory: Path, ids: Iterable[str]) -> None:
         raise UsageError(f"--run-out: {directory} has {strange[0]:.100} beside {RUNS} files: name another")
     if blank := next((id for id in ids if len(id.split()) != 1), None):
         raise UsageError(f"--run-out: trec_eval takes no ids with blanks, as in {blank!r:.60}: drop --run-out")
-    with atomic.explaining(directory):
-        directory.mkdir(exist_ok=True)
+    there = directory if directory.exists() else directory.absolute().parent
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"--run-out: {there} cannot be written to: name another directory")
 
 
 def write_runs(directory: Path, ways: Sequence[Way], queries: Sequence[str]) -> None:
     """Write what each way found, as far as it is measured, as a run of TREC: trec_eval says the same of it."""
+    with atomic.explaining(directory):
+        directory.mkdir(exist_ok=True)
     for way in ways:
         tag = re.sub(r"[^\w.]+", "-", f"{way.group}-{way.name}")
         lists = ((query, dict(islice(hits.items(), DEEPEST))) for query, hits in zip(queries, way.found, strict=True))

@@ -81,8 +81,8 @@ class ModelSpec:
     matryoshka: tuple[Positive, ...] = ()
     """Dimensions that the model was trained to be cut to; empty where it was not."""
     quality: float | None = None
-    """How well it retrieves by what is published: of rosters whose weights nobody gives, `usual_weights` follow it.
-    In this table the mean over the six searches of sentence-transformers' list of its models, in percent."""
+    """Its published retrieval quality, by which models count where no weights are given. In this table: the mean over
+    the six semantic-search sets of sentence-transformers' list of models, in percent."""
     languages: str = "unknown"
     """What its texts may be written in, as its model card says."""
     licence: str = "unknown"

@@ -12,12 +12,7 @@ from typing import Literal
 
 from interlock.engine.record import outlook
 from interlock.engine.record.events import CollectionRead, RecordRefused, RowParked
-from interlock.engine.record.facts import (
-    MissingModel,
-    Status,
-    node_of,
-    on_host,
-)
+from interlock.engine.record.facts import MissingModel, Status, node_of, on_host
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import Allowance, duration, human_bytes, parse_allowance, several
@@ -49,8 +44,8 @@ ENDED: dict[str, tuple[str, Level]] = {
 
 @dataclass(frozen=True)
 class Health:
-    """One word for how a run stands, what it is about, and how bad that is; whether it is `stuck`: stands still or
-    ended by a fault; which counts of an Attention the detail `tells` already."""
+    """One word for how a run stands, what it is about, and how bad that is; whether it is `stuck`, as it stands still
+    or a fault ended it; which counts of an Attention the detail `tells` already."""
 
     word: str
     level: Level

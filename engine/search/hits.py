@@ -43,9 +43,9 @@ class Hit:
     blended of theirs, each from 0 to 1 among what that stage found, so that the best of nothing near has about 1 too.
 
     `cosine` says how near the chunk is, for any question alike: that of the dense vectors, of several models the
-    weighted mean; None where no dense vector was asked or the chunk has none. Of a question that no chunk answers the
-    best has a cosine like that of an answer, so neither number tells that there is none. `stages` has each stage by
-    name; of one stage alone `score` is its own: the cosine, or a sum over terms.
+    weighted mean; None where no dense vector was asked or the chunk has none. Where the chunk that answers is missing,
+    the next one is about as near: neither number tells that there is no answer. `stages` has each stage by name; of
+    one stage alone `score` is its own: the cosine, or a sum over terms.
     """
 
     id: str
