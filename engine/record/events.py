@@ -79,7 +79,7 @@ class RunResumed(Event, frozen=True, tag="run_resumed"):
 
 
 class DeadlineSet(Event, frozen=True, tag="deadline_set"):
-    """When this session has to be over: as it was `asked`, in seconds from now, since the epoch; what it does first."""
+    """When this session must be over: as `asked`, in `seconds`, at `ends` (epoch); `partial` exports what is complete."""
 
     asked: str
     seconds: float
@@ -184,7 +184,7 @@ class DownloadRetried(Event, frozen=True, tag="download_retried"):
 
 
 class RosterResolved(Event, frozen=True, tag="roster_resolved"):
-    """The models in the order of their passes; `paces` are their tokens a second in earlier runs on one such device."""
+    """The models in the order of their passes, the primary first; `paces`: their tokens a second in earlier runs, or 0."""
 
     roster: list[RosterEntry]
     paces: dict[str, float] = {}
@@ -275,7 +275,7 @@ class ParkedRetried(Event, frozen=True, tag="parked_retried"):
 
 
 class LeaseGranted(Grant, Event, frozen=True, kw_only=True, tag="lease_granted"):
-    """`rows` and `batches` it was opened for: what its turn has left, or a batch's rows that fall back to the CPU."""
+    """`rows` and `batches` that it is for: what its turn has left, or those of a batch that falls back to the CPU."""
 
     batches: int = 0
     rows: int = 0
@@ -490,7 +490,7 @@ Emit = Callable[[AnyEvent], object]
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """An event in its place: `seq` is from 0, `at` in seconds since the epoch, `elapsed` since a session began."""
+    """An event in its place: `seq` from 0 in the run, `at` in UTC since the epoch, `elapsed` since its session began."""
 
     seq: int
     at: float

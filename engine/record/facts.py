@@ -200,7 +200,9 @@ class MemoryShortage(Struct, frozen=True, kw_only=True):
     over: bool = False
 
     def __str__(self) -> str:
-        again = " again" if self.over else ": end other programs, or stop and resume with a lower --ceiling"
+        again = (
+            " again" if self.over else ": end other programs, or stop and resume with a lower --warm or --host-ceiling"
+        )
         return f"{human_bytes(self.free_bytes)} of the host's memory free{again}"
 
 
