@@ -16,7 +16,7 @@ SAID = {
         "--resume --retry-parked", "eta ",
     ),
     "disk": ("▲ LOW DISK", "412.0 MiB free on the disk of", "free some, or the run stops there", "eta "),
-    "memory": ("▲ LOW MEMORY", "187.0 MiB of the host's memory free", "end other programs", "lower --warm or --host-ceiling", "eta "),
+    "memory": ("▲ LOW MEMORY", "187.0 MiB of the host's memory free", "end other programs", "lower --warm or", "eta "),
     "node-lost": ("✖ DEGRADED", "1 node lost (node-3)", "check it, the rest goes on", "eta "),
     "server": ("WATCH WAITING FOR SERVER", "1,280 of 2,096 points", "(7 attempts", "check the server"),
     "deadline": ("▲ LATE", "1:33 of work is more than the 0:40 left: it stops then, to be resumed", "eta "),

@@ -79,7 +79,7 @@ class RunResumed(Event, frozen=True, tag="run_resumed"):
 
 
 class DeadlineSet(Event, frozen=True, tag="deadline_set"):
-    """When this session must be over: as `asked`, in `seconds`, at `ends` (epoch); `partial` exports what is complete."""
+    """When this session must be over: as `asked`, in `seconds`, at `ends`; `partial`: what is complete is exported."""
 
     asked: str
     seconds: float
@@ -184,7 +184,7 @@ class DownloadRetried(Event, frozen=True, tag="download_retried"):
 
 
 class RosterResolved(Event, frozen=True, tag="roster_resolved"):
-    """The models in the order of their passes, the primary first; `paces`: their tokens a second in earlier runs, or 0."""
+    """The models in the order of their passes, the primary first; `paces`: tokens a second in earlier runs, or 0."""
 
     roster: list[RosterEntry]
     paces: dict[str, float] = {}
@@ -490,7 +490,7 @@ Emit = Callable[[AnyEvent], object]
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """An event in its place: `seq` from 0 in the run, `at` in UTC since the epoch, `elapsed` since its session began."""
+    """An event in its place: `seq` from 0 in the run, `at` since the epoch, `elapsed` since its session began."""
 
     seq: int
     at: float
