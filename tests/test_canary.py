@@ -1,5 +1,6 @@
 """The canary: what a device makes of a model is compared before any is kept; and what follows where it differs."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from interlock.engine.models.networks.streaming import Streaming
 from interlock.engine.models.weights import Replica
 from interlock.engine.record import events as ev
 from interlock.engine.settings import load
-from tests.builders import corpus, events_of, sentences, summary_of, tiny_model, toml
+from tests.builders import command, corpus, environment, events_of, sentences, summary_of, tiny_model, toml
 from tests.harness import grid_of
 from tests.weightless import T4, Desk, card_of, ids_of
 
@@ -43,7 +44,7 @@ class Bench:
         self.model = tiny_model(place / "one", seed=1, width=64, layers=3, **model)
         self.chunks = corpus(place / "in", {"Docs": {"a_chunks.json": TEXTS}})
 
-    def run(self, dtype: str = "float16", **flags: str) -> tuple[ExitCode, Path]:
+    def run(self, dtype: str = "float16", **flags: str | bool) -> tuple[ExitCode, Path]:
         row = {"source": str(self.model), "batch_tokens": 300, "gpu_batch_tokens": 300}
         file = toml(self.place / "models.toml", {"one": row, "one.dtype": {"sim": dtype}})
         settings = load({"out": str(self.place / "runs"), "roster": "one", "devices": "sim:T4", **flags}, {}, file)
@@ -97,6 +98,30 @@ def test_what_a_canary_found_is_remembered_until_the_precision_changes(desk):
     found = [events_of(desk.run(dtype=dtype)[1], ev.CanaryChecked)[0] for dtype in ("float16", "float16", "bfloat16")]
     assert [canary.remembered for canary in found] == [False, True, False]
     assert found[0].cosine == found[1].cosine != found[2].cosine
+
+
+def test_a_cpu_that_may_use_other_instructions_is_looked_at_anew_in_a_cache_that_is_shared(desk):
+    file = toml(desk.place / "models.toml", {"one": {"source": str(desk.model)}})
+    about = ["--config", file, "--roster", "one", "--devices", "cpu", "--quiet", "--export", "npy"]
+
+    def remembered(number: int, **switches: str) -> bool:
+        words = ["run", desk.chunks, *about, "--out", desk.place / "runs", "--run-id", f"r{number}"]
+        env = environment({"INTERLOCK_CACHE": str(desk.place / "cache"), **switches})
+        subprocess.run(command(*words), env=env, cwd=desk.place, check=True, timeout=120)
+        (canary,) = events_of(desk.place / "runs" / f"r{number}", ev.CanaryChecked)
+        return bool(canary.remembered)
+
+    ways = [{}, {"ATEN_CPU_CAPABILITY": "default"}, {"ONEDNN_MAX_CPU_ISA": "SSE41"}, {}]
+    assert [remembered(number, **switches) for number, switches in enumerate(ways)] == [False, False, False, True]
+
+
+def test_a_run_that_is_resumed_on_a_cpu_that_may_use_other_instructions_says_so(desk, monkeypatch):
+    desk.run(devices="cpu", run_id="one", roster="one")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    desk.run(devices="cpu", run_id="one", roster="one", resume=True)
+    (told,) = [each.message for each in events_of(desk.place / "runs" / "one", ev.Warned) if "is now" in each.message]
+    assert told.startswith("instructions was ")
+    assert told.endswith("ONEDNN_MAX_CPU_ISA=SSE41: the last bits of vectors may differ")
 
 
 def test_what_canaries_found_is_listed_with_model_device_and_precision_the_newest_first(desk):

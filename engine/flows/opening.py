@@ -16,7 +16,7 @@ from interlock.engine.compute.job import Job, token_bytes
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import DiskError, UnavailableError, UsageError, reason
 from interlock.engine.gpu.device import Device, facts_of
-from interlock.engine.gpu.devices import describe_host
+from interlock.engine.gpu.devices import arithmetic_of, describe_host
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.parsers import SHARED
 from interlock.engine.record import events as ev
@@ -174,6 +174,7 @@ def announce(
     settings = configuration.settings
     versions = {name: importlib.metadata.version(name) for name in ("interlock", *PACKAGES)}
     versions["python"] = platform.python_version()
+    here = [each for each in devices if not isinstance(each, RemoteDevice)]
     started = ev.RunStarted(
         run_id=directory.id,
         chunks=str(chunks),
@@ -181,7 +182,7 @@ def announce(
         fusion=settings.fusion,
         schedule=schedule_of(settings),
         versions=versions,
-        environment={**describe_host([each for each in devices if not isinstance(each, RemoteDevice)]), **elsewhere},
+        environment={**describe_host(here), **elsewhere},
     )
     before, had = recorder.look(lambda state: (state.started, dict(state.versions)))
     if before is None:
@@ -191,7 +192,11 @@ def announce(
         recorder.emit(replace(convert(started, ev.RunResumed, from_attributes=True), committed=committed))
     found = [facts_of(device, settings.ceiling_of(device.kind)) for device in devices]
     recorder.emit(ev.DevicesFound(devices=found))
-    changes = () if before is None else _changes(had, versions, before.config, started.config)
+    changes: Iterator[str] = iter(())
+    if before is not None:  # an earlier version told less of the machine
+        told = before.environment
+        made = {name: each for device in here for name, each in arithmetic_of(device).items() if name in told}
+        changes = _changes({**told, **had}, {**versions, **made}, before.config, started.config)
     for message in (*notes, *changes):
         recorder.emit(ev.Warned(message=message))
 

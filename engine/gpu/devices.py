@@ -3,10 +3,13 @@
 Only what is named is looked for: a run on the CPU asks no driver, and simulated devices are made where they are wanted.
 """
 
+import itertools
 import os
+import platform
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -17,6 +20,12 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.record.words import human_bytes
 
+_INSTRUCTIONS = re.compile(r"avx2|avx512f|avx512_(vnni|bf16|fp16)|avx_\w+|amx_\w+|asimddp|sve2?|sme2?|bf16|i8mm")
+_SWITCHES = (
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
+)
+"""What oneDNN and MKL take from the environment; what torch takes is in its capability."""
 _INSTEAD = "use --devices cpu, or rehearse with --devices sim:2xT4"
 
 
@@ -48,12 +57,17 @@ def choose(wanted: str, faults: Sequence[str] = ()) -> list[Device]:
 def describe_host(devices: Sequence[Device] = ()) -> dict[str, str]:
     """Describe the machine for the summary and of the GPUs among `devices`; no names of hosts or people."""
     return {
-        "processor": _processor(),
+        **_arithmetic_of_host(),
         "cores": str(os.cpu_count()),
         "memory_bytes": str(psutil.virtual_memory().total),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        **{f"gpu {device.name}": _make_of(device) for device in devices if device.kind == "cuda"},
+        **{name: made for device in devices if device.kind == "cuda" for name, made in arithmetic_of(device).items()},
     }
+
+
+def arithmetic_of(device: Device) -> dict[str, str]:
+    """Say what decides, beside versions and sources, which numbers a device gives: the make and driver of a GPU; else
+    the processor, what of its instructions kernels are chosen by, and what the environment leaves them of these."""
+    return {f"gpu {device.name}": _make_of(device)} if device.kind == "cuda" else _arithmetic_of_host()
 
 
 def why_no_gpu() -> str:
@@ -108,9 +122,24 @@ def _make_of(device: Device) -> str:
     return f"{device.label}, {human_bytes(device.total)}" + (f", driver {driver}" if driver else "")
 
 
-def _processor() -> str:
+def _arithmetic_of_host() -> dict[str, str]:
+    processor, instructions = _processor()
+    switched = [f"{name}={os.environ[name]}" for name in _SWITCHES if os.environ.get(name)]
+    return {
+        "processor": processor,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "instructions": " ".join([*instructions, *switched]),
+    }
+
+
+@cache
+def _processor() -> tuple[str, list[str]]:
+    """Its name, which in a virtual machine may be that of a whole family, and the instructions that tell it apart."""
+    about = dict[str, str]()
     with suppress(OSError), Path("/proc/cpuinfo").open() as handle:
-        for line in handle:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return "unknown"
+        for line in itertools.takewhile(str.strip, handle):  # the first core
+            name, _, value = line.partition(":")
+            about[name.strip()] = value.strip()
+    flags = about.get("flags", about.get("Features", "")).split()  # Features: so an ARM has it
+    known = sorted(each for each in flags if _INSTRUCTIONS.fullmatch(each))
+    return about.get("model name", "unknown"), known or [platform.machine()]

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import torch
 from msgspec import Struct
 
 from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.errors import InterlockError
+from interlock.engine.gpu.devices import arithmetic_of
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.sources import model_cache
 from interlock.engine.record import atomic
 
 VERSION = 5
 _FOLDER = "canaries"
-_LIBRARIES = ("interlock", "torch", "transformers")
+_LIBRARIES = ("interlock", "transformers")
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -117,12 +119,15 @@ def _failure(card: ModelCard, instance: ModelInstance) -> Path:
 
 
 def _file(card: ModelCard, instance: ModelInstance, *more: str) -> Path:
-    """Where a finding is kept: another for all that could change it."""
+    """Where a finding is kept: another for all that could change it, as several machines may share a cache."""
     device = instance.device
+    made = [*arithmetic_of(device).values(), torch.__version__]  # it names the build for CUDA, as packages may not
+    if device.kind != "cuda":  # threads that share a sum decide its last bits
+        made.append(str(torch.get_num_threads()))
     about = [
         VERSION, card.snapshot.fingerprint, card.outputs, card.snapshot.head_digests, card.dtype, card.kernel,
         card.attention, card.packed, card.batching, card.pooling,
-        device.kind, device.label, device.capability, instance.way, *map(metadata.version, _LIBRARIES), *more,
+        device.kind, device.label, device.capability, *made, instance.way, *map(metadata.version, _LIBRARIES), *more,
     ]  # fmt: skip
     name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
     return model_cache() / _FOLDER / f"{name}.json"
