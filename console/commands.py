@@ -174,13 +174,14 @@ def watch(options: argparse.Namespace) -> int:
     if options.web and not web.in_browser():
         web.serve(options.web)
         return ExitCode.COMPLETED
-    if not places:
-        words = watch_journal(options.runs[0], options.speed, settings)
-    elif why_headless() and not web.in_browser():
+    if places and why_headless() and not web.in_browser():
         return _print_runs(places, neediest)
-    else:
-        words = list_runs(settings, RunList(*places, rank=neediest))
-    return ExitCode.COMPLETED if web.in_browser() else _go_on(words, settings)
+    with web.page():
+        if places:
+            words = list_runs(settings, RunList(*places, rank=neediest))
+        else:
+            words = watch_journal(options.runs[0], options.speed, settings)
+        return _go_on(words, settings)
 
 
 def _go_on(words: Sequence[str], settings: Configuration) -> int:

@@ -488,18 +488,6 @@ async def test_the_screen_is_left_to_watch_what_is_not_over_and_to_resume_once_c
     assert app.next[-3:] == ["--run-id", "stopped", "--resume"]
 
 
-async def test_a_page_which_nobody_leaves_offers_to_open_only_runs_that_are_over(out):
-    app = Runs(Look(out=out), leaves=False, driver=None)
-    app.now = lambda: LATER
-    async with app.run_test(size=(120, 40)) as pilot:
-        for name, there in (("over", True), ("died", False), ("over", True)):
-            await chosen(pilot, name)
-            await shows(pilot, lambda there=there: ("Open" in summaries.lines_of(app)[-1]) is there)
-        await chosen(pilot, "died")
-        await pilot.press("enter")
-        await shows(pilot, lambda: "in another terminal: interlock watch " in summaries.lines_of(app)[-1])
-
-
 async def test_a_run_is_deleted_once_that_is_confirmed_and_never_one_in_use(running):
     app = listing(running)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -529,7 +517,9 @@ async def test_a_live_run_is_not_left_for_another_and_the_command_is_told(out):
         async with app.run_test(size=(120, 40)) as pilot:
             await shows(pilot, lambda: session.work)
             await pilot.press("R")
-            await chosen(pilot, "died")
+            for name, there in (("over", True), ("died", False)):
+                await chosen(pilot, name)
+                await shows(pilot, lambda there=there: ("Open" in summaries.lines_of(app)[-1]) is there)
             await pilot.press("enter")
             assert app.is_running and app.next == ()
             assert "interlock watch" in app.screen._notice

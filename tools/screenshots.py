@@ -147,7 +147,7 @@ def runs(run: Recorded, look: "Look") -> "App[Any]":
 
     class Shown(Runs):
         def open(self) -> None:
-            self.push_screen(RunsScreen(Listed(), self.look, self.leave_for, lambda: now))
+            self.push_screen(RunsScreen(Listed(), self.look, lambda: now))
 
     return Shown(look, driver=None)
 

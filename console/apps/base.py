@@ -169,10 +169,10 @@ class Frame(App[T]):
         """The directory of the run that is looked at; None where it is none."""
         return None
 
-    @property
-    def may_leave(self) -> bool:
-        """Whether nothing but a look ends when the application is left."""
-        return True
+    def may_leave(self, command: str) -> bool:
+        """Whether the application can be left for such a command, and nothing but a look ends then: a page has no
+        shell for another than to watch."""
+        return command == "watch" or not self.is_web
 
     def show_runs(self) -> None:
         """Open the list of runs, once."""
@@ -180,9 +180,8 @@ class Frame(App[T]):
         from interlock.console.sources.runs import RunList
 
         if not any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
-            departure = self.leave_for if self.may_leave else None
             runs = self.runs or RunList(self.runs_in)
-            self.push_screen(RunsScreen(runs, self.look, departure, self.now, self.run_shown))
+            self.push_screen(RunsScreen(runs, self.look, self.now, self.run_shown))
 
     def leave_for(self, words: Sequence[str]) -> None:
         """Leave; what made the application does the command of these arguments then."""
@@ -211,20 +210,15 @@ class Runs(Frame[None]):
 
     def __init__(
         self, look: Look, runs: "RunList | None" = None, chosen: Path | None = None, told: str = "",
-        *, leaves: bool = True, driver: type[Driver] | None = HangupSafeDriver,
+        *, driver: type[Driver] | None = HangupSafeDriver,
     ) -> None:  # fmt: skip
-        """`chosen` is the run that the cursor begins at, `told` what is said first; `leaves` whether it may be
-        left for another command."""
+        """`chosen` is the run that the cursor begins at, `told` what is said first."""
         super().__init__(look, driver=driver)
-        self.runs, self._chosen, self._told, self._leaves = runs, chosen, told, leaves
+        self.runs, self._chosen, self._told = runs, chosen, told
 
     @property
     def run_shown(self) -> Path | None:
         return self._chosen
-
-    @property
-    def may_leave(self) -> bool:
-        return self._leaves
 
     def open(self) -> None:
         self.show_runs()

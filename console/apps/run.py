@@ -172,9 +172,8 @@ class Console(Frame[Leave]):
     def run_shown(self) -> Path | None:
         return self._summary_path.absolute().parent if self._summary_path else None
 
-    @property
-    def may_leave(self) -> bool:
-        return self._session is None
+    def may_leave(self, command: str) -> bool:
+        return self._session is None and super().may_leave(command)
 
     @property
     def skipped(self) -> int:

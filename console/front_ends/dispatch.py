@@ -46,6 +46,8 @@ from interlock.engine.record.words import LONG, argument, command, safe
 from interlock.engine.settings import Configuration, recorded
 
 if TYPE_CHECKING:
+    from textual.driver import Driver
+
     from interlock.console.form import Filled
     from interlock.console.sources.runs import RunList
     from interlock.engine.record.facts import Status
@@ -253,12 +255,10 @@ def watch_journal(
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
-    from interlock.console.terminal.driver import HangupSafeDriver
 
     look = look_of(configuration)
     source = Replayed(run, speed) if speed is not None else Watched(run, steered=not look.readonly)
-    driver = None if paged else HangupSafeDriver  # a page has its own, which draws through stdout
-    app = Console(source, look, summary=source.path.with_name(SUMMARY), listed=listed, driver=driver)
+    app = Console(source, look, summary=source.path.with_name(SUMMARY), listed=listed, driver=_driver(paged))
     try:
         with nullcontext() if paged else quiet_descriptors():
             app.run()
@@ -274,11 +274,11 @@ def list_runs(configuration: Configuration, runs: "RunList") -> Sequence[str]:
     that it was left for."""
     from interlock.console.apps.base import Runs
     from interlock.console.look import look_of
-    from interlock.console.terminal.driver import HangupSafeDriver
 
     look, paged, chosen, told = look_of(configuration), in_browser(), None, ""
+    driver = _driver(paged)
     while True:
-        app = Runs(look, runs, chosen, told, leaves=not paged, driver=None if paged else HangupSafeDriver)
+        app = Runs(look, runs, chosen, told, driver=driver)
         with nullcontext() if paged else quiet_descriptors():
             app.run()
         words, told = app.next, ""
@@ -290,8 +290,19 @@ def list_runs(configuration: Configuration, runs: "RunList") -> Sequence[str]:
                 words = watch_journal(chosen, None, configuration, listed=True)
             except InterlockError as error:  # it went meanwhile, or was damaged
                 words, told = (), str(error)
-        if words:
+        if words or getattr(driver, "closed", False):
             return words
+
+
+def _driver(paged: bool) -> "type[Driver]":
+    """Choose what draws for a page, or on the terminal."""
+    if paged:
+        from interlock.console.terminal.page import PageDriver
+
+        return PageDriver
+    from interlock.console.terminal.driver import HangupSafeDriver
+
+    return HangupSafeDriver
 
 
 def _instead(summary: Path) -> str:

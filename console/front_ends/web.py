@@ -9,6 +9,8 @@ import os
 import secrets
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from interlock.console.writing import say
@@ -21,6 +23,18 @@ COOKIE = "interlock"
 def in_browser() -> bool:
     """Whether this process draws for a page."""
     return os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver")
+
+
+@contextmanager
+def page() -> Iterator[None]:
+    """Close the page that this process draws for, if any, when all is done."""
+    try:
+        yield
+    finally:
+        if in_browser():
+            from interlock.console.terminal.page import PageDriver
+
+            PageDriver.leave()
 
 
 def serve(address: str) -> None:

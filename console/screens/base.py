@@ -33,6 +33,12 @@ class Host(Protocol):
     def show_runs(self) -> None:
         """Open the list of runs."""
 
+    def may_leave(self, command: str) -> bool:
+        """Whether the application can be left for such a command."""
+
+    def leave_for(self, words: Sequence[str]) -> None:
+        """Leave for a command of these arguments."""
+
     who: str
     """Who sits at the terminal of a run; this and what follows is of an application that looks at one."""
 

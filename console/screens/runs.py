@@ -6,14 +6,14 @@ application under it can be.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from textual import events, on
 from textual.app import ComposeResult
 
 from interlock.console.actions import RUNS, Action, bindings_of
 from interlock.console.look import Look
-from interlock.console.screens.base import Keyed
+from interlock.console.screens.base import Host, Keyed
 from interlock.console.screens.summary import SummaryScreen
 from interlock.console.sources.runs import RunList
 from interlock.console.summary.document import load
@@ -31,8 +31,6 @@ from interlock.widgets.text import Row, Span, fitted, row, width_of
 
 BEAT = 0.5
 LEVELS: tuple[Level, ...] = ("error", "warn")
-Departure = Callable[[Sequence[str]], object]
-"""Leave the application for a command of these arguments."""
 
 
 class RunsScreen(Keyed):
@@ -47,15 +45,11 @@ class RunsScreen(Keyed):
     }
     """
 
-    def __init__(
-        self, runs: RunList, look: Look, leave: Departure | None, now: Callable[[], float], chosen: Path | None = None
-    ) -> None:
-        """`leave` is None where leaving would end more than a look; the command is told instead. The cursor begins at
-        the run that is `chosen`."""
+    def __init__(self, runs: RunList, look: Look, now: Callable[[], float], chosen: Path | None = None) -> None:
+        """The cursor begins at the run that is `chosen`."""
         super().__init__()
         self._runs = runs
         self._look = look
-        self._leave = leave
         self._now = now
         self._begin = chosen
         self._marked: list[Path] = []
@@ -96,8 +90,12 @@ class RunsScreen(Keyed):
         return [each for each in self._runs.seen if runs_text.says(each, self._pattern)]
 
     def offers(self, action: Action) -> bool:
-        """From a page nobody leaves for a run that is to be watched."""
-        return action.name != "enter" or self._leave is not None or not (self._chosen and self._chosen.lives)
+        """Nobody leaves a run of this process for one that is to be watched."""
+        return action.name != "enter" or self._host.may_leave("watch") or not (self._chosen and self._chosen.lives)
+
+    @property
+    def _host(self) -> Host:
+        return cast(Host, self.app)
 
     @property
     def _chosen(self) -> Overview | None:
@@ -198,7 +196,7 @@ class RunsScreen(Keyed):
             self.say(f"{chosen.id} is {why}: nothing to resume")
             return
         words = chosen.onward
-        if self._leave is None:
+        if not self._host.may_leave(words[0]):
             self._go(words)
             return
         self.confirm(f"Resume {chosen.id}?", [command(words)], "run it", lambda: self._go(words), "y,enter")
@@ -245,8 +243,8 @@ class RunsScreen(Keyed):
         self.app.push_screen(SummaryScreen(one, other[0] if other else None, self._look))
 
     def _go(self, words: Sequence[str]) -> None:
-        """Leave for a command, or say which one it is."""
-        if self._leave:
-            self._leave(words)
+        """Leave for a command; say which one it is where leaving would end more than a look."""
+        if self._host.may_leave(words[0]):
+            self._host.leave_for(words)
         else:
             self.say(f"in another terminal: {command(words)}")
