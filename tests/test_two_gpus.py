@@ -27,7 +27,7 @@ from interlock.engine.models.weights import Replica
 from interlock.engine.record import events as ev
 from tests import weightless
 from tests.harness import grid_of
-from tests.weightless import T4, Desk, card_of, hydrate, ids_of, law, vectors_of
+from tests.weightless import LIMIT, T4, Desk, card_of, hydrate, ids_of, law, lengths_of, vectors_of
 
 GIB = 1 << 30
 CEILING = 12 * GIB
@@ -456,3 +456,45 @@ def test_what_is_read_ahead_is_the_model_whose_turn_is_next(monkeypatch):
     turns = [lease.model for lease in desk.of(ev.LeaseGranted)]
     assert len(turns) > 2 * len(desk.cards)
     assert ahead == list(enumerate(turns[1:], 1))
+
+
+def crowded(*faults):
+    """What comes of many texts on two GPUs whose memory others take: rungs, forwards, and the GPUs of the batches."""
+    lengths = [length for length in lengths_of(4000, 3) if length < LIMIT]
+    desk = Desk([COMPANION], lengths, [T4(number, parse(",".join(faults))) for number in (0, 1)], CEILING)
+    desk.compute(Schedule.EXCLUSIVE)
+    assert not desk.of(ev.RowParked)
+    np.testing.assert_array_equal(desk.files[0].array, vectors_of(lengths, COMPANION.dim))
+    done = desk.of(ev.BatchCommitted)
+    return desk.of(ev.Mitigated), sum(batch.forwards for batch in done), [batch.device for batch in done]
+
+
+def test_a_gpu_whose_memory_others_took_gives_its_texts_to_the_other_many_at_a_time():
+    steps, forwards, devices = crowded("oom@1:60", "other@1:16GiB:60")
+    assert len(steps) < 20, Counter(step.rung for step in steps)
+    assert forwards < 1.5 * len(devices) + 20
+    assert "cuda:0" in devices
+    assert "cpu" not in {step.rung for step in steps}
+
+
+def test_a_gpu_computes_again_once_others_have_left_it():
+    lengths, gpus = [512] * 1600, [T4(0), Squeezed(1)]
+    desk = Desk([COMPANION], lengths, gpus, CEILING)
+
+    def squeeze(event):
+        if isinstance(event, ev.BatchCommitted):
+            gpus[1].taken = CEILING if 5 <= len(desk.of(ev.BatchCommitted)) < 25 else 0
+
+    desk.hears = squeeze
+    desk.compute(Schedule.EXCLUSIVE)
+    devices = [batch.device for batch in desk.of(ev.BatchCommitted)]
+    assert "relocate" in {step.rung for step in desk.of(ev.Mitigated)}
+    assert devices[10:20] == ["cuda:0"] * 10
+    assert devices[30:].count("cuda:1") > 3
+    np.testing.assert_array_equal(desk.files[0].array, vectors_of(lengths, COMPANION.dim))
+
+
+def test_texts_go_to_the_cpu_many_at_a_time_where_others_have_taken_every_gpu():
+    steps, _, devices = crowded("oom:60", "other:16GiB:60")
+    assert len(steps) < 8 * len(devices), Counter(step.rung for step in steps)
+    assert any("cpu" in device for device in devices)

@@ -153,32 +153,48 @@ class BatchRunner:
 
         A row in the middle of its own climb goes on.
         """
-        tried, instance = self._tried, self.instance
-        first = now.pieces[0]
+        tried, instance, first = self._tried, self.instance, now.pieces[0]
         climbing = len(first.indices) == 1 and (first.effort.again or first.effort.tried & CLIMBED)
-        if tried.off == math.inf or climbing or not tried.holds(instance.room()):
+        if tried.off == math.inf or climbing:
             return
-        rows = [row for piece in now.pieces if piece.instance is instance for row in piece.indices.tolist()]
-        lengths = [len(now.rows[row]) for row in rows]
-        if spared := [row for row, length in zip(rows, lengths, strict=True) if length >= tried.off]:
+        other = self._fallbacks.other(instance)
+        if not tried.holds(instance.room(), other.room() if other else 0):
+            return
+        own, beside = (
+            [row for piece in now.pieces if piece.instance is each for row in piece.indices.tolist()]
+            for each in (instance, other)
+        )
+        out = [row for row in own if len(now.rows[row]) >= tried.off or instance.refuses(len(now.rows[row]))]
+        if spared := out + [row for row in beside if len(now.rows[row]) >= tried.far]:
             now.remove(spared)
             self._spare(now, spared)
+        rows = sorted({*own} - {*out})
+        lengths = [len(now.rows[row]) for row in rows]
         if (middle := tried.middle(lengths)) is not None:
             now.remove([rows[middle]])
             now.pieces.appendleft(Piece(np.array([rows[middle]]), Effort(), instance))
 
     def _spare(self, now: Unfinished, rows: Sequence[int]) -> None:
-        """Have rows that are as long as one that failed computed on the CPU at once, as that was, or parked."""
-        tried, longest = self._tried, [len(now.rows[row]) for row in rows]
-        host = self._fallbacks.host(longest) if min(longest) < tried.out and self._fallbacks.host_possible() else None
-        out = tried.out if host else 0
-        lost = [row for row in rows if len(now.rows[row]) >= out]
+        """Have rows that are as long as one that failed computed at once where that was, or parked."""
+        tried, fallbacks, other = self._tried, self._fallbacks, self._fallbacks.other(self.instance)
+        lengths = {row: len(now.rows[row]) for row in rows}
+        near = [row for row in rows if other and lengths[row] < min(tried.far, tried.out)]
+        rest = sorted({*rows} - {*near})
+        may = [row for row in rest if lengths[row] < tried.out]
+        host = fallbacks.host([lengths[row] for row in may]) if may and fallbacks.host_possible() else None
+        lost = sorted({*rest} - {*may}) if host else rest
         now.park(Piece(np.array(lost, np.int64), Effort(), self.instance), f"{tried.why}; nothing left to try")
-        if host and (kept := [row for row in rows if len(now.rows[row]) < out]):
-            piece = Piece(np.array(kept), Effort(frozenset({Rung.CPU}), moves=frozenset({Rung.CPU})), host)
-            action = f"computing texts of {int(tried.off):,} tokens and more on the CPU in float32 at once"
-            short = Shortfall(None, "", 0, 0, 0.0)
-            self._mitigated(now, Rung.CPU, tried.why, action, replace(piece, instance=self.instance), short)
+        for there, many, rung in ((other, near, Rung.RELOCATE), (host, may, Rung.CPU)):
+            if not (there and many):
+                continue
+            # Elsewhere the climb begins anew, but for the way there.
+            piece = Piece(np.array(many), Effort(frozenset({rung} - {Rung.RELOCATE}), moves=frozenset({rung})), there)
+            if rung not in tried.told:  # of the batches that follow each commit says where it was computed
+                tried.told.add(rung)
+                where = there.device.name if rung is Rung.RELOCATE else "the CPU in float32"
+                action, short = f"computing all that does not fit on {where} at once", Shortfall(None, "", 0, 0, 0.0)
+                self._mitigated(now, rung, tried.why, action, replace(piece, instance=self.instance), short)
+            now.calm = False
             now.pieces.append(piece)
 
     def _on_host_only(self, gone: DeviceGone, now: Unfinished) -> Unfinished:
@@ -278,8 +294,8 @@ class BatchRunner:
             cpu=not on_host and fallbacks.host_possible(),
         )
         step = next_step(piece.effort, evidence, means)
-        if cause is Cause.MEMORY and len(lengths) == 1 and step.rung in (Rung.CPU, Rung.PARK):
-            self._tried.learn(longest, self.instance.room(), step, on_host=on_host and instance is not self.instance)
+        if cause is Cause.MEMORY and len(lengths) == 1 and step.rung in (*MOVES, Rung.PARK):
+            self._tried.learn(evidence, step, at_home=instance is self.instance, on_host=on_host)
         if step.rung is Rung.PARK:
             now.park(piece, short.message if not_finite else step.reason)
             return []

@@ -16,7 +16,7 @@ Pure: no torch, no device, no clock. Sizes are bytes; tokens count padding where
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from interlock.engine.models.networks.kernels import padded_tokens
@@ -130,43 +130,60 @@ class Step:
 
 
 ROOMIER = 1.1
-"""How much more has to be free than when a text did not fit, for one as long to be tried again."""
+"""How much more has to be free than when a text did not fit that was thought to, for one as long to be tried again."""
 
 
 @dataclass
 class Outgrown:
-    """What single texts have shown of their device: one that failed on every rung says the same of longer ones, while
-    no more is free than there was. Between it and what went through, the text in the middle is tried next."""
+    """What single texts have shown of their device: one that failed on every rung says the same of longer ones, until
+    what it needs is free. Between it and what went through, the text in the middle is tried next."""
 
     fits: int = 0
     """Tokens of the longest text that went through."""
     off: float = math.inf
-    """Tokens from which on texts leave the device for the CPU."""
+    """Tokens from which on texts leave the device: for another one, and from `far` on for the CPU."""
+    far: float = math.inf
     out: float = math.inf
     """Tokens from which on nothing helps."""
-    room: int = 0
-    """Bytes that were free then."""
+    until: float = math.inf
+    """Bytes that are free when `off` is forgotten; `far_until`, on the other one, when `far` is."""
+    far_until: float = math.inf
     why: str = ""
+    told: set[Rung] = field(default_factory=set)
+    """By which rungs it was said that texts leave at once."""
 
-    def learn(self, length: int, room: int, step: Step, *, on_host: bool) -> None:
-        """Take in that a text alone has left the device by this step, or is parked, `on_host` after it had left."""
+    def learn(self, evidence: Evidence, step: Step, *, at_home: bool, on_host: bool) -> None:
+        """Take in that a text alone has left a device by this step, or is parked: its own, another one or the CPU."""
+        length = evidence.longest
         if step.rung is Rung.PARK:
             self.out = min(self.out, length)
-        if not on_host:
-            self.off, self.room, self.why = min(self.off, length), room, step.happened
+        if on_host and not at_home:
+            return
+        until = evidence.predicted if evidence.foreseen else ROOMIER * evidence.room
+        if at_home:
+            self.off, self.until, self.why = min(self.off, length), until, step.happened
             self.fits = min(self.fits, length - 1)
+        if step.rung is not Rung.RELOCATE:
+            self.far, self.far_until = min(self.far, length), until
 
     def passed(self, length: int) -> None:
         """Take in that a text went through on its device."""
         self.fits = max(self.fits, length)
         if length >= self.off:
-            self.off = self.out = math.inf
+            self._forget()
 
-    def holds(self, room: int) -> bool:
-        """Whether anything is known not to fit in what is free now; where more is, it is forgotten."""
-        if self.off < math.inf and room > ROOMIER * self.room:
-            self.off = self.out = math.inf
+    def holds(self, room: int, beside: int) -> bool:
+        """Whether anything is known not to fit in what is free now, and `beside` on the other device; where enough is,
+        it is forgotten."""
+        if room > self.until:
+            self._forget()
+        if beside > self.far_until:
+            self.far = self.far_until = math.inf
         return self.off < math.inf
+
+    def _forget(self) -> None:
+        self.off = self.far = self.out = self.until = self.far_until = math.inf
+        self.told.clear()
 
     def middle(self, lengths: Sequence[int]) -> int | None:
         """Choose the text that tells most of those of which nothing is known; None where there is none."""
