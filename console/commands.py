@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
     """The settings of a run of `chunks`, or a UsageError that the summary says too where one was asked for."""
     from interlock.console.front_ends import dispatch
-    from interlock.console.metrics import check_target
+    from interlock.console.front_ends.exposing import check_target
 
     check_outputs(options.events, options.summary)
     check_target(options.metrics)
@@ -89,7 +89,7 @@ def _audience(options: argparse.Namespace) -> "Audience":
     from interlock.console.notifying import words_of
 
     return Audience(
-        no_ui=options.no_ui,
+        no_ui=options.no_ui or options.log_json,
         events=options.events == "-",
         summary=options.summary,
         quiet=options.quiet,

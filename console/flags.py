@@ -261,11 +261,13 @@ def server_flags(command: "argparse.ArgumentParser | argparse._ArgumentGroup", p
 def _front_end(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("output")
     group.add_argument("--no-ui", action="store_true", help="no console, plain log output on stderr")
+    text = "--no-ui with each line of stderr a JSON object: time, level, event, message, fields"
+    group.add_argument("--log-json", action="store_true", help=text)
     group.add_argument("--events", choices=["-"], help="stream events to stdout as JSON lines")
     group.add_argument("--summary", metavar="PATH|-", help="also write summary.json to PATH, or to stdout")
     group.add_argument("--quiet", action="store_true", help="print errors only")
-    text = "serve the run's numbers to Prometheus on this port of this machine, or keep them in a .prom file"
-    group.add_argument("--metrics", metavar="PORT|FILE", help=text)
+    text = "serve the run's numbers to Prometheus (any host but this one takes a key), or keep them in a .prom file"
+    group.add_argument("--metrics", metavar="[HOST:]PORT|FILE", help=text)
     text = (
         "at the very end, after an upload too, call this command with the path of summary.json, and {run}, {state}, "
         "{reason}, {done} and {next} in it filled in; it changes no exit code"

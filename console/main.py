@@ -11,10 +11,9 @@ try:  # the longest part of many a command, which somebody may interrupt as well
     from collections.abc import Iterator, Sequence
     from contextlib import contextmanager, suppress
     from pathlib import Path
-    from typing import NoReturn
 
     from interlock.console.cli import ROOMS, parse
-    from interlock.console.streams import fill_closed_streams, streams_put_back, write_ascii
+    from interlock.console.streams import JsonLog, fill_closed_streams, json_log, leave, streams_put_back, write_ascii
     from interlock.engine.errors import DiskError, ExitCode, InterlockError, UsageError, remedy
     from interlock.engine.record.words import LONG, safe
 except KeyboardInterrupt:
@@ -35,8 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Without `arguments` it is this process's own, which ends with it."""
     if arguments is None:
         fill_closed_streams()
-        _leave(_exit_code(sys.argv[1:]))
-    with signals_put_back(), streams_put_back():
+        with json_log(sys.argv[1:]):
+            # What is not ours to end (a thread in a library, a handler of it) would change the code or abort, and the
+            # interpreter's last search for garbage takes 0.4 s.
+            leave(_exit_code(sys.argv[1:]))
+    with signals_put_back(), streams_put_back(), json_log(arguments):
         return _command(arguments)
 
 
@@ -91,14 +93,6 @@ def _lost_output(*, failed: bool = False) -> DiskError | None:
     return None
 
 
-def _leave(code: int) -> NoReturn:
-    """End the process at once: what is not ours to end (a thread in a library, a handler of it) would change the code
-    or abort, and the interpreter's last search for garbage takes 0.4 s."""
-    with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.flush()
-    os._exit(code)
-
-
 def _command(arguments: Sequence[str]) -> int:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -135,6 +129,9 @@ def _check_working_directory() -> None:
 
 def _refuse(error: InterlockError) -> int:
     """Say why; the exit code that says it too."""
+    if isinstance(sys.stderr, JsonLog):
+        sys.stderr.record(safe(str(error), LONG), "error", "refused", exit_code=int(error.exit_code))
+        return error.exit_code
     for line in str(error).splitlines():
         with suppress(OSError, ValueError):
             print(f"interlock: {safe(line, LONG)}", file=sys.stderr)

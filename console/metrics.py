@@ -1,302 +1,282 @@
-"""A run's numbers for other programs, in Prometheus' text format: over HTTP on this machine alone, or in a file.
+"""A run's numbers for other programs: every family of Prometheus that there is, declared once, each a projection of the
+run's state, of all its sessions, at the moment that somebody asks.
 
-They are a projection of the run's state, of all its sessions, whenever somebody asks. The official client writes them;
-it is imported only where they are asked for. A run goes on whatever happens to them.
+Names, labels and units are an interface: base units, `_total` of what only rises, and no label of which a corpus could
+make many. The table in docs/runs.md is made of these; dashboard and alerts in docs/deploy are checked against them.
 """
 
-import re
-import socket
-import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
-from typing import Any
+from operator import add
+from typing import Any, NamedTuple, Self, get_args
 
-from interlock.console.writing import check_own
-from interlock.engine import parsers
-from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.record.events import Mitigated
-from interlock.engine.record.recorder import Recorder
-from interlock.engine.record.state import SECONDS, RunState, Share
+from interlock.engine.record.facts import NO_WORK, Readings, Status, Tally
+from interlock.engine.record.health import CROWDED, DEGRADED, LATE, LOW_DISK, LOW_MEMORY, PAUSED, STALLED
+from interlock.engine.record.journal import Upload
+from interlock.engine.record.judgement import LEVELS, Judgement, judge
+from interlock.engine.record.outlook import Outlook
+from interlock.engine.record.snapshot import DeviceView, PassView, Snapshot, snapshot
+from interlock.engine.record.state import SECONDS, NodeState, RunState
 
-LOOPBACK = "127.0.0.1"
-OWN_NAME = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
-MOST_CLIENTS, PATIENCE = 8, 5.0
-"""Connections at a time, and seconds that one may last."""
-EVERY = 5.0
-"""Seconds between two writings of a file."""
-Find = Callable[[], Recorder | None]
-Say = Callable[[str], object]
-
-
-class RunCollector:
-    """Says how the numbers of a run stand, for a registry."""
-
-    def __init__(self, recorder: Find) -> None:
-        """`recorder` returns that of the run, or None as long as there is none."""
-        self._find = recorder
-
-    def describe(self) -> list[Any]:
-        """Nothing: a registry would ask for numbers to learn their names."""
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        """Yield every family of numbers."""
-        recorder = self._find()
-        yield from recorder.look(families) if recorder else families(RunState())
+PHASES = ("starting", "resolving", "reading", "planning", "running", "delivering", *get_args(Status))
+HEALTHS = ("ok", *map(str.lower, (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, LATE)))
+UPLOADS = ("not begun", "uploading", "waiting for server", "stopped", "died", "failed", "completed")
+UNITS = ("bytes", "seconds", "ratio", "celsius", "watts")
 
 
-@contextmanager
-def exposed(target: str | None, recorder: Find, say: Say) -> Iterator[None]:
-    """Serve the numbers on port `target` of this machine, or keep them in the file of that name; None: neither.
+@dataclass(frozen=True)
+class Scrape:
+    """What is known `now`, in seconds since the epoch, when somebody asks: what screens see; what adds up over the
+    shares of each model; counts; and the uploads of a run that is over, the latest last."""
 
-    Raises UsageError for a port or file that cannot be used, UnavailableError without the client; what goes wrong later
-    is said once.
-    """
-    if target is None:
-        yield
-        return
-    client, said = _client(), set[str]()
-    registry = client.CollectorRegistry()
-    registry.register(RunCollector(recorder))
+    seen: Snapshot
+    now: float
+    uploads: Sequence[Upload]
+    timed: bool
+    work: Mapping[str, tuple[Tally, Sequence[int]]]
+    """What was embedded, lost and done again too, and batches by how many SECONDS they took."""
+    rows: Mapping[str, int]
+    """By the device that made them."""
+    leases: Mapping[str, int]
+    held: Mapping[str, int]
+    steps: Mapping[tuple[str, str], int]
+    batches_lost: int
+    exported_bytes: int
 
-    def say_once(text: str) -> None:
-        if text not in said:
-            said.add(text)
-            say(text)
-
-    port = _is_port(target)
-    with (
-        _served(client, registry, int(target), say)
-        if port
-        else _written(client, registry, check_file(target), say_once)
-    ):
-        yield
-
-
-def _is_port(target: str) -> bool:
-    return target.isascii() and target.isdigit()
-
-
-def check_target(target: str | None) -> None:
-    """Raise UsageError or UnavailableError now for what `exposed` would refuse, but for a port that is taken."""
-    if target is None:
-        return
-    _client()
-    if _is_port(target) and (len(target) > 5 or int(target) > 65535):
-        raise UsageError(f"--metrics {target:.100}: ports end at 65535: choose another")
-    if not _is_port(target):
-        check_file(target)
-
-
-def check_file(target: str) -> Path:
-    """Return the file of that name. Raises UsageError for one that no collector would read, or that cannot be there."""
-    if not target.endswith(".prom"):
-        raise UsageError(
-            f"--metrics {target:.100}: give a port, or a file whose name ends in .prom, as node_exporter reads"
+    @classmethod
+    def of(cls, state: RunState, uploads: Sequence[Upload] = (), now: float | None = None) -> Self:
+        """Copy what a state says; the engine may wait for it, and for nothing that is made of it."""
+        work, rows = dict[str, tuple[Tally, Sequence[int]]](), Counter[str]()
+        for share in state.shares():
+            done, took = work.get(share.plan.model, (NO_WORK, [0] * len(share.took)))
+            work[share.plan.model] = done + share.done + share.lost, list(map(add, took, share.took))
+            for (device, _), count in share.computed.items():
+                rows[device] += count
+        held, bodies = Counter(lease.model for lease in state.held.values()), (each.body for each in state.mitigations)
+        return cls(
+            snapshot(state, 0),
+            time.time() if now is None else now,
+            uploads,
+            state.timed,
+            work,
+            rows,
+            leases := Counter(lease.model for lease in state.leases.values()),
+            {model: held[model] for model in leases},
+            Counter((each.rung, each.device) for each in bodies if isinstance(each, Mitigated)),
+            state.batches_lost,
+            sum(each.bytes for made in state.collections.values() for each in made.artefacts.values()),
         )
-    try:
-        path = parsers.path(target)
-    except ValueError as wanted:
-        raise UsageError(f"--metrics: {wanted}, got {target!r:.100}") from None
-    if path.is_dir() or not path.parent.is_dir():
-        wrong = "is a directory" if path.is_dir() else f"{path.parent} is not a directory"
-        raise UsageError(f"--metrics {target}: {wrong}: name a file in a directory that exists")
-    check_own("--metrics", path, b"# HELP interlock_")
-    return path
+
+    @cached_property
+    def judged(self) -> Judgement:
+        """What is said of the run."""
+        return judge(self.seen, self.now)
+
+    @property
+    def left(self) -> Outlook | None:
+        """When the last batch is committed, as far as anybody knows."""
+        return self.judged.left
 
 
-def _client() -> Any:
-    try:
-        import prometheus_client
-    except ImportError:
-        raise UnavailableError(
-            "--metrics needs prometheus-client: install it (pip install 'interlock[metrics]')"
-        ) from None
-    return prometheus_client
+Numbers = Mapping[Any, float]
+Project = Callable[[Scrape], Numbers]
 
 
-@contextmanager
-def _served(client: Any, registry: Any, port: int, say: Say) -> Iterator[None]:
-    try:
-        server = _Server(client, registry, port)
-    except (OSError, OverflowError) as error:
-        raise UsageError(f"--metrics {port}: cannot listen there ({error}): choose another port") from None
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    say(f"metrics: http://{LOOPBACK}:{server.server_port}/metrics")
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+class Family(NamedTuple):
+    """Numbers of one name: what they are, their labels, and how many there are by the values of those."""
+
+    own: str
+    text: str
+    labels: str
+    project: Project
+
+    @property
+    def name(self) -> str:
+        """The name without what Prometheus adds to a counter's."""
+        return f"interlock_{self.own}"
+
+    @property
+    def unit(self) -> str:
+        """The unit that ends it, if any."""
+        last = self.own.rpartition("_")[2]
+        return last if last in UNITS else ""
 
 
-class _Server(ThreadingHTTPServer):
-    """Answers a few clients of this machine at a time, each for a few seconds: a run's descriptors are its own."""
-
-    def __init__(self, client: Any, registry: Any, port: int) -> None:
-        super().__init__((LOOPBACK, port), _Handler)
-        self._client, self._registry = client, registry
-        self._room = threading.BoundedSemaphore(MOST_CLIENTS)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        late = threading.Timer(PATIENCE, self._cut, [request])
-        late.daemon = True
-        late.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            late.cancel()
-            self._room.release()
-
-    def encoded(self, accepted: str) -> tuple[bytes, str]:
-        """Write the numbers in a format that a client accepts; and name it."""
-        encode, kind = self._client.exposition.choose_encoder(accepted)
-        return encode(self._registry), kind
-
-    @staticmethod
-    def _cut(request: Any) -> None:
-        with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that breaks off is none of the operator's business."""
+def _work(count: Callable[[Tally], float]) -> Project:
+    return lambda scrape: {model: count(done) for model, (done, _) in scrape.work.items()}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = PATIENCE
-    server: _Server
-
-    def do_GET(self) -> None:
-        """Give the numbers, to nobody whom another name has led here."""
-        host = self.headers.get("Host", LOOPBACK).strip().lower()
-        if not OWN_NAME.fullmatch(host):
-            self.send_error(403, "only this machine is answered")
-            return
-        said, kind = self.server.encoded(self.headers.get("Accept", ""))
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+def _passes(count: Callable[[PassView], float]) -> Project:
+    return lambda scrape: {each.model: count(each) for each in scrape.seen.passes}
 
 
-@contextmanager
-def _written(client: Any, registry: Any, path: Path, say: Say) -> Iterator[None]:
-    over = threading.Event()
-
-    def write() -> None:
-        try:
-            client.write_to_textfile(str(path), registry)
-        except OSError as error:
-            say(f"metrics: cannot write {path}: {error.strerror or error}")
-
-    def keep() -> None:
-        while not over.wait(EVERY):
-            write()
-
-    write()
-    thread = threading.Thread(target=keep, name="metrics", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        write()
+def _devices(figure: Callable[[DeviceView], float | None]) -> Project:
+    return lambda scrape: {each.facts.name: told for each in scrape.seen.devices if (told := figure(each)) is not None}
 
 
-def _of_models(state: RunState, count: Callable[[Share], float]) -> dict[str, float]:
-    """What adds up over the shares of each model."""
-    sums: dict[str, float] = {}
-    for share in state.shares():
-        sums[share.plan.model] = sums.get(share.plan.model, 0) + count(share)
-    return sums
+def _reading(figure: Callable[[Readings], float | None]) -> Project:
+    """What the readings of devices that are there tell."""
+    return _devices(lambda each: figure(each.readings) if each.readings and not each.lost else None)
 
 
-def _parked(state: RunState) -> dict[str, float]:
-    return {state.roster[number].model: sum(map(len, rows.values())) for number, rows in state.parked.items()}
+def _nodes(count: Callable[[NodeState], float]) -> Project:
+    return lambda scrape: {node.node: count(node) for node in scrape.seen.nodes}
 
 
-def _held(state: RunState) -> dict[str, float]:
-    held = Counter(lease.model for lease in state.held.values())
-    return {lease.model: held[lease.model] for lease in state.leases.values()}
+def _one(number: Callable[[Scrape], float | None]) -> Project:
+    """A number without labels, where there is one."""
+    return lambda scrape: {} if (told := number(scrape)) is None else {(): told}
 
 
-def _occupied(state: RunState) -> dict[str, float]:
-    return {name: each.memory.occupied for name, each in state.devices.items() if each.memory and not each.lost}
+def _upload(number: Callable[[Upload], float | None]) -> Project:
+    """A number of the latest upload, where there is one."""
+    return _one(lambda scrape: number(scrape.uploads[-1]) if scrape.uploads else None)
 
 
-def _steps(state: RunState) -> Counter[tuple[str, str]]:
-    bodies = (entry.body for entry in state.mitigations)
-    return Counter((step.rung, step.device) for step in bodies if isinstance(step, Mitigated))
+def _sums(number: Callable[[Upload], float]) -> Project:
+    return _one(lambda scrape: sum(map(number, scrape.uploads)) if scrape.uploads else None)
 
 
-def _warnings(state: RunState) -> int:
-    return len(state.warnings) + sum(len(each.warnings) for each in state.collections.values())
+def _enum(values: Sequence[str], which: Callable[[Scrape], str]) -> Project:
+    return lambda scrape: {each.replace(" ", "_"): each == now for now in (which(scrape),) for each in values if now}
 
 
-Project = Callable[[RunState], Mapping[Any, float]]
-COUNTERS: Sequence[tuple[str, str, str, Project]] = (
-    ("rows", "Distinct texts embedded", "model", lambda s: _of_models(s, lambda each: (each.done + each.lost).rows)),
-    ("tokens", "Tokens embedded", "model", lambda s: _of_models(s, lambda each: (each.done + each.lost).tokens)),
-    ("rows_parked", "Texts that have no vector of a model", "model", _parked),
-    ("leases", "Leases granted", "model", lambda s: Counter(lease.model for lease in s.leases.values())),
-    ("mitigations", "Steps of the ladder", "rung device", _steps),
-    ("warnings", "Warnings", "", lambda s: {(): _warnings(s)}),
-    ("node_losses", "How often a node was lost", "node", lambda s: {n: len(o.losses) for n, o in s.nodes.items()}),
-    ("rows_again", "Texts of lost nodes, again", "node", lambda s: {n: o.rows_again for n, o in s.nodes.items()}),
+def _health(scrape: Scrape) -> str:
+    return word if (word := scrape.judged.health.word.lower()) in HEALTHS else "ok"
+
+
+def _upload_state(scrape: Scrape) -> str:
+    """How the latest upload stands; empty where there is none."""
+    if not scrape.uploads or scrape.uploads[-1].latest.ended == "":
+        return "completed" * bool(scrape.uploads)
+    return judge(scrape.seen, scrape.now, scrape.uploads[-1]).health.word.lower().removeprefix("upload ")
+
+
+def _run(scrape: Scrape) -> Numbers:
+    return {(scrape.seen.run_id, scrape.seen.phase if scrape.seen.over else "running"): 1}
+
+
+def _makes(scrape: Scrape) -> Numbers:
+    facts = (each.facts for each in scrape.seen.devices)
+    return {(each.name, each.kind, each.label): 1 for each in facts}
+
+
+def _machines(scrape: Scrape) -> Numbers:
+    return {(each.node, each.label): 1 for each in scrape.seen.nodes}
+
+
+def _busy(readings: Readings) -> float | None:
+    return None if readings.utilisation is None else readings.utilisation / 100
+
+
+STATES = (
+    Family("run_state", "What the run does, or how it ended", "", _enum(PHASES, lambda s: s.seen.phase)),
+    Family("run_health", "What the console's header says of it", "", _enum(HEALTHS, _health)),
+    Family("run_level", "How bad that is", "", _enum(LEVELS, lambda s: s.judged.health.level)),
+    Family("upload_state", "How the upload that follows it stands", "", _enum(UPLOADS, _upload_state)),
 )
-"""Name, text, labels, and the numbers by the values of the labels. They only rise in a session: what was computed, lost
-and computed again counts twice."""
-GAUGES: Sequence[tuple[str, str, str, Project]] = (
-    ("run_info", "The run, and how it stands", "run status", lambda s: {(_name(s), s.status or "running"): 1}),
-    ("latest_event_timestamp_seconds", "When the run told of anything last", "", lambda s: {(): s.latest_at}),
-    ("leases_held", "Leases held now", "model", _held),
-    ("device_occupied_bytes", "Bytes occupied on a device", "device", _occupied),
-    ("device_peak_occupied_bytes", "The most so far", "device", lambda s: {n: o.peak for n, o in s.devices.items()}),
-    (
-        *("device_ceiling_bytes", "Bytes that the run may occupy", "device"),
-        lambda s: {name: each.facts.ceiling_bytes for name, each in s.devices.items()},
+"""Each value that they may have is 0 or 1."""
+COUNTERS = (
+    Family("sessions", "How often the run was begun, or gone on with", "", _one(lambda s: s.seen.sessions)),
+    Family("rows", "Distinct texts embedded", "model", _work(lambda each: each.rows)),
+    Family("tokens", "Tokens embedded", "model", _work(lambda each: each.tokens)),
+    Family(
+        "batches", "Batches committed", "model", lambda s: {model: sum(took) for model, (_, took) in s.work.items()}
     ),
-    ("node_up", "Whether a node is there", "node", lambda s: {n: o.here for n, o in s.nodes.items()}),
+    Family("batches_lost", "Batches whose vectors did not survive", "", _one(lambda s: s.batches_lost)),
+    Family("rows_parked", "Texts that have no vector", "model", _passes(lambda each: each.parked)),
+    Family("records_refused", "Records left out", "", _one(lambda s: sum(c.refused for c in s.seen.collections))),
+    Family("leases", "Leases granted", "model", lambda s: s.leases),
+    Family("mitigations", "Steps of the ladder", "rung device", lambda s: s.steps),
+    Family("warnings", "Warnings", "", _one(lambda s: s.seen.warnings)),
+    Family("download_retries", "Attempts to fetch a model that failed", "", _one(lambda s: s.seen.retries)),
+    Family("device_losses", "Devices lost", "", _one(lambda s: len(s.seen.losses))),
+    Family("node_losses", "How often a node was lost", "node", _nodes(lambda node: len(node.losses))),
+    Family("node_sent_bytes", "Bytes of models sent to a node", "node", _nodes(lambda node: node.sent_bytes)),
+    Family("batches_doubled", "Batches that another was given too", "node", _nodes(lambda node: node.batches_doubled)),
+    Family("rows_again", "Texts that a lost node held, computed again", "node", _nodes(lambda node: node.rows_again)),
 )
+"""They only rise in a session: what was computed, lost and computed again counts twice."""
+GAUGES = (
+    Family("run_info", "The run, and how it stands", "run status", _run),
+    Family("run_exit_code", "How it ended, as its process says", "", _one(lambda s: s.seen.exit_code)),
+    Family("run_done_ratio", "Share of its predicted cost that is done", "", _one(lambda s: s.seen.share_done)),
+    Family("run_remaining_seconds", "Foreseen to the last batch", "", _one(lambda s: s.left and s.left.seconds)),
+    Family("run_remaining_spread_seconds", "How far that may be off", "", _one(lambda s: s.left and s.left.spread)),
+    Family("run_start_timestamp_seconds", "When it was begun", "", _one(lambda s: s.seen.began_at or None)),
+    Family("run_deadline_timestamp_seconds", "When it must be over", "", _one(lambda s: s.seen.deadline or None)),
+    Family("latest_event_timestamp_seconds", "When it told of anything last", "", _one(lambda s: s.seen.latest_at)),
+    Family("progress_timestamp_seconds", "When it made progress last", "", _one(lambda s: s.seen.progressed_at)),
+    Family("rows_expected", "Texts to embed, but for reused ones", "model", _passes(lambda each: each.rows)),
+    Family("rows_reused", "Texts whose vectors another run had", "model", _passes(lambda each: each.reused)),
+    Family("tokens_expected", "Tokens to embed", "model", _passes(lambda each: each.tokens)),
+    Family("batches_expected", "Batches planned", "model", _passes(lambda each: each.batches)),
+    Family("batches_left", "The queue: not committed yet", "model", _passes(lambda e: e.batches - e.batches_done)),
+    Family("collections", "How many stand so", "status", lambda s: dict(Counter(c.word for c in s.seen.collections))),
+    Family("leases_held", "Leases held now", "model", lambda s: s.held),
+    Family("exported_bytes", "Bytes of files that were delivered", "", _one(lambda s: s.exported_bytes)),
+    Family(
+        "disk_free_bytes",
+        "Free on the run's disk, as a device of its host tells",
+        "device",
+        _reading(lambda r: r.disk_free),
+    ),
+    Family(
+        "host_memory_free_bytes", "Free of its host's memory, likewise", "device", _reading(lambda r: r.memory_free)
+    ),
+    Family("device_info", "What a device is", "device kind make", _makes),
+    Family("device_up", "Whether a device can be used", "device", _devices(lambda each: not each.lost)),
+    Family("device_rows", "Texts whose vectors it made, of all models", "device", lambda s: s.rows),
+    Family(
+        "device_occupied_bytes",
+        "What the run has of it",
+        "device",
+        _devices(lambda each: each.occupied if each.memory and not each.lost else None),
+    ),
+    Family("device_peak_occupied_bytes", "The most so far", "device", _devices(lambda each: each.peak)),
+    Family("device_ceiling_bytes", "What the run may have", "device", _devices(lambda each: each.facts.ceiling_bytes)),
+    Family("device_weights_bytes", "Weights that leases have attached", "device", _devices(lambda each: each.weights)),
+    Family(
+        "device_others_bytes",
+        "What others have of it",
+        "device",
+        _devices(lambda each: each.others if each.readings and not each.lost else None),
+    ),
+    Family("device_free_bytes", "What nobody has of it", "device", _reading(lambda r: r.total - r.used)),
+    Family("device_total_bytes", "All of it", "device", _reading(lambda r: r.total)),
+    Family("device_utilisation_ratio", "How busy it is", "device", _reading(_busy)),
+    Family("device_temperature_celsius", "How warm it is", "device", _reading(lambda r: r.temperature)),
+    Family("device_power_watts", "What it draws", "device", _reading(lambda r: r.power)),
+    Family("node_up", "Whether a node is there", "node", lambda s: _nodes(lambda n: n.here and not s.seen.over)(s)),
+    Family("node_info", "The machine that a node is on", "node machine", _machines),
+    Family("upload_points", "Points that the server acknowledged", "", _sums(lambda each: each.latest.rows)),
+    Family("upload_points_expected", "Of all collections that it has come to", "", _sums(lambda each: each.to.rows)),
+    Family("upload_remaining_seconds", "Foreseen for the collection under way", "", _upload(lambda e: e.latest.left)),
+    Family("upload_failed_attempts", "Since the server answered last", "", _upload(lambda each: each.latest.attempts)),
+)
+BATCH_SECONDS = Family("batch_seconds", "Wall time of a batch; not of simulated devices", "model", lambda _: {})
+"""A histogram."""
 
 
-def _name(state: RunState) -> str:
-    return state.started.run_id if state.started else ""
+def families(scrape: Scrape) -> list[Any]:
+    """Make every family that has numbers."""
+    from prometheus_client import core
 
-
-def families(state: RunState) -> list[Any]:
-    """Make every family, whose names and labels are an interface: they stay as they are."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-    found = []
-    for kind, table in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
-        for name, text, labels, project in table:
-            family = kind(f"interlock_{name}", text, labels=labels.split())
-            for values, number in project(state).items():
+    found: list[Any] = [
+        core.StateSetMetricFamily(each.name, each.text, told) for each in STATES if (told := each.project(scrape))
+    ]
+    for kind, table in ((core.CounterMetricFamily, COUNTERS), (core.GaugeMetricFamily, GAUGES)):
+        for each in table:
+            family = kind(each.name, each.text, labels=each.labels.split(), unit=each.unit)
+            for values, number in each.project(scrape).items():
                 family.add_metric([values] if isinstance(values, str) else values, number)
-            if family.samples or labels != "node":  # one machine has no nodes, and says nothing of them
-                found.append(family)
-    took = HistogramMetricFamily("interlock_batch_seconds", "Wall time of a batch", labels=["model"])
-    for model in _of_models(state, lambda _: 0) if state.timed else ():  # simulated seconds say nothing
-        mine = [share for share in state.shares() if share.plan.model == model]
-        counts = accumulate(map(sum, zip(*(share.took for share in mine), strict=True)))
-        buckets = zip([*map(str, SECONDS), "+Inf"], counts, strict=True)
-        took.add_metric([model], list(buckets), sum((share.done + share.lost).seconds for share in mine))
+            found += [family] * bool(family.samples)
+    took = core.HistogramMetricFamily(BATCH_SECONDS.name, BATCH_SECONDS.text, labels=["model"], unit="seconds")
+    for model, (done, counts) in scrape.work.items() if scrape.timed else ():  # simulated seconds say nothing
+        took.add_metric([model], list(zip([*map(str, SECONDS), "+Inf"], accumulate(counts), strict=True)), done.seconds)
     return [*found, took]

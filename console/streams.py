@@ -1,15 +1,20 @@
 """In which signs stdout and stderr are written: in ASCII where a terminal shows no more, or where that is asked for.
 
 A sign that a stream cannot take is never an error: it is written as a screen draws it on such a terminal. A stream that
-the process was begun without is opened.
+the process was begun without is opened. With `--log-json` every line of stderr is a JSON object, whoever writes it.
 """
 
 import codecs
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from io import TextIOWrapper
+from datetime import UTC, datetime
+from io import TextIOBase, TextIOWrapper
+from typing import NoReturn
 
 DRAWN = "interlock-drawn"
 """How a stream's errors of encoding are handled that shows signs as a screen draws them."""
@@ -66,6 +71,85 @@ def streams_put_back() -> Iterator[None]:
         for stream, encoding, errors in before:
             with suppress(OSError, ValueError):
                 stream.reconfigure(encoding=encoding, errors=errors)
+
+
+_BEGINS = re.compile(r"(?:interlock(?: [a-z]+)?: )?(?:(?P<level>warning|error): )?")
+
+
+class JsonLog(TextIOBase):
+    """Stands for stderr, each line a JSON object: what this program says goes out at once, what a library or a command
+    of the operator's writes to the descriptor comes by a pipe, as an `output`."""
+
+    def __init__(self) -> None:
+        self._out, self._rest = os.dup(2), threading.local()
+        reads, writes = os.pipe()
+        os.dup2(writes, 2)
+        os.close(writes)
+        self._others = threading.Thread(target=self._take, args=(reads,), name="log", daemon=True)
+        self._others.start()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor that a process which is started gets."""
+        return 2
+
+    def write(self, text: str) -> int:
+        """Tell each line that is whole, as a message of the level that it begins with."""
+        *lines, self._rest.text = (getattr(self._rest, "text", "") + text.replace("\r", "\n")).split("\n")
+        for line in lines:
+            self.record(line)
+        return len(text)
+
+    def record(
+        self, message: str, level: str = "", event: str = "message", at: float | None = None, **more: object
+    ) -> None:
+        """Write one line: when it was, by the seconds since the epoch; how bad; what happened, in words and fields."""
+        import msgspec
+
+        from interlock.engine.record.words import unarmed
+
+        begins = _BEGINS.match(message)
+        assert begins, "all of it may be missing"
+        when = datetime.fromtimestamp(time.time() if at is None else at, UTC).isoformat(timespec="milliseconds")
+        said = {"time": when, "level": level or begins["level"] or "info", "event": event}
+        said["message"] = message = message[begins.end() :].strip()
+        line = unarmed(msgspec.json.encode({**said, **more})) + b"\n"
+        with suppress(OSError):  # nobody reads it any more
+            while message and line:
+                line = line[os.write(self._out, line) :]
+
+    def _take(self, reads: int) -> None:
+        with open(reads, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                self.record(line, event="output")
+
+    def close(self) -> None:
+        """Give the descriptor back once all that came by the pipe is told; who keeps it open is not waited for."""
+        os.dup2(self._out, 2)
+        self._others.join(1.0)
+
+
+@contextmanager
+def json_log(arguments: Sequence[str]) -> Iterator[None]:
+    """Have stderr be a JsonLog where the command line asks for it, in full or in short."""
+    before = sys.stderr
+    if asked := any(word[:4] == "--lo" for word in arguments):
+        sys.stderr = JsonLog()
+    try:
+        yield
+    finally:
+        if asked:
+            sys.stderr.close()
+            sys.stderr = before
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once, and put out what stderr has still to say."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.close() if isinstance(sys.stderr, JsonLog) else sys.stderr.flush()
+    os._exit(code)
 
 
 def _drawn(error: UnicodeError) -> tuple[str, int]:

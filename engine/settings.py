@@ -30,7 +30,7 @@ ANY = "100%,files"
 """What runs of earlier versions refused and were complete."""
 NAMING = ("sparse", "token_vectors", "allow_pickle")
 """Lists of models, beside the roster."""
-RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE", "INTERLOCK_MODELS", "INTERLOCK_SERVE_KEY"}
+RESERVED = {"INTERLOCK_CONFIG", "INTERLOCK_CACHE", "INTERLOCK_MODELS", "INTERLOCK_SERVE_KEY", "INTERLOCK_METRICS_KEY"}
 
 
 @dataclass(frozen=True)

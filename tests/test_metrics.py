@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from interlock.console import metrics
-from interlock.console.metrics import exposed
+from interlock.console.front_ends import connections, exposing
+from interlock.console.front_ends.exposing import exposed
 from interlock.console.notifying import notify, without_secrets
 from tests.builders import command, corpus, environment, interlock, sentences, summary_of
 
@@ -200,7 +200,7 @@ def test_a_client_that_breaks_off_is_not_told_of(capfd):
 
 
 def test_a_file_that_cannot_be_written_any_more_is_said_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "EVERY", 0.01)
+    monkeypatch.setattr(exposing, "EVERY", 0.01)
     said, place = [], tmp_path / "gone"
     place.mkdir()
     with exposed(str(place / "numbers.prom"), lambda: None, said.append):
@@ -227,16 +227,15 @@ def test_secrets_are_told_by_their_names():
 
 
 def test_clients_that_say_nothing_take_few_descriptors_for_a_short_time_and_other_names_are_refused(monkeypatch):
-    monkeypatch.setattr(metrics, "PATIENCE", 0.5)
-    monkeypatch.setattr(metrics._Handler, "timeout", 0.5)
+    monkeypatch.setattr(connections, "SLOW", 0.5)
     said = []
-    with metrics.exposed("0", lambda: None, said.append):
+    with exposed("0", lambda: None, said.append):
         url = said[0].split()[-1]
         port = int(url.split(":")[-1].split("/")[0])
         before = len(list(Path("/proc/self/fd").iterdir()))
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
         time.sleep(0.3)
-        assert len(list(Path("/proc/self/fd").iterdir())) - before - len(idle) <= metrics.MOST_CLIENTS
+        assert len(list(Path("/proc/self/fd").iterdir())) - before - len(idle) <= exposing.MOST_CLIENTS
         time.sleep(0.8)
         for each in idle:
             each.settimeout(2)

@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from interlock.console.ctl import _told
-from interlock.console.metrics import families
+from interlock.console.metrics import Scrape, families
 from interlock.console.summary.document import of_summary, plain
 from interlock.console.text.event_lists import Feed
 from interlock.console.text.event_text import describe, line_of
@@ -272,7 +272,7 @@ def test_metrics_tell_which_nodes_are_there_and_forget_what_a_lost_one_held():
     pytest.importorskip("prometheus_client")
     found = {
         (sample.name.removeprefix("interlock_"), *sample.labels.values()): sample.value
-        for family in families(folded(*BEGUN, *LOSS))
+        for family in families(Scrape.of(folded(*BEGUN, *LOSS)))
         for sample in family.samples
     }
     assert {of[1]: number for of, number in found.items() if of[0] == "node_up"} == {

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 import interlock
 from interlock.console.front_ends import connections
-from interlock.console.front_ends.connections import listening, server_of
+from interlock.console.front_ends.connections import Admission, listening, server_of
 from interlock.console.front_ends.http import MOST_BYTES, Door
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
@@ -268,7 +268,7 @@ class Slow:
 
 
 def door_of(service, waiting):
-    return Door(service, waiting, "", local=True)
+    return Door(service, waiting, Admission("", local=True))
 
 
 async def posted(client, *texts):
@@ -424,7 +424,7 @@ async def test_who_takes_nothing_of_an_answer_is_left(monkeypatch):
 
 
 async def test_a_key_is_asked_for_as_http_says():
-    door = Door(Slow(), 4, "s3cret", local=False)
+    door = Door(Slow(), 4, Admission("s3cret", local=False))
     async with client_of(door) as client:
         for given, status in [("Bearer s3cret", 200), ("bearer  s3cret", 200), ("s3cret", 401), ("Basic s3cret", 401)]:
             answer = await client.get("/v1/models", headers={"Authorization": given})

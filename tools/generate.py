@@ -19,6 +19,7 @@ from typing import Literal, get_args, get_origin
 import interlock
 from bench import tables
 from interlock.asking import SearchOptions
+from interlock.console import metrics
 from interlock.console.actions import ACTIONS, shown_keys
 from interlock.console.cli import COMMANDS, parser
 from interlock.engine import parsers
@@ -224,6 +225,23 @@ def predecessor() -> str:
     return _table(["there", "here"], rows)
 
 
+def metrics_table() -> str:
+    """Every family of numbers that `--metrics` tells."""
+    kinds = {"state": metrics.STATES, "counter": metrics.COUNTERS, "gauge": metrics.GAUGES}
+    kinds |= {"histogram": (metrics.BATCH_SECONDS,)}
+    rows = [
+        [
+            f"`{each.name}{'_total' * (kind == 'counter')}`",
+            kind,
+            ", ".join(f"`{e}`" for e in each.labels.split()),
+            each.text,
+        ]
+        for kind, table in kinds.items()
+        for each in table
+    ]
+    return _table(["metric", "kind", "labels", "what it is"], rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "models": models,
     "settings": settings,
@@ -234,6 +252,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "command list": command_list,
     "keys": keys,
     "predecessor": predecessor,
+    "metrics": metrics_table,
 }
 
 

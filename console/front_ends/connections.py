@@ -1,13 +1,19 @@
-"""Listens for other programs, and answers until a signal: a connection that brings no request in time, or takes no
-answer, goes, so that those who do nothing keep nobody out.
+"""Listens for other programs, and answers those who may ask until a signal: a connection that brings no request in
+time, or takes no answer, goes, so that those who do nothing keep nobody out.
 """
 
 import asyncio
+import hmac
+import os
+import re
 import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
+from typing import Self
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,6 +25,43 @@ from interlock.engine.errors import UsageError
 SLOW, ENDING, CONNECTIONS = 10.0, 10, 1024
 """Seconds for a request to arrive, seconds for those that are there to end, and connections, at most."""
 
+LOOPBACK = "127.0.0.1"
+OWN = (LOOPBACK, "::1", "localhost")
+_OWN_NAME = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Who is answered: with a `key` who sends it, and `local` those alone who call this machine by its own name, which
+    no page of a browser does that another name has led here."""
+
+    key: str
+    local: bool
+
+    @classmethod
+    def of(cls, flag: str, host: str, variable: str) -> Self:
+        """Take the key that an environment variable has. Raises UsageError for one that no header can say, and for a
+        `host`, which `flag` named, that others reach, without one."""
+        key, local = os.environ.get(variable, "").strip(), host in OWN
+        if not all("!" <= sign <= "~" for sign in key):
+            raise UsageError(
+                f"{variable}: a key has letters, digits and signs of ASCII without spaces: set it to another"
+            )
+        if not key and not local:
+            raise UsageError(f"{flag}: set {variable} to a key that clients send, or listen at {LOOPBACK}")
+        return cls(key, local)
+
+    def refusal(self, headers: Mapping[str, str], *, open_to_all: bool = False) -> tuple[int, str] | None:
+        """Say with which status, and in which words, a request is refused, None if it is not; what is `open_to_all`
+        asks for no key. Names of headers are in small letters."""
+        if self.local and not _OWN_NAME.fullmatch(headers.get("host", "").lower()):
+            return 403, f"only this machine is answered: call it {LOOPBACK}, or start it at another address, with a key"
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        own = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.key.encode())
+        if self.key and not open_to_all and not own:
+            return 401, "no key, or a wrong one: send Authorization: Bearer KEY"
+        return None
+
 
 class _Connection(H11Protocol):
     """One that has so long for the head of a request, and to take more of an answer: uvicorn's own time begins with the
@@ -26,6 +69,8 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > (self.limit_concurrency or CONNECTIONS):  # more would take the process's descriptors
+            transport.abort()
         self._head = self.loop.call_later(SLOW, self._late, self.cycle, 0)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -60,12 +105,15 @@ class _Server(uvicorn.Server):
         def end(number: int, frame: FrameType | None) -> None:
             self.force_exit, self.should_exit = self.should_exit, True
 
+        if threading.current_thread() is not threading.main_thread():  # beside a run, whose signals are its own
+            yield
+            return
         with handling({signal.SIGINT: end, signal.SIGTERM: end}):
             yield
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Return what listens there. Raises UsageError where nothing can."""
+def listening(host: str, port: int, asked: str = "") -> socket.socket:
+    """Return what listens there, as the flags that `asked` for it say. Raises UsageError where nothing can."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         at = socket.create_server((host, port), family=family, backlog=CONNECTIONS)
@@ -74,11 +122,12 @@ def listening(host: str, port: int) -> socket.socket:
         at.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return at
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"--host {host} --port {port}: cannot listen there ({error}): choose another") from None
+        where = asked or f"--host {host} --port {port}"
+        raise UsageError(f"{where}: cannot listen there ({error}): choose another") from None
 
 
-def server_of(app: ASGIApp) -> uvicorn.Server:
-    """Make what answers by `app` until a signal says that it is enough."""
+def server_of(app: ASGIApp, connections: int = CONNECTIONS, ending: int = ENDING) -> uvicorn.Server:
+    """Make what answers by `app`, so many at once, until a signal says that it is enough and `ending` seconds later."""
     config = uvicorn.Config(
         app,
         loop="asyncio",
@@ -90,7 +139,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=ENDING,
+        limit_concurrency=connections,
+        timeout_graceful_shutdown=ending,
     )
     return _Server(config)

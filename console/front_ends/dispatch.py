@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from interlock.console.front_ends.exposing import exposed
 from interlock.console.front_ends.headless import (
     Handler,
     Headless,
@@ -27,9 +28,9 @@ from interlock.console.front_ends.headless import (
     stopped_by_signals,
 )
 from interlock.console.front_ends.web import in_browser
-from interlock.console.metrics import exposed
 from interlock.console.notifying import filled, notify
 from interlock.console.sources.session import Session, Work
+from interlock.console.streams import JsonLog
 from interlock.console.terminal.tty import quiet_descriptors, why_headless
 from interlock.console.text.recap import next_commands, recap
 from interlock.engine import __version__
@@ -127,8 +128,11 @@ def _watched(session: Session, chunks: Path, configuration: Configuration, audie
             width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
             place = session.work.directory
             there = place.path if place.journal.exists() else None
-            for line in recap(session.work.recorder.snapshot(), there, width):
-                say(line)
+            lines = recap(session.work.recorder.snapshot(), there, width)
+            if isinstance(sys.stderr, JsonLog):
+                sys.stderr.record("\n".join(lines), event="recap")
+            else:
+                say("\n".join(lines))
         try:
             _deliver(session.work, front_end, audience)
         except InterlockError as error:  # a run that did not complete says by its code what to do

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from interlock.console.sources.session import Session
+from interlock.console.streams import JsonLog, leave
 from interlock.console.terminal.tty import in_a_cell
 from interlock.console.text.event_text import describe, line_of
 from interlock.console.text.progress_text import bar, interval, progress
@@ -193,8 +195,9 @@ class Headless:
         if self._in_place and self._in_place.due(now):
             self._in_place.draw(recorder.snapshot())
         due = not self._in_place and now - self._spoke >= interval(now - self._began)
-        if due and (text := progress(recorder.snapshot())):
-            self._say(text)
+        if due and (text := progress(seen := recorder.snapshot())):
+            done = {name: getattr(seen, name) for name in ("share_done", "batches_done", "batches", "tokens_done")}
+            self._say(text, event="progress", fields=done)
 
     def _print(self, entry: Entry) -> None:
         """One line for what people want to know; what failed is told in full once."""
@@ -207,10 +210,11 @@ class Headless:
             text = text.replace(known, "see above")
         if isinstance(event, PassFailed):
             self._failures.append(event.reason)
+        tag, fields = event.__struct_config__.tag, event  # what a log has beside the text
         if self._quiet and isinstance(event, RunClosed):
             self._ending = text if urgent else ""
         else:
-            self._say(text, urgent=urgent)
+            self._say(text, urgent=urgent, event=str(tag), at=entry.at, fields=fields)
 
     def _stream(self, entry: Entry) -> None:
         if not self._events:
@@ -220,11 +224,14 @@ class Headless:
         except DiskError as error:
             self._events, self.unwritten = False, error  # the run goes on; the journal has it all
 
-    def _say(self, text: str, *, urgent: bool = False) -> None:
+    def _say(self, text: str, *, urgent: bool = False, **told: Any) -> None:
+        """Say it, on a log with what else is `told` of it."""
         self._spoke = time.monotonic()
         if self._in_place:
             self._in_place.clear()
-        if urgent or not self._quiet:
+        if (urgent or not self._quiet) and isinstance(sys.stderr, JsonLog):
+            sys.stderr.record(safe(text, LONG), **told)
+        elif urgent or not self._quiet:
             say(f"{time.strftime('%H:%M:%S')} {safe(text, LONG)}")
 
 
@@ -258,7 +265,7 @@ def stopped_by_signals(session: Session) -> None:
         if session.over:
             late.append(number)
             if len(late) > 1:
-                os._exit(session.ended)
+                leave(session.ended)
             return
         stop = session.controls
         if stop.code is not None:
@@ -283,7 +290,7 @@ def leave_at_once(session: Session, code: ExitCode) -> None:
     closing = threading.Thread(target=close, daemon=True)  # the frame that a signal interrupts may hold the lock
     closing.start()
     closing.join(2.0)
-    os._exit(code)  # the journal is whole after every line; --resume needs nothing else
+    leave(code)  # the journal is whole after every line; --resume needs nothing else
 
 
 def deliver_summary(summary: bytes, target: str) -> None:

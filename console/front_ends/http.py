@@ -6,7 +6,6 @@ OpenAI's `{"error": {"message": ...}}` and says what to do.
 
 import asyncio
 import base64
-import hmac
 import re
 import sys
 import time
@@ -24,8 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from interlock.console.front_ends.connections import SLOW
-from interlock.console.metrics import OWN_NAME
+from interlock.console.front_ends.connections import SLOW, Admission
 from interlock.console.text.answer_text import cut_text, plain_hit
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows.search import Service, ask_of
@@ -99,10 +97,9 @@ class _Answers:
 class Door:
     """Answers the requests of one service; its `app` is ASGI's."""
 
-    def __init__(self, service: Service, waiting: int, key: str, *, local: bool) -> None:
-        """So many texts are `waiting` at most. With a `key` who has it is answered, and `local` those alone who call
-        this machine by its own name, which no page of a browser does that another name has led here."""
-        self._service, self._key, self._most, self._local = service, key.encode(), min(MOST_TEXTS, waiting), local
+    def __init__(self, service: Service, waiting: int, admission: Admission) -> None:
+        """So many texts are `waiting` at most; `admission` says who is answered."""
+        self._service, self._admission, self._most = service, admission, min(MOST_TEXTS, waiting)
         name, registry = "interlock_serve", prometheus.CollectorRegistry()
         self._registry = registry
         self._requests = prometheus.Counter(f"{name}_requests", "Requests.", ["path", "code"], registry=registry)
@@ -142,12 +139,8 @@ class Door:
         return Route(path, handle, methods=[method])
 
     def _admit(self, request: Request, path: str) -> None:
-        if self._local and not OWN_NAME.fullmatch(request.headers.get("host", "").lower()):
-            raise Refused(403, "only this machine is answered: call it 127.0.0.1, or start `interlock serve --host`")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        own = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key)
-        if self._key and path != "/health" and not own:
-            raise Refused(401, "no key, or a wrong one: send Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
+        if refusal := self._admission.refusal(request.headers, open_to_all=path == "/health"):
+            raise Refused(*refusal, {"WWW-Authenticate": "Bearer"} if refusal[0] == 401 else {})
 
     async def _embeddings(self, request: Request) -> Response:
         asked = await _body(request, EmbeddingsRequest)

@@ -1,20 +1,17 @@
 """`interlock serve`: opens a collection with its models, and the door to it."""
 
 import argparse
-import os
 import sys
 from functools import partial
 
 from interlock.console.cli import configuration
-from interlock.console.metrics import LOOPBACK
 from interlock.console.searching import place_of
 from interlock.console.writing import Telemetry, check_telemetry, warn
-from interlock.engine.errors import ExitCode, UnavailableError, UsageError
+from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.record.words import safe
 from interlock.engine.settings import limit_threads
 
 KEY = "INTERLOCK_SERVE_KEY"
-OWN = (LOOPBACK, "::1", "localhost")
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -26,11 +23,7 @@ def serve(options: argparse.Namespace) -> int:
     from interlock.engine.flows.rerank import rerank_of
     from interlock.engine.flows.search import Service
 
-    key, local = os.environ.get(KEY, "").strip(), options.host in OWN
-    if not all("!" <= sign <= "~" for sign in key):  # what a header can say
-        raise UsageError(f"{KEY}: a key has letters, digits and signs of ASCII without spaces: set it to another")
-    if not key and not local:
-        raise UsageError(f"--host {options.host}: set {KEY} to a key that clients send, or listen at {LOOPBACK}")
+    admission = connections.Admission.of(f"--host {options.host}", options.host, KEY)
     settings = configuration(options)
     limit_threads(settings)
     rerank = rerank_of(settings, options.rerank or (), options.rerank_share, options.rerank_depth)
@@ -45,7 +38,7 @@ def serve(options: argparse.Namespace) -> int:
         dims = ", ".join(f"{name} ({dim:,})" for name, dim in service.dims.items())
         search = "" if service.searches else "; no store: embeddings alone"
         told = f"{service.manifest.collection}: {dims} on {', '.join(service.devices)}{search}"
-        door = http.Door(service, options.waiting, key, local=local)
+        door = http.Door(service, options.waiting, admission)
         print(safe(told))
         print(f"http://{named}:{at.getsockname()[1]}/v1  (ctrl+c ends it)", flush=True)
         try:

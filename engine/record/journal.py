@@ -334,11 +334,11 @@ class UploadJournal:
         return rows
 
 
-def upload_of(run: Path) -> Upload | None:
-    """Find the upload of a run that a process is at, or else the latest where that did not do all that was to be done;
-    None: there is nothing to tell. One that cannot be read is none."""
+def upload_of(run: Path, name: str = "*", *, whole: bool = False) -> Upload | None:
+    """Find the upload of a run that a process is at, or else the latest, by the `name` of its journal. None: there is
+    none that can be read, or it did all that was to be done, and `whole` ones are not asked for."""
     with contextlib.suppress(OSError, ValueError, IndexError, msgspec.MsgspecError):
-        found = [(atomic.held(each), each.stat().st_mtime_ns, each) for each in run.glob("uploads/*.jsonl")]
+        found = [(atomic.held(each), each.stat().st_mtime_ns, each) for each in run.glob(f"uploads/{name}.jsonl")]
         live, _, path = max(found)
         lines = atomic.content(path).splitlines(keepends=True)
         bodies = [body for line in (*lines[:1], *lines[1:][-2:]) if (body := opened_seal(line))]
@@ -346,5 +346,5 @@ def upload_of(run: Path) -> Upload | None:
         latest = msgspec.json.decode(bodies[-1], type=Acknowledged) if bodies[1:] else Acknowledged(rows=0)
         live = live or (latest.ended is None and atomic.held(path))  # it began meanwhile
         done = latest.ended == "" or (not latest.at and latest.rows == to.rows)
-        return None if done and not (live and latest.ended is None) else Upload(run, to, latest, live)
+        return Upload(run, to, latest, live) if whole or not done or (live and latest.ended is None) else None
     return None
