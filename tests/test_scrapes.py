@@ -73,25 +73,25 @@ def folded(*bodies, kind="cuda"):
 class Scraped:
     """A registry of one state."""
 
-    def __init__(self, state, uploads=()):
-        self.state, self.uploads = state, uploads
+    def __init__(self, state, uploads=(), now=NOW + 20):
+        self.scrape = metrics.Scrape.of(state, uploads, now)
 
     def describe(self):
         return []
 
     def collect(self):
-        return metrics.families(metrics.Scrape.of(self.state, self.uploads, NOW + 20))
+        return metrics.families(self.scrape)
 
 
-def texts_of(state, uploads=()):
+def texts_of(*told):
     """The classic text and that of OpenMetrics."""
     registry = prometheus.CollectorRegistry()
-    registry.register(Scraped(state, uploads))
+    registry.register(Scraped(*told))
     kinds = "text/plain", "application/openmetrics-text; version=1.0.0"
     return [prometheus.exposition.choose_encoder(kind)[0](registry).decode() for kind in kinds]
 
 
-def numbers_of(state, uploads=()):
+def numbers_of(*told):
     """Every sample, as both of the client's parsers read it alike."""
     from prometheus_client.openmetrics import parser as strict
     from prometheus_client.parser import text_string_to_metric_families
@@ -99,7 +99,7 @@ def numbers_of(state, uploads=()):
     parse = text_string_to_metric_families, strict.text_string_to_metric_families
     classic, openmetrics = (
         {(sample.name, *sample.labels.values()): sample.value for family in each(text) for sample in family.samples}
-        for each, text in zip(parse, texts_of(state, uploads), strict=True)
+        for each, text in zip(parse, texts_of(*told), strict=True)
     )
     assert classic == openmetrics
     return {(name.removeprefix("interlock_"), *labels): value for (name, *labels), value in classic.items()}
@@ -201,17 +201,17 @@ def test_uploads_are_told_once_the_run_is_over_all_collections_together(tmp_path
     with journal("b") as second:
         second.acknowledge(20)
         second.acknowledge(40)
-        found = numbers_of(over, uploads_of(tmp_path))
+        found = numbers_of(over, uploads_of(tmp_path), time.time())
         assert (found["upload_points",], found["upload_points_expected",]) == (140, 200)
         assert set_in(found, "upload_state") == "uploading" and found["upload_remaining_seconds",] >= 0
         second.note("connection refused", attempts=3, seconds=200)
-        found = numbers_of(over, uploads_of(tmp_path))
+        found = numbers_of(over, uploads_of(tmp_path), time.time())
         assert (set_in(found, "upload_state"), found["upload_failed_attempts",]) == ("waiting_for_server", 3)
         second.acknowledge(100)
-    assert set_in(numbers_of(over, uploads_of(tmp_path)), "upload_state") == "completed"
+    assert set_in(numbers_of(over, uploads_of(tmp_path), time.time()), "upload_state") == "completed"
     with suppress(RuntimeError), journal("c"):
         raise RuntimeError("the disk is full")
-    assert set_in(numbers_of(over, uploads_of(tmp_path)), "upload_state") == "failed"
+    assert set_in(numbers_of(over, uploads_of(tmp_path), time.time()), "upload_state") == "failed"
 
 
 def serving(target, monkeypatch, key=""):

@@ -30,7 +30,7 @@ from interlock.engine.record import summary
 from interlock.engine.removed import PREDECESSOR
 from interlock.engine.settings import ON_SCREEN, flag_of, knobs, variable_of
 from interlock.engine.targets.files.formats import FORMATS
-from tools import messages
+from tools import dashboard, messages
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bench").glob("*.md")))
@@ -280,7 +280,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, and fail where something has drifted")
     check = parser.parse_args().check
     wanted = {page: generated(page.read_text()) for page in PAGES}
-    wanted |= {SCHEMA: summary.schema_text(), MESSAGES: messages.page(), GIVEN: given()}
+    wanted |= {
+        SCHEMA: summary.schema_text(),
+        MESSAGES: messages.page(),
+        GIVEN: given(),
+        dashboard.FILE: dashboard.dashboard(),
+    }
     drifted = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in drifted:
         print(f"{path.relative_to(ROOT)} {'has drifted: make generate' if check else 'written'}")
