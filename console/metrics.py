@@ -19,7 +19,7 @@ from interlock.engine.record.facts import NO_WORK, Readings, Status, Tally
 from interlock.engine.record.health import CROWDED, DEGRADED, LATE, LOW_DISK, LOW_MEMORY, PAUSED, STALLED
 from interlock.engine.record.journal import Upload
 from interlock.engine.record.judgement import LEVELS, Judgement, judge
-from interlock.engine.record.outlook import Outlook
+from interlock.engine.record.outlook import Outlook, told_of
 from interlock.engine.record.snapshot import DeviceView, PassView, Snapshot, snapshot
 from interlock.engine.record.state import SECONDS, NodeState, RunState
 
@@ -220,15 +220,8 @@ GAUGES = (
     Family("collections", "How many stand so", "status", lambda s: dict(Counter(c.word for c in s.seen.collections))),
     Family("leases_held", "Leases held now", "model", lambda s: s.held),
     Family("exported_bytes", "Bytes of files that were delivered", "", _one(lambda s: s.exported_bytes)),
-    Family(
-        "disk_free_bytes",
-        "Free on the run's disk, as a device of its host tells",
-        "device",
-        _reading(lambda r: r.disk_free),
-    ),
-    Family(
-        "host_memory_free_bytes", "Free of its host's memory, likewise", "device", _reading(lambda r: r.memory_free)
-    ),
+    Family("disk_free_bytes", "Free on the disk of the run", "device", lambda s: told_of(s.seen, "disk_free")),
+    Family("host_memory_free_bytes", "Free of its host's", "device", lambda s: told_of(s.seen, "memory_free")),
     Family("device_info", "What a device is", "device kind make", _makes),
     Family("device_up", "Whether a device can be used", "device", _devices(lambda each: not each.lost)),
     Family("device_rows", "Texts whose vectors it made, of all models", "device", lambda s: s.rows),

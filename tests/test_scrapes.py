@@ -178,6 +178,16 @@ def test_a_cluster_tells_of_each_node_and_of_none_once_it_is_over():
         "node-1": 1, "node-2": 0, "node-3": 1
     }  # fmt: skip
     assert sum(name == "node_info" for name, *_ in found) == 3
+    head = ev.DeviceSampled(
+        device="head",
+        memory=Memory(allocated=0, occupied=GIB),
+        readings=Readings(used=GIB, total=15 * GIB, disk_free=5, memory_free=3 * GIB),
+    )
+    found = numbers_of(folded(*BEGUN, *LOSS, head))
+    assert (found["disk_free_bytes", "head"], found["host_memory_free_bytes", "head"]) == (5, 3 * GIB)
+    assert set_in(found, "run_health") == "low_disk" and not any(
+        "head" in each for each in found if each[0] == "device_up"
+    )
     closed = ev.RunClosed(status="stopped", reason="", exit_code=4)
     over = numbers_of(folded(*BEGUN, *LOSS, closed))
     assert {number for (name, *_), number in over.items() if name == "node_up"} == {0}

@@ -21,6 +21,7 @@ from interlock.engine.gpu.lease import Lessor, imports_left_alone
 from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.models.masters import Masters
 from interlock.engine.record.events import BatchCommitted, Emit
+from interlock.engine.record.state import HEAD
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings
 
 TWICE = ",twice"
@@ -130,7 +131,7 @@ def at_work(devices: Sequence[Device], emit: Emit, place: Path | None = None, ma
     own = [device for device in devices if not isinstance(device, RemoteDevice)]
     if not own:
         own = [CpuDevice()]
-        own[0].name = "head"
+        own[0].name = HEAD
     with Sampler(own, emit, place=place, margin=margin), imports_left_alone():
         yield
 

@@ -17,6 +17,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts, Setting, node_of
 from interlock.engine.record.state import (
+    HEAD,
     CollectionState,
     Control,
     Gauge,
@@ -85,7 +86,7 @@ def fold(state: RunState, entry: Entry) -> None:
         raise ValueError(f"no clock says {entry.at}")
     state.latest_at = entry.at
     if isinstance(entry.body, ev.Heartbeat):
-        state.beats[type(entry.body).__name__] = entry.body
+        state.beats[HEAD if getattr(entry.body, "device", "") == HEAD else type(entry.body).__name__] = entry.body
     # A pause that is lifted is no delay; any other answer to an operator says nothing of the work.
     lifted = isinstance(entry.body, ev.ControlApplied) and entry.body.control == "pause"
     if lifted or type(entry.body) in PROGRESS:
@@ -190,17 +191,15 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
     if state.started:
         called_with = {"chunks": event.chunks, "config": event.config, "environment": event.environment}
         state.started = replace(state.started, **called_with)
-    state.retries.clear()
+    for told in (state.retries, state.failures, state.hosted, state.models):
+        told.clear()
     state.deadline = 0.0
     state.status, state.reason, state.exit_code = None, "", None
     state.current_pass, state.batch_index = None, None
     state.cpu_fallback, state.paused = _fallback(event.config), False
-    state.failures.clear()
     for lease in list(state.held.values()):
         _keep(state, replace(lease, left=True))
     state.nodes = {name: node.before_joining() for name, node in state.nodes.items()}
-    state.hosted.clear()
-    state.models.clear()
     state.schedule = event.schedule or state.schedule
     for collection in state.collections.values():
         collection.status, collection.reason, collection.verification = None, "", None

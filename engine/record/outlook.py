@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from itertools import filterfalse
 from typing import NamedTuple
 
+from interlock.engine.record.events import DeviceSampled
 from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, DiskShortage, MemoryShortage, on_host
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_side
-from interlock.engine.record.state import Lately
+from interlock.engine.record.state import HEAD, Lately
 from interlock.engine.record.words import duration
 
 LEAST, FEW, KNOWN, UNKNOWN = 0.10, 0.40, 0.20, 0.80
@@ -171,9 +172,15 @@ def low_memory(snapshot: Snapshot) -> str:
 
 
 def _least(snapshot: Snapshot, figure: str, otherwise: int) -> int:
-    """Find the least that a device's readings tell of it."""
-    told = [getattr(device.readings, figure) for device in snapshot.devices if device.readings]
-    return min((each for each in told if each is not None), default=otherwise)
+    return min(told_of(snapshot, figure).values(), default=otherwise)
+
+
+def told_of(snapshot: Snapshot, figure: str) -> dict[str, int]:
+    """Find what the readings of devices, and of a cluster's head, tell of it, by their names."""
+    readings = {device.facts.name: device.readings for device in snapshot.devices}
+    if isinstance(sample := snapshot.beats.get(HEAD), DeviceSampled):
+        readings[HEAD] = sample.readings
+    return {name: told for name, each in readings.items() if (told := getattr(each, figure, None)) is not None}
 
 
 def late(snapshot: Snapshot, now: float) -> str:

@@ -35,6 +35,10 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Up to how many seconds a batch took that is counted together; behind these, all others."""
 
 
+HEAD = "head"
+"""By which name the head of a cluster tells how its own machine stands."""
+
+
 class Lately(Struct):
     """Cost and seconds of the latest batches, and those between them: each batch counts a little less with every later
     one. `squares` is of their paces, each weighted with its cost: with it one can tell how much they differ."""
@@ -346,7 +350,7 @@ class RunState(RunStatus, kw_only=True):
     versions: dict[str, str] = field(default_factory=dict)
     devices: dict[str, Gauge] = field(default_factory=dict)
     beats: dict[str, ev.Heartbeat] = field(default_factory=dict)
-    """The latest of each kind, by its name."""
+    """The latest of each kind, by its name, and the head's own of its machine."""
     peaks: dict[tuple[str, str], int] = field(default_factory=dict)
     """Of devices that earlier sessions, or nodes before they joined again, had; by name and label."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
