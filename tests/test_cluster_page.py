@@ -28,7 +28,11 @@ def manifest() -> list[dict]:
 def commands(program: str) -> list[list[str]]:
     """Every command of a program in the page, as a shell splits it."""
     lines = [line for kind, text in BLOCKS if kind in ("", "bash") for line in text.replace("\\\n", " ").splitlines()]
-    found = [shlex.split(line.removeprefix("until "), comments=True) for line in lines if f"{program} " in line]
+    found = [
+        shlex.split(line.removeprefix("until ").removesuffix(" &"), comments=True)
+        for line in lines
+        if f"{program} " in line
+    ]
     return [words[words.index(program) + 1 :] for words in found if program in words]
 
 

@@ -61,7 +61,9 @@ def commands_of(page: str) -> list[str]:
 
 def refused(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Why the parser does not take a command, with a value in the place of each of its blanks; empty where it does."""
-    line = re.sub(r"\[[^]]*\]| \| .*", "", line)  # what may be left out, and what reads it
+    line = re.sub(
+        r"\[[^]]*\]| \| .*| &$", "", line
+    )  # what may be left out, what reads it, and that it is not waited for
     words = [word.split("|")[0] for word in shlex.split(line, comments=True)[1:] if word not in ("...", "\\")]
     if len(words) == 1 and words[0] in COMMANDS:  # a name, not a command to be typed
         return ""

@@ -168,7 +168,7 @@ class Headless:
         if self._in_place:
             self._in_place.clear()
         if self._ending and not self._session.failure:
-            self._say(self._ending, urgent=True)
+            self._say(self._ending, urgent=True, event="run_closed")
         return self._session.result()
 
     def poll(self) -> None:
