@@ -34,7 +34,7 @@ def test_good_keys_in_a_file_are_taken():
 
 @pytest.mark.parametrize(
     ("keys", "said"),
-    [({"explode": "x"}, "unknown action 'explode'"), ({"stop": "x"}, "'x' is assigned to both exclusive and stop")],
+    [({"explode": "x"}, "unknown action 'explode'"), ({"stop": "x"}, "'x' is assigned to both stop and exclusive")],
 )
 def test_impossible_keys_in_a_file_are_refused_with_the_reason(keys, said):
     with pytest.raises(UsageError, match=said):

@@ -97,6 +97,8 @@ def test_a_severity_is_a_sign_and_on_a_wide_screen_a_word_too():
     assert [text.split()[2] for text in wide] == list(SEVERITIES)
     assert plain(rows(told, 1, 0, 20, 4))[1] == "▸i it happened      "
     assert plain(rows(told, 1, 0, 10, 4))[1] == "▸i it hap…"
+    for at, style in ((2, "chosen warn"), (3, "chosen error")):  # which the line under the cursor keeps
+        assert [span.style for span in rows(told, at, 0, 120, 4)[at]][2:4] == [style, style]
 
 
 def test_the_time_of_a_line_is_local(monkeypatch):

@@ -471,7 +471,9 @@ def test_the_next_trouble_and_the_one_before_are_what_went_wrong_in_this_run(who
     source = closing(Watched(whole))
     until(lambda: source.over)
     wrong = [
-        each.elapsed for each in journal.read(whole / "journal.jsonl") if line_of(each.body).startswith(("warn", "err"))
+        each.elapsed
+        for each in journal.read(whole / "journal.jsonl")
+        if isinstance(each.body, ev.Mitigated) or line_of(each.body).startswith(("warn", "err"))
     ]
     found = []
     while source.go_to_trouble(-1):

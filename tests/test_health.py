@@ -15,7 +15,7 @@ from interlock.engine.record.state import RunState
 from interlock.widgets import gauges
 from tests.snapshots import one_lease, sample
 
-GOES_ON = "; check it, the rest goes on"
+GOES_ON = "; nothing is lost: its batches go to cuda:0; check it"
 
 
 def now(run: Snapshot, later: float = 0.0) -> Health:
@@ -38,16 +38,30 @@ def test_a_run_that_goes_on_without_a_gpu_or_a_model_is_degraded_and_says_why() 
     run = sample(lost=(0, 1), parked=0)
     failed = replace(run, passes=(replace(run.passes[0], failure="no weights"), *run.passes[1:]))
     assert (
-        now(failed).detail
-        == f"2 GPUs lost (cuda:0, cuda:1), 1 model failed ({run.passes[0].model}: no weights){GOES_ON}"
+        now(failed).detail == f"2 GPUs lost (cuda:0, cuda:1), 1 model failed ({run.passes[0].model}: no weights)"
+        "; check them, the rest goes on"
     )
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"parked": 1}, "; check it, the rest goes on"),  # that one is lost
+    ({"lost": (0, 1)}, ", cuda:1); nothing is lost: their batches go to the CPU; check them"),
+    ({"phase": "delivering"}, "; check it, the rest goes on, delivering"),
+])  # fmt: skip
+def test_who_computes_what_a_lost_gpu_had_is_said_and_that_nothing_is_lost_only_where_that_is_true(changes, told):
+    assert told in now(sample(**{"lost": (1,), "parked": 0, **changes})).detail
+
+
+def test_where_nothing_is_left_that_may_compute_only_the_check_is_asked_for() -> None:
+    run = replace(sample(lost=(0, 1), parked=0), cpu_fallback=False)
+    assert now(run).detail == "2 GPUs lost (cuda:0, cuda:1); check them, the rest goes on"
 
 
 def test_a_run_on_gpus_that_computes_on_the_cpu_is_degraded_and_one_that_has_none_is_not() -> None:
     on_host = one_lease(3, held=None, devices=["cpu"])
     slower = Health("DEGRADED", "warn", f"{on_host.model} on the CPU")  # nothing of it is lost
     assert now(replace(sample(parked=0), leases=(on_host,))) == slower
-    assert now(replace(sample(1, kind="cpu"), leases=(on_host,))).word == "RUN"
+    assert now(replace(sample(1, kind="cpu", parked=0), leases=(on_host,))).word == "RUN"
 
 
 @pytest.mark.parametrize(("phase", "lost", "level"), [
@@ -57,9 +71,6 @@ def test_a_run_on_gpus_that_computes_on_the_cpu_is_degraded_and_one_that_has_non
 def test_a_loss_is_red_while_the_run_goes_on_and_once_it_has_ended(phase, lost, level) -> None:
     run = sample(phase=phase, **{"parked": 0, **lost})
     assert now(run).level == level
-    assert ("lost" in now(run).tells, "parked" in now(run).tells) == (
-        phase == "running" and "lost" in lost, phase == "running" and "parked" in lost,
-    )  # fmt: skip
 
 
 def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is() -> None:
@@ -89,7 +100,7 @@ def test_what_keeps_a_run_from_going_on_is_said_before_what_it_goes_on_without()
 def test_a_run_has_stalled_when_nothing_comes_for_many_times_its_longest_batch(
     slowest: float, quiet: float, word: str
 ) -> None:
-    run = sample()
+    run = sample(parked=0)
     assert now(replace(run, slowest=slowest, progressed_at=run.latest_at), quiet).word == word
 
 
@@ -138,7 +149,7 @@ def test_what_went_wrong_is_counted_until_it_is_looked_at() -> None:
 
 @pytest.mark.parametrize(("free", "word"), [((1 << 30) - 1, "LOW DISK"), (1 << 30, "RUN"), (None, "RUN")])
 def test_a_disk_that_is_nearly_full_is_told_before_it_is(free: int | None, word: str) -> None:
-    run = sample()
+    run = sample(parked=0)
     first, *rest = run.devices
     told = replace(first, readings=Readings(used=1, total=2, disk_free=free))
     assert now(replace(run, devices=(told, *rest))).word == word
@@ -178,7 +189,7 @@ def test_a_run_with_a_text_that_has_no_vector_names_its_place_while_it_runs() ->
         collection="d",
     )
     found = now(replace(sample(), parked=2, first_parked=parked))
-    assert (found.word, found.level) == ("RUN", "error")
+    assert (found.word, found.level) == ("TEXT LOST", "error")
     assert (
         found.detail
         == "2 texts without a vector (first a_chunks.json record 8, chunk c8: not finite); once it is over, --resume "

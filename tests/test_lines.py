@@ -147,7 +147,7 @@ def test_steps_of_one_kind_are_told_once_and_counted_when_their_pass_ends():
     assert not folded.takes(step(32, model_pass=1))
     assert not folded.ended_by(ev.PassFailed(model_pass=1, model="m", reason="r"))
     assert folded.ended_by(ev.PassFailed(model_pass=0, model="m", reason="r")) == [
-        "warning: halved, pass 1 on cuda:0: ... and 29 like it"
+        "halved, pass 1 on cuda:0: ... and 29 like it"
     ]
     assert not folded.takes(step(33))
 
@@ -157,11 +157,11 @@ def test_counted_steps_are_told_every_ten_seconds_and_no_more_than_once():
     for index in range(3):
         folded.takes(step(index))
     assert folded.due(began + 9) == []
-    assert folded.due(began + 11) == ["warning: halved, pass 1 on cuda:0: ... and 2 like it"]
+    assert folded.due(began + 11) == ["halved, pass 1 on cuda:0: ... and 2 like it"]
     assert folded.due(began + 40) == []
     assert folded.takes(step(4))
     closed = ev.RunClosed(status="completed", reason="", exit_code=0, mitigations=4)
-    assert folded.ended_by(closed) == ["warning: halved, pass 1 on cuda:0: ... and 1 like it"]
+    assert folded.ended_by(closed) == ["halved, pass 1 on cuda:0: ... and 1 like it"]
     assert line_of(closed) == "run completed with 4 mitigations"
 
 
@@ -177,8 +177,10 @@ def test_a_mitigation_tells_cause_step_rung_bytes_and_cost():
         "halved, pass 2 batch 119 on cuda:0: out of memory; the batch is halved "
         "(64 texts, needs 2.0 GiB, 1.0 GiB free, cost 0.41 s)"
     )
-    assert texts(event) == [f"warning mitigation {text}"]
-    assert line_of(event, "cuda") == f"warning: {text}"
+    assert texts(event) == [f"notice mitigation {text}"]  # it was answered
+    assert line_of(event, "cuda") == text
+    for severe in (step(None, "cpu"), step(3, "park")):  # hours, or a text
+        assert line_of(severe, "cuda").startswith("warning: ")
     assert "cost" not in line_of(event, "sim")
 
 

@@ -168,7 +168,10 @@ def test_a_paused_run_says_how_many_of_its_nodes_have_paused_and_so_does_its_sta
 
 def test_a_lost_node_is_one_thing_to_look_at_and_not_its_devices_too():
     run = seen(*LOSS)
-    assert health(run, run.latest_at).detail == "1 node lost (node-2); check it, the rest goes on"
+    assert (
+        health(run, run.latest_at).detail
+        == "1 node lost (node-2); nothing is lost: its batches go to the other devices; check it"
+    )
     assert attention(run).words == ["1 node loss"]
     back = seen(*LOSS, joined("node-2"), ev.DeviceLost(device="node-2/cuda:0", reason="fell off the bus"))
     assert health(back, back.latest_at).detail.startswith("1 GPU lost (")

@@ -73,7 +73,7 @@ def test_a_run_whose_link_dies_completes_and_can_be_watched_and_viewed(
     assert {"exclusive", "shared"} == {each.schedule for each in events_of(place / "runs" / "r", ev.LeaseGranted)}
     with console(place, "watch", "runs/r") as terminal:
         screen = terminal.wait_for(" DONE ", PATIENCE)
-        assert "◇ ● RUN DONE" in screen.lines[0]
+        assert "◇ DONE  watch" in screen.lines[0]
         terminal.press("q")
         assert terminal.wait(PATIENCE) == 0
     with console(place, "view", "runs/r") as terminal:
@@ -242,10 +242,10 @@ def test_from_an_empty_terminal_to_a_search_result_without_a_manual(place):
         listed = interlock("runs", "--plain", cwd=place).stdout
         assert "PAUSED" in listed and " r " in listed
         with console(place, "watch", "runs/r") as watcher:
-            watcher.wait_for("WATCH PAUSED", PATIENCE)
+            watcher.wait_for("■ PAUSED", PATIENCE)
             watcher.press("P")
-            watcher.wait_for("WATCH RUN", PATIENCE)
-            watcher.wait_for("RUN DONE", PATIENCE)
+            watcher.wait_for("◇ RUN  watch", PATIENCE)
+            watcher.wait_for("◇ DONE  watch", PATIENCE)
             watcher.press("s")
             watcher.wait_for("SUMMARY", PATIENCE)
             watcher.press("q")

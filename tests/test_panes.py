@@ -161,8 +161,11 @@ def test_a_narrow_header_still_says_that_a_run_is_not_real(width: int, kind: str
      ("completed", "DONE"), ("failed", "FAILED"), ("stopped", "STOPPED"), ("incomplete", "INCOMPLETE")],
 )  # fmt: skip
 def test_the_word_of_a_phase_comes_first_without_colour(phase: str, word: str) -> None:
-    for line in (_head(sample(phase=phase), 80), _head(sample(phase=phase), 20, lines=0)):
+    run = sample(phase=phase, parked=0)
+    for line in (_head(run, 80), _head(run, 20, lines=0)):
         assert _text(line).split()[1] == word
+    parked = _text(_head(sample(phase=phase, parked=1), 80))
+    assert parked.startswith(" ✖ TEXT LOST") is (phase in ("running", "delivering"))
 
 
 def test_a_requested_control_has_a_star_and_a_word() -> None:
@@ -181,15 +184,20 @@ def test_a_requested_control_has_a_star_and_a_word() -> None:
 
 def test_a_wide_header_says_everything_it_knows() -> None:
     line = _text(_head(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
-    for word in ("◇ ✖ WATCH RUN", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs", "elapsed 4:12",
-                 "eta 3:23", "texts/s", "STALE 1:05", "dropped 12"):  # fmt: skip
+    for word in ("✖ TEXT LOST", "watch", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs",
+                 "elapsed 4:12", "eta 3:23", "texts/s", "STALE 1:05", "dropped 12"):  # fmt: skip
         assert word in line, word
 
 
 def test_what_went_wrong_is_named_in_a_wide_header_and_counted_in_a_narrow_one() -> None:
     fresh = Attention(parked=1, warnings=2, mitigations=9)
-    assert "2 warnings  9 mitigations" in _text(_head(sample(), 120, fresh=fresh))
-    assert "!11" in _text(_head(sample(), 80, fresh=fresh)).split()
+    for width, told in (
+        (120, [("1 text parked", "error"), ("2 warnings", "warn")]),
+        (80, [("1 lost", "error"), ("!2", "warn")]),
+    ):
+        spans = _head(sample(), width, fresh=fresh)[0]
+        assert [tuple(span) for span in spans if span in told] == told
+        assert "mitigation" not in _text([spans])  # which were answered
     assert "!" not in _text(_head(sample(), 80))
 
 
@@ -197,7 +205,8 @@ def test_what_went_wrong_is_named_in_a_wide_header_and_counted_in_a_narrow_one()
 def test_the_past_says_so_and_when_at_every_width_and_that_it_is_simulated(width: int) -> None:
     for snapshot in (sample(kind="sim"), sample(kind="sim", phase="incomplete", reason="why " * 30)):
         line = _text(_head(snapshot, width, source_kind="watch", where="1:02:11 of 9:00:00, paused"))
-        assert line.startswith((" ▷ ✖ PAST", " ▷ ▲ PAST")) and "at 1:02:11" in line and "elapsed" not in line
+        assert line.startswith((" ✖ TEXT LOST  past", " ✖ INCOMPLETE  past"))
+        assert "at 1:02:11" in line and "elapsed" not in line
         assert "SIMULATED" in line or width < 60
     assert width < 120 or "of 9:00:00, paused" in _text(
         _head(sample(), width, source_kind="watch", where="0:01 of 9:00:00, paused")
@@ -218,17 +227,17 @@ def test_the_reason_of_a_state_is_never_cut_and_what_else_there_is_to_know_stays
 
 
 def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
-    for kind, chip in (("watch", "WATCH RUN"), ("replay", "REPLAY RUN")):
+    for kind, sign in (("watch", "◇"), ("replay", "▷")):
         for width in (40, 80, 200):
             row = _head(sample(parked=0), width, source_kind=kind)[0]
-            assert chip in row[1].text and row[1].style == "accent"
-            lossy = _head(sample(lost=(1,), parked=0), width, source_kind=kind)[0][1]
-            assert lossy.text.startswith(f"{header.MARKS[kind][0]} ✖ {chip[:5]}") and lossy.style == "error"
-        assert chip in _text(_head(sample(), 39, lines=0, source_kind=kind))
+            assert row[1] == (f"{sign} RUN", "accent") and (kind, "dim") in row
+            lossy = _head(sample(lost=(1,), parked=0), width, source_kind=kind)[0]
+            assert lossy[1] == ("✖ DEGRADED", "error") and (kind, "dim") in lossy
+        assert kind in _text(_head(sample(), 39, lines=0, source_kind=kind))
     stopping = _head(sample(), 39, lines=0, source_kind="watch", pending={"stop": "yes"})
-    assert "WATCH STOPPING" in _text(stopping)
-    paused = _head(replace(sample(), paused=True), 80, source_kind="replay")
-    assert _text(paused).startswith(" ▷ ■ REPLAY PAUSED")
+    assert _text(stopping).startswith(" ▲ STOPPING  watch")
+    paused = _head(replace(sample(parked=0), paused=True), 80, source_kind="replay")
+    assert _text(paused).startswith(" ■ PAUSED  replay")
 
 
 def test_the_header_counts_down_to_a_deadline_and_warns_where_the_run_will_not_be_done_by_then():
@@ -498,10 +507,12 @@ def test_the_bar_of_a_pass_keeps_its_length_while_its_batches_are_done() -> None
     assert len(ends) == 1
 
 
-def test_mitigations_and_parked_rows_fit_80_columns() -> None:
-    made = plain(drawn(passes, sample(), 78, 4, shown=()))
-    assert "!3 1 text parked" in made[1] and "left" in made[1] and "209/512" in made[1]
-    assert "texts/s" in made[3] and "3072 vectors reused" in made[3] and "!3 1 text parked" in made[3]
+def test_parked_rows_fit_80_columns_and_mitigations_that_were_taken_are_no_alarm() -> None:
+    rows = drawn(passes, sample(), 78, 4, shown=())
+    made = plain(rows)
+    assert "1 text parked" in made[1] and "left" in made[1] and "209/512" in made[1]
+    assert "texts/s" in made[3] and "3072 vectors reused" in made[3] and "1 text parked" in made[3]
+    assert sample().mitigations and not any("!" in span.text or span.style == "warn" for row in rows for span in row)
 
 
 def test_a_pass_that_the_host_computes_beside_gpus_says_so() -> None:
@@ -695,7 +706,7 @@ def test_a_healthy_run_of_slow_batches_is_never_told_as_nothing() -> None:
 def test_everything_that_a_run_saved_is_told() -> None:
     text = "\n".join(plain(drawn(cache, sample(), 78, 7)))
     for words_of in ("2 hit, 1 new (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k new",
-                     "12.3k read, 120 duplicates, 2 refused", "1 text parked, 3 mitigations, 1 warning"):  # fmt: skip
+                     "12.3k read, 120 duplicates, 2 refused", "1 text parked, 1 warning"):  # fmt: skip
         assert words_of in text
     few = plain(drawn(cache, sample(), 78, 2))
     assert few[0].startswith("texts/s") and few[1].startswith("vectors")
@@ -826,6 +837,5 @@ def test_a_reason_that_would_push_out_when_it_ends_stands_below_the_header(width
 def test_the_header_gives_up_the_names_of_what_went_wrong_before_it_gives_up_when_it_ends(width) -> None:
     many = Attention(lost=1, parked=3, warnings=1_000, mitigations=2_200, refused=2)
     line = _text(_head(sample(kind="sim", lost=(1,), parked=0), width, fresh=many))
-    assert "eta 6:47" in line and ("!3205" in line) != ("2,200 mitigations" in line)
-    assert line.count("1 GPU lost") == 1
+    assert "eta 6:47" in line and ("4 lost  !1002" in line) != ("1 GPU lost  3 texts parked  1,000 warnings" in line)
     assert "±" not in line or line.index("eta") < line.index("±")

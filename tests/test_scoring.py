@@ -254,7 +254,7 @@ def test_a_batch_that_runs_out_of_memory_goes_the_way_of_those_of_a_run(
     np.testing.assert_allclose(sim.scores, scores_of(scorer), rtol=0, atol=1e-5)
     steps = sim.of(ev.Mitigated)
     assert [(step.rung, step.model) for step in steps] == [(rung, "scorer") for rung in rungs]
-    assert line_of(steps[0]).startswith("warning: smaller batches, scorer on cuda:0: out of memory")
+    assert line_of(steps[0]).startswith("smaller batches, scorer on cuda:0: out of memory")
     assert sim.moves == [("disk", "cuda:0")]
 
 

@@ -82,9 +82,9 @@ def tally(words: Iterable[str]) -> str:
     return ", ".join(f"{number} {word}" for word, number in Counter(words).items())
 
 
-def trouble(mitigations: int, parked: int) -> str:
-    """Write `!3 1 text parked`: how often the ladder was climbed, and texts that have no vector."""
-    return " ".join([f"!{mitigations}"] * bool(mitigations) + [f"{several(parked, 'text')} parked"] * bool(parked))
+def parked(texts: int) -> str:
+    """Write `1 text parked`; nothing where every text has its vector."""
+    return f"{several(texts, 'text')} parked" * bool(texts)
 
 
 def devices_of(names: Sequence[str], lost: Collection[str] = ()) -> str:

@@ -22,8 +22,8 @@ STALE_SECONDS = 5.0
 GAP = 2
 SIGNS = {"ok": "●", "idle": "○", "warn": "▲", "error": "✖"}
 PAUSE, PAUSING = "■", "PAUSING"
-MARKS = {"watch": ("◇", "WATCH"), "past": ("▷", "PAST"), "replay": ("▷", "REPLAY")}
-"""What stands before the word of a run that is not of this process, so that it never looks live."""
+MARKS = {"watch": "◇", "past": "▷", "replay": "▷"}
+"""The sign of a run that is not of this process and calm: none of them looks live, and what is wrong has its own."""
 SPELT = 120
 """Columns from which on the counts of what went wrong are named."""
 WHOLE, ROOMY = 32, 60
@@ -63,9 +63,10 @@ def rows(
     seconds since anything was heard, `dropped` the events that were not shown."""
     kind = "past" if where and source_kind == "watch" else source_kind
     moment = _moment(where, kind)
-    reason = 0 if lines else min(WHOLE, max(10, width - 32 - (moment[0].size + GAP if moment else 0)))
+    marks = _marks(snapshot, kind, readonly)
+    reason = 0 if lines else min(WHOLE, max(10, width - 32 - sum(each.size + GAP for each in [*marks, *moment][:1])))
     chip = _chip(snapshot, judged, kind, pending, reason)
-    left = [*chip, *moment, *_marks(snapshot, source_kind, readonly), *_where(snapshot, judged.share_done)]
+    left = [*chip, *marks, *moment, *_where(snapshot, judged, spelt=width >= SPELT)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]
     below: list[Row] = []
@@ -78,7 +79,6 @@ def rows(
             told[lines - 1 :] = ["".join(told[lines - 1 :])]
         below = [fitted([Span(" " * indent), Span(fit(line, room), chip[1].style)], width) for line in told]
         del left[1]
-    fresh = fresh.without(judged.health.tells)
     rest = [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
     rest += _warnings(snapshot, stale, dropped, frozen)
     counts = _counts(fresh, spelt=True)
@@ -104,12 +104,10 @@ def _chip(
         health = Health("STOPPING", "warn")
     elif goes_on(snapshot) and pending.get("pause", words.yes_no(snapshot.paused)) != words.yes_no(snapshot.paused):
         health = Health("RESUMING" if snapshot.paused else PAUSING, "warn")
-    sign, word, style = sign_of(health), health.word, words.LEVEL_STYLES[health.level]
-    if (mark := MARKS.get(source_kind)) and (goes_on(snapshot) or snapshot.over):  # of which nothing looks live
-        over = source_kind == "watch" and snapshot.over and not judged.ran
-        kind = "RUN" if over else mark[1]  # it is not the watch that has ended
-        sign, word, style = f"{mark[0]} {sign}", f"{kind} {word}", "accent" if health.level in ("ok", "idle") else style
-    fields = [Field(0, f"{sign} {word}", style)]
+    sign, style = sign_of(health), words.LEVEL_STYLES[health.level]
+    if source_kind in MARKS and health.level in ("ok", "idle"):
+        sign, style = MARKS[source_kind], "accent"
+    fields = [Field(0, f"{sign} {health.word}", style)]
     # Beside the state it stands whole or not at all; on a screen of one line a part of it, if there is room for any.
     rank = END + 1 if not reason else 1 if reason > 10 else END
     return fields + [Field(rank, health.detail, style, least=reason)] * bool(health.detail)
@@ -122,19 +120,21 @@ def _moment(where: str, kind: str) -> list[Field]:
     return [Field(1, f"at {at}", style), Field(12, of_what, style)] if where else []
 
 
-def _marks(snapshot: Snapshot, source_kind: str, readonly: bool) -> list[Field]:
+def _marks(snapshot: Snapshot, kind: str, readonly: bool) -> list[Field]:
     """What makes this other than a run that goes on in this process and can be steered."""
-    fields = [Field(2, word.upper(), "warn")] if (word := words.unreal(snapshot)) else []
-    return fields + [Field(60, "READ-ONLY", "accent")] * (readonly and source_kind == "live")
+    fields = [Field(1, kind, "dim")] * (kind in MARKS)
+    fields += [Field(2, word.upper(), "accent")] if (word := words.unreal(snapshot)) else []
+    return fields + [Field(60, "READ-ONLY", "accent")] * (readonly and kind == "live")
 
 
 def _counts(fresh: Attention, *, spelt: bool) -> list[Field]:
-    """What went wrong and was not looked at: what is lost in the colour of errors, what was dealt with in another."""
-    lost = fresh.losses
-    if not spelt:
-        return [Field(5, f"!{fresh.total}", "error" if lost.total else "warn")] * bool(fresh.total)
-    shown = ((lost, "error"), (fresh - lost, "warn"))
-    return [Field(5, "  ".join(each.words), style) for each, style in shown if each.total]
+    """What went wrong and was not looked at: what is lost first, in the colour of errors."""
+    shown = ((fresh.losses, "{} lost", "error"), (fresh.rest, "!{}", "warn"))
+    return [
+        Field(5, "  ".join(each.words) if spelt else short.format(each.total), style)
+        for each, short, style in shown
+        if each.total
+    ]
 
 
 def _nodes(snapshot: Snapshot) -> list[Field]:
@@ -148,13 +148,14 @@ def _nodes(snapshot: Snapshot) -> list[Field]:
     return [Field(12, several(here, "node"))]
 
 
-def _where(snapshot: Snapshot, done: float | None) -> list[Field]:
+def _where(snapshot: Snapshot, judged: Judgement, *, spelt: bool) -> list[Field]:
     """How far, in which pass, which batch and whose."""
-    fields = [Field(3, percent(snapshot.share_done if done is None else done), "bold")] if snapshot.passes else []
+    done = percent(snapshot.share_done if judged.share_done is None else judged.share_done)
+    fields = [Field(3, done + " uploaded" * bool(judged.ran), "bold")] * bool(snapshot.passes)
     fields += [Field(11, "resumed", "dim")] * (snapshot.sessions > 1 and goes_on(snapshot))
     running = snapshot.running if snapshot.phase == "running" else ()
     if len(running) > 1:  # which batch came last says nothing of how far they are
-        fields.append(Field(10, f"{len(running)} passes at once"))
+        fields.append(Field(10, f"{len(running)} {'passes ' * spelt}at once"))
     for now in running if len(running) == 1 else ():
         number, passes = now.model_pass, len(snapshot.passes)
         own = f" at {percent(now.share_done).strip()}" if passes > 1 else ""

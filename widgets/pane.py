@@ -130,7 +130,8 @@ class Pane(ScrollView, can_focus=True):
         segments = []
         for text, name in self._rows[line]:
             # Blended with what is behind it: a partial style would lose the alpha of its colour.
-            style = self.get_component_rich_style(f"pane--{name}") if name else Style.null()
+            names = [f"pane--{each}" for each in name.split()]
+            style = self.get_component_rich_style(*names) if names else Style.null()
             segments.append(Segment(drawn(text, LONGEST), base + style))
         return Strip(segments).adjust_cell_length(width, base)
 

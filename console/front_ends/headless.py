@@ -121,7 +121,7 @@ class Folded:
             if more := self._more[like]:
                 self._more[like] = 0
                 model_pass, what, device = like
-                mark = "" if what == OVER else "warning: "
+                mark = "warning: " * (what == RUNGS["park"])
                 counts.append(f"{mark}{what}, {pass_of(model_pass)} on {device}: ... and {more:,} like it")
         return counts
 

@@ -202,8 +202,12 @@ class Main(Seeking):
         snapshot, now = self._picture[:2]
         past = self.source.past  # it stands as it did at the moment that is shown
         judged = judge(snapshot, snapshot.latest_at if past else now, None if past else self.source.upload)
-        if snapshot.over and self.source.note and not self.source.upload:
-            detail = "; ".join(filter(None, [judged.health.detail, self.source.note]))
+        steers = snapshot.paused and not self.why_not(named("pause"))
+        then = f"{self.shown_key('pause')} resumes" if steers else ""
+        if snapshot.over and not self.source.upload:
+            then = self.source.note
+        if then:
+            detail = "; ".join(filter(None, [judged.health.detail, then]))
             judged = replace(judged, health=replace(judged.health, detail=detail))
         # Seconds since anything was heard of a run that is expected to say something.
         silent = past or not goes_on(snapshot) or not snapshot.latest_at
@@ -225,11 +229,12 @@ class Main(Seeking):
             self._footer.show([row((" " + self._notice, "warn"))])
         else:
             shown, playing = [], bool(self._watched and self.source.past and not self._watched.paused)
-            for key in self.footer_keys():
+            for key in self.footer_keys(*["freeze"] * self.source.past):
                 action = named(key.action)
                 if not self.source.past and action.past and action.name not in BACK:  # from now one goes only back
                     continue
-                label = wording.label(action, self.snapshot, past=self.source.past, playing=playing)
+                watched = self.source.kind == "watch"
+                label = wording.label(action, self.snapshot, past=self.source.past, playing=playing, watched=watched)
                 shown.append(key._replace(label=label))
             if self.host.listed:  # which quitting goes back to as well
                 shown[-1:] = [Key(self.shown_key("unzoom"), "All runs", action="quit")]

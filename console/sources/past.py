@@ -64,7 +64,8 @@ class Past:
         self.times.append(self._before + entry.elapsed)
         if not isinstance(entry.body, ev.Heartbeat | ev.BatchCommitted):
             self._told.append(entry)
-            if describe(entry.body, entry.device_kind).severity in ("warning", "error"):
+            serious = describe(entry.body, entry.device_kind).severity in ("warning", "error")
+            if serious or isinstance(entry.body, ev.Mitigated):
                 self.troubles.append(len(self.times) - 1)
 
     def keep(self, state: RunState, offset: int) -> None:

@@ -4,6 +4,7 @@ from interlock.console.actions import Action
 from interlock.console.control.protocol import Foreseen
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.record.facts import on_host
+from interlock.engine.record.health import goes_on
 from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, several
@@ -11,8 +12,10 @@ from interlock.widgets.formats import clock, placed
 from interlock.widgets.panes.events import Line
 
 
-def label(action: Action, snapshot: Snapshot, *, past: bool = False, playing: bool = False) -> str:
-    """Name what a key would do now, of a run or of its `past`, which may be `playing`."""
+def label(
+    action: Action, snapshot: Snapshot, *, past: bool = False, playing: bool = False, watched: bool = False
+) -> str:  # fmt: skip
+    """Name what a key would do now, of a run, which may be `watched`, or of its `past`, which may be `playing`."""
     match action.name:
         case "pause" if snapshot.paused:
             return "Resume"
@@ -20,6 +23,8 @@ def label(action: Action, snapshot: Snapshot, *, past: bool = False, playing: bo
             return "Pause" if playing else "Play"
         case "step('back')" if not past:
             return "Past"
+        case "quit" if watched and goes_on(snapshot):
+            return "Leave"
     return action.label
 
 

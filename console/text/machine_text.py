@@ -118,7 +118,10 @@ def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
             place = f"{pass_of(event.model_pass)} {batch_of(event.batch_index)} on {event.device}"
             return Description(None, "batch", f"{place}: {text}", printed=False)
         case ev.Mitigated():
-            return Description("warning", "mitigation", _mitigated(event, real))
+            bad = event.rung == "park" or (
+                event.rung == "cpu" and event.batch_index is None
+            )  # it costs a text, or hours
+            return Description("warning" if bad else "notice", "mitigation", _mitigated(event, real))
         case ev.PressurePassed():
             text = f"{pass_of(event.model_pass)} on {event.device}: memory pressure is over, whole batches fit again"
             return Description("notice", "mitigation", text)

@@ -51,7 +51,7 @@ def cells(seen: Overview, now: float) -> list[Span]:
 
 def issues(wrong: Attention) -> str:
     """Name what is lost for good, and count the rest: `1 text parked !27`."""
-    rest = (wrong - wrong.losses).total
+    rest = wrong.rest.total
     return " ".join([*wrong.losses.words, *[f"!{rest}"] * bool(rest)])
 
 

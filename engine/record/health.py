@@ -18,7 +18,7 @@ from interlock.engine.record.state import RunState
 from interlock.engine.record.words import Allowance, duration, human_bytes, parse_allowance, several
 
 PAUSED, STALLED, DEGRADED, CROWDED = "PAUSED", "STALLED", "DEGRADED", "CROWDED"
-LOW_MEMORY, LOW_DISK, LATE = "LOW MEMORY", "LOW DISK", "LATE"
+LOW_MEMORY, LOW_DISK, LATE, TEXT_LOST = "LOW MEMORY", "LOW DISK", "LATE", "TEXT LOST"
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
@@ -45,13 +45,12 @@ ENDED: dict[str, tuple[str, Level]] = {
 @dataclass(frozen=True)
 class Health:
     """One word for how a run stands, what it is about, and how bad that is; whether it is `stuck`, as it stands still
-    or a fault ended it; which counts of an Attention the detail `tells` already."""
+    or a fault ended it."""
 
     word: str
     level: Level
     detail: str = ""
     stuck: bool = field(default=False, compare=False)
-    tells: tuple[str, ...] = field(default=(), compare=False)
 
 
 def health(snapshot: Snapshot, now: float) -> Health:
@@ -77,14 +76,13 @@ def health(snapshot: Snapshot, now: float) -> Health:
         DEGRADED: without and without + f", {snapshot.phase}" * (not running),
         CROWDED: "; ".join(str(device.taken) for device in taken) + "; end those, or batches shrink" * bool(taken),
         LATE: outlook.late(snapshot, now),
-        word: _missing(snapshot) * bool(snapshot.parked),
+        TEXT_LOST: _missing(snapshot) * bool(snapshot.parked),
     }
     told = {PAUSED: _paused(snapshot, now)} if snapshot.paused else {}
     told |= {word: why for word, why in found.items() if why}
     if told:  # the first gives the word, none hides another
-        tells = ("lost", "nodes") * (DEGRADED in told) + ("parked",) * bool(snapshot.parked)
         level: Level = "error" if loses(snapshot) else "warn"
-        return Health(next(iter(told)), level, "; ".join(filter(None, told.values())), tells=tells)
+        return Health(next(iter(told)), level, "; ".join(filter(None, told.values())))
     return Health(word, "ok" if running else "idle", DOING.get(snapshot.phase, ""))
 
 
@@ -123,7 +121,18 @@ def degraded(snapshot: Snapshot) -> str:
     parts += [f"{_some([lease.model for lease in fell_back])} on the CPU"] * bool(fell_back)
     moves = (snapshot.hosted.get(lease.model_pass) for lease in fell_back[:1])
     told = [f"{move.cause}; {move.action}" for move in moves if move]
-    return ": ".join([", ".join(parts), *told]) + "; check it, the rest goes on" * bool(gone or lost)
+    return ": ".join([", ".join(parts), *told]) + (_instead(snapshot, [*gone, *lost]) if gone or lost else "")
+
+
+def _instead(snapshot: Snapshot, gone: Sequence[str]) -> str:
+    """Say where the batches of what is `gone` are computed, if nothing else went wrong, and what to do."""
+    there = [device.facts.name for device in snapshot.devices if not device.lost]
+    its, it = ("its", "it") if len(gone) == 1 else ("their", "them")
+    to = "the other devices" if any(map(node_of, there)) else _some(there) or "the CPU" * snapshot.cpu_fallback
+    whole = not snapshot.parked and not any(each.failure for each in snapshot.passes)
+    if not whole or not to or snapshot.phase != "running":
+        return f"; check {it}, the rest goes on"
+    return f"; nothing is lost: {its} batches go to {to}; check {it}"
 
 
 def loses(snapshot: Snapshot) -> bool:

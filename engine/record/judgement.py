@@ -5,7 +5,6 @@ A pure function of a snapshot. What looks at runs adds where they lie; it decide
 """
 
 import dataclasses
-from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
@@ -41,9 +40,10 @@ class Attention:
         """Only what is lost for good: GPUs, nodes, texts that have no vector."""
         return Attention(lost=self.lost, parked=self.parked, nodes=self.nodes)
 
-    def without(self, names: Collection[str]) -> "Attention":
-        """Leave out the counts of these names."""
-        return dataclasses.replace(self, **dict.fromkeys(names, 0))
+    @property
+    def rest(self) -> "Attention":
+        """What is not lost, and was not answered by a mitigation."""
+        return Attention(warnings=self.warnings, refused=self.refused)
 
     @property
     def total(self) -> int:

@@ -13,7 +13,7 @@ from interlock.engine.record.health import at_rest, goes_on
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets import glyphs
-from interlock.widgets.formats import amount, count, last, rates, smoothed, trouble, unit, unreal, window
+from interlock.widgets.formats import amount, count, last, parked, rates, smoothed, unit, unreal, window
 from interlock.widgets.pane import PaneKind, View
 from interlock.widgets.text import Row, Span, fitted, kept, width_of, wrapped
 
@@ -150,7 +150,7 @@ def line(snapshot: Snapshot, width: int) -> Row:
     parts = [
         (0, f"{count(rate):>5} texts/s" + _note(snapshot), ""),
         (1, f"{count(reused)} vectors reused", ""),
-        (2, trouble(snapshot.mitigations, snapshot.parked), "error" if snapshot.parked else "warn"),
+        (2, parked(snapshot.parked), "error"),
         (3, f"models {hits} hit" + f" {downloads} new" * bool(downloads), "dim"),
     ]
     parts = [part for part in parts if part[1]]
@@ -195,8 +195,7 @@ def _models(snapshot: Snapshot) -> str:
 
 def _trouble(snapshot: Snapshot) -> tuple[str, str]:
     """What an operator may want to look into, and its style."""
-    parts = [f"{several(snapshot.parked, 'text')} parked"] * bool(snapshot.parked)
-    parts += [several(snapshot.mitigations, "mitigation")] * bool(snapshot.mitigations)
+    parts = [parked(snapshot.parked)] * bool(snapshot.parked)
     parts += [several(snapshot.warnings, "warning")] * bool(snapshot.warnings)
     return (", ".join(parts), "error" if snapshot.parked else "warn") if parts else ("none", "")
 

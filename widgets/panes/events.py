@@ -130,7 +130,8 @@ def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None) -> 
     left = width - sum(width_of(span.text) for span in spans)
     spans += _text(line, left, find)
     if chosen:
-        spans = [Span(span.text, span.style if span.style == "hit" else "chosen") for span in spans]
+        under = {"hit": "hit", "warn": "chosen warn", "error": "chosen error"}  # which stand out there as well
+        spans = [Span(text, under.get(style, "chosen")) for text, style in spans]
     return fitted(spans, width)
 
 

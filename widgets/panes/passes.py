@@ -15,7 +15,7 @@ from interlock.engine.record.outlook import time_left_of
 from interlock.engine.record.snapshot import CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, several
 from interlock.widgets import glyphs
-from interlock.widgets.formats import count, devices_of, tally, trouble
+from interlock.widgets.formats import count, devices_of, parked, tally
 from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.panes import cache
 from interlock.widgets.text import CURSOR, Column, Row, Span, fit, fitted, in_columns, sized, width_of
@@ -163,8 +163,7 @@ def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int) -> list
     """Columns under one another; which are shown, and how long the bars are, is the same for all rows."""
     columns, texts = [column for column, _, _ in COLUMNS], []
     for each in passes:
-        lost = {"warn": "error"} if each.parked else {}
-        told = [(text(each, snapshot), lost.get(style, style)) for _, style, text in COLUMNS]
+        told = [(text(each, snapshot), style) for _, style, text in COLUMNS]
         texts.append([Span(text, style or STYLES.get(text, "")) for text, style in told])
     number = max(2, len(str(len(snapshot.passes)))) + 1
     least = max(WHOLE_MODEL if width >= WIDE else LEAST_MODEL, width // 4)
@@ -236,7 +235,7 @@ COLUMNS: Sequence[tuple[Column, str, Callable[[PassView, Snapshot], str]]] = (
     (Column(2), "", lambda each, _: _of_all(each)),
     (Column(1), "", _word),
     (Column(3, right=True), "", _time),
-    (Column(4), "warn", lambda each, _: trouble(each.mitigations, each.parked)),
+    (Column(4), "error", lambda each, _: parked(each.parked)),
     (Column(6), "dim", _devices),
 )
 """In their order on the screen: where, in what style (else that of the word it says), and what."""
