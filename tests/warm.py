@@ -19,11 +19,20 @@ import termios
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import IO
 
 MOST = 1 << 20
 """Bytes of a request."""
+FILES, STORE = ("pyarrow.compute", "pyarrow.parquet"), ("numpy.ma", "qdrant_edge")
+OF_COMMANDS = {
+    "run": (*FILES, *STORE, "interlock.console.sources.again"),
+    "export": (*FILES, *STORE, "interlock.console.delivery"),
+    "search": (*STORE, "interlock.console.searching"),
+    "upload": (*FILES, "httpcore", "interlock.console.delivery", "numpy.ma", "qdrant_client", "tenacity.asyncio"),
+}
+"""What a command imports beside what all do: the first of its kind has it imported for those after it."""
 
 
 class Fork:
@@ -152,10 +161,13 @@ def serve(requests: socket.socket, kind: str) -> None:
         if not message:
             break
         keepers = [keeper for keeper in keepers if os.waitpid(keeper, os.WNOHANG) == (0, 0)]
+        args, *request = pickle.loads(message)
+        for name in OF_COMMANDS.get(args[0], ()) if args and kind != "trial" else ():
+            import_module(name)
         keepers.append(os.fork())
         if keepers[-1] == 0:
             requests.close()
-            _keep(become, *pickle.loads(message), *handles)
+            _keep(become, args, *request, *handles)
         for handle in handles:
             os.close(handle)
     for keeper in keepers:
