@@ -153,6 +153,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Name a test when it fails: all of them together take a quarter of an hour."""
+    if not report.failed:
+        return None
+    kind = "failed" if report.when == "call" else "error"
+    return kind, f"\n{kind.upper()} {report.nodeid}\n", kind.upper()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what `make quick` runs, where it is asked for, and put the files that take long first."""
     if "pure" in config.option.markexpr:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.comparing import compared, hardest, judged_apart
@@ -115,6 +114,8 @@ def two(seed=1, queries=40):
 
 
 def test_runs_are_compared_by_the_t_test_of_their_queries_with_wins_ties_and_losses():
+    from scipy import stats  # not for all who collect this
+
     runs, grades = two()
     found = compared(runs, grades, ("nDCG@10", "RR"), {"q0": "first"}, ["told"])
     assert [(each.measure, each.run, each.against) for each in found.differences] == [
@@ -123,7 +124,7 @@ def test_runs_are_compared_by_the_t_test_of_their_queries_with_wins_ties_and_los
     ]
     for each in found.differences:
         one, other = (np.array(own.values[each.measure]) for own in found.runs)
-        bounds = scipy.stats.ttest_rel(other, one).confidence_interval(0.95)
+        bounds = stats.ttest_rel(other, one).confidence_interval(0.95)
         assert (each.difference.low, each.difference.high) == pytest.approx((bounds.low, bounds.high), abs=1e-5)
         assert each.difference.significant
         counts = [int((np.sign(other - one) == sign).sum()) for sign in (1, 0, -1)]

@@ -11,8 +11,6 @@ from fnmatch import fnmatchcase
 import msgspec
 import numpy as np
 import pytest
-import scipy.stats
-from sentence_transformers import SentenceTransformer
 
 import interlock as product
 from interlock.console.text.evaluation_text import evaluation_text
@@ -50,7 +48,17 @@ from interlock.engine.evaluation.weighing import (
 )
 from interlock.engine.settings import load
 from interlock.engine.vectors.fusion import Fusion, fuse
-from tests.builders import cache_of_all, corpus, interlock, nearest_others, sentences, tiny_scorer, tiny_sparse, toml
+from tests.builders import (
+    cache_of_all,
+    corpus,
+    interlock,
+    nearest_others,
+    sentence_transformer,
+    sentences,
+    tiny_scorer,
+    tiny_sparse,
+    toml,
+)
 
 TEXTS = sentences(40, words=10)
 
@@ -114,9 +122,11 @@ def test_an_interval_of_the_same_difference_everywhere_has_no_width():
 
 
 def test_intervals_are_those_of_the_t_test_and_stars_those_of_holm():
+    from scipy import stats  # not for all who collect this
+
     generator = np.random.default_rng(4)
     pairs = [generator.normal(mean, 0.1, 25) for mean in (0.2, 0.06, 0.055, 0.05, 0.03, 0.0, 0.0)]
-    found, tests = differences(pairs), [scipy.stats.ttest_1samp(each, 0.0) for each in pairs]
+    found, tests = differences(pairs), [stats.ttest_1samp(each, 0.0) for each in pairs]
     for each, test in zip(found, tests, strict=True):
         bounds = test.confidence_interval(0.95)
         assert (each.low, each.high) == pytest.approx((bounds.low, bounds.high))
@@ -574,7 +584,7 @@ def test_texts_are_computed_on_gpus_and_found_again_and_judged_as_those_of_the_c
 
 
 def test_weights_are_written_as_a_file_that_a_run_takes(place, tiny_a, tiny_b):
-    nearest = nearest_others(SentenceTransformer(str(tiny_a)).encode(TEXTS, normalize_embeddings=True))
+    nearest = nearest_others(sentence_transformer(tiny_a).encode(TEXTS, normalize_embeddings=True))
     grades = ["query-id\tcorpus-id\tscore", *(f"q{at}\td{text}\t1" for at, text in enumerate(nearest))]
     by_one = judged(place / "by one", **{"qrels/test.tsv": grades})
     flags = ("--roster", f"{tiny_a}=1,{tiny_b}=9", "--calibrate", "own.toml", "--json", "own.json")

@@ -121,15 +121,18 @@ class Recorded:
 
     def play_to(self, share: float) -> Snapshot:
         """Skip to where this share of all work is done; 1 is the end."""
-        return self.play_until(lambda seen: seen.over if share >= 1 else seen.share_done >= share)
+        while self.code is None and (share >= 1 or self.snapshot().share_done < share):
+            while not isinstance(self._step(), ev.BatchCommitted) and self.code is None:
+                pass
+        return self.snapshot()
 
     def close(self) -> None:
         """Leave it where it is."""
         if self.code is None:
             self._journal.close()
 
-    def _step(self) -> None:
-        """One entry of the recording, or the end that was asked for."""
+    def _step(self) -> ev.AnyEvent:
+        """One entry of the recording, or the end that was asked for; what it told."""
         entry = self._left.popleft()
         self._seconds = max(self._seconds, entry.elapsed - self._before)
         self._box.settle(self.recorder.emit)
@@ -146,6 +149,7 @@ class Recorded:
             summary.write(self.recorder.look(summary.summarise), self.directory.summary)
             self._journal.close()
             self.code = ExitCode(body.exit_code)
+        return body
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Never: what follows in the recording stays as it was."""

@@ -303,13 +303,14 @@ async def _taken(shot: Shot, size: tuple[int, int], scratch: Path, picture: "Cal
     app = shot.make(run, Look(ascii=shot.ascii, theme=shot.theme))
     with _scene(run):
         async with app.run_test(size=size) as pilot:
-            await _settled(app, pilot, picture)
+            await _settled(app, pilot)
             for key in shot.keys:
                 await pilot.press(key)
             while unfinished := [worker for worker in app.workers if not worker.is_finished]:
                 with suppress(WorkerCancelled):  # by a later one
                     await app.workers.wait_for_complete(unfinished)
-            taken = await _settled(app, pilot, picture)
+            await _settled(app, pilot)
+            taken = picture(app)
     run.close()
     return taken
 
@@ -338,17 +339,16 @@ def _scene(run: Recorded) -> Iterator[None]:
         yield
 
 
-async def _settled(app: "App[Any]", pilot: "Pilot[Any]", picture: "Callable[[App[Any]], str]") -> str:
-    """The screen when it has not changed for some looks."""
-    seen, same = "", 0
+async def _settled(app: "App[Any]", pilot: "Pilot[Any]") -> None:
+    """Wait until no screen has changed for some looks."""
+    seen, same = [], 0
     while same < LOOKS:
         _still(app)
         if poll := getattr(app, "poll", None):
             poll()
         await pilot.pause()
-        now = picture(app)
+        now = [screen._compositor.render_strips() for screen in app.screen_stack]
         seen, same = now, same + 1 if now == seen else 0
-    return seen
 
 
 def _still(app: "App[Any]") -> None:
