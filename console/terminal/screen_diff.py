@@ -1,11 +1,14 @@
 """The same picture with fewer bytes: of what is painted only cells that change are sent, of a style only what is new.
 
 Textual paints whole rows, each a move and styled text, and sets and resets all of the style of every segment:
-six to ten times the bytes, more than `bench/screen.py` allows at any size. What it paints in another way goes through
-as it is; where that may have changed cells, what is known of them is forgotten.
+six to ten times the bytes, more than `bench/screen.py` allows at any size. A list that goes on is moved by the terminal
+itself (DECSTBM and line feeds, which a VT100 knows). What is painted in another way goes through as it is; where that
+may have changed cells, what is known of them is forgotten.
 """
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -89,19 +92,20 @@ def _with(style: Style, code: str) -> Style | None:
 
 
 RESET = "\x1b[0m"
-NEAR = 10
-"""So many cells in which nothing changed are sent all the same, because to jump over them takes as many bytes."""
 _MOVE = r"\x1b\[\d+;\d+H"
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[^\[\]])")
 _STYLE = re.compile(r"\x1b\[([0-9;]*)m")
-_ROW = re.compile(rf"\x1b\[(\d+);(\d+)H((?:[^\x00-\x1f\x7f-\x9f]|{_STYLE.pattern})+)\n?(?={_MOVE})")
-"""A row and its style, before another move."""
+_ROW = re.compile(
+    rf"\x1b\[(\d+);(\d+)H(?!\x1b\[[\d;]+[^\d;m])((?:[^\x00-\x1f\x7f-\x9f]|{_STYLE.pattern})*)\n?(?={_MOVE})"
+)
+"""A row and its style, or a row of no cells, before another move."""
 _HARMLESS = re.compile(
     rf"(?:{_STYLE.pattern}|{_MOVE}|\x1b\[\?(?!1049|47|1047)[\d;]+(?:[hl]|\$p)|\x1b\].*?(?:\a|\x1b\\)|\a)*"
 )
 """What changes no cell."""
 
-Cells = list[tuple[str, Style]]
+Cell = tuple[str, Style]
+Cells = tuple[Cell, ...]
 
 
 class ScreenDiff:
@@ -115,14 +119,14 @@ class ScreenDiff:
         self._wanted = self._sent = PLAIN
         self._strange = False
         """Whether a style was set that is not known here; then all goes through until the next reset."""
-        self._rows: dict[int, dict[int, tuple[str, Style]]] = {}
+        self._rows: dict[int, dict[int, Cell]] = {}
 
     def __call__(self, text: str) -> str:
         """What to send instead of `text`."""
         if text == RESET:
             self._wanted, self._sent, self._strange = PLAIN, PLAIN, False
             return text
-        parts: list[str] = []
+        parts = [self._scrolled(text)]
         end = 0
         for found in _ROW.finditer(text):
             parts += self._other(text[end : found.start()]), self._row(int(found[1]), int(found[2]), found[3])
@@ -147,14 +151,83 @@ class ScreenDiff:
             return f"\x1b[{row};{column}H" + self._styled(text)
         cells, self._wanted = read
         known = self._rows.setdefault(row, {})
-        changed = [place for place, cell in enumerate(cells) if known.get(column + place) != cell]
+        changes = self._changes(row, column, cells, known)
         known.update(enumerate(cells, column))
+        return changes
+
+    def _changes(self, row: int, column: int, cells: Iterable[Cell], known: Mapping[int, Cell]) -> str:
+        """What makes a row's cells from a column on these, of which some are `known` to be there."""
+        cells = tuple(cells)
         parts: list[str] = []
-        for first, end in _runs(changed):
-            parts.append(f"\x1b[{row};{column + first}H")
-            for sign, style in cells[first:end]:
-                parts += self._turn(on_blank(style, self._sent) if sign == " " else style), sign
+        end = 0
+        for place in (place for place, cell in enumerate(cells) if known.get(column + place) != cell):
+            if not parts:
+                parts.append(f"\x1b[{row};{column + place}H")
+            elif gap := place - end:
+                parts.append(self._across(f"\x1b[{gap}C", cells[end : place + 1]))
+            parts.append(self._drawn(cells[place : place + 1]))
+            end = place + 1
         return "".join(parts)
+
+    def _across(self, jump: str, cells: Cells) -> str:
+        """The shorter way to the last of the cells, which is to be drawn: over the others, or to draw them again."""
+        if len(cells) > len(jump):
+            return jump
+        sent = self._sent
+        drawn = self._drawn(cells)
+        self._sent = sent
+        jumped = jump + self._drawn(cells[-1:])
+        self._sent = sent
+        return self._drawn(cells[:-1]) if len(drawn.encode()) <= len(jumped.encode()) else jump
+
+    def _drawn(self, cells: Cells) -> str:
+        """Signs, each in its style."""
+        parts: list[str] = []
+        for sign, style in cells:
+            parts += self._turn(on_blank(style, self._sent) if sign == " " else style), sign
+        return "".join(parts)
+
+    def _scrolled(self, text: str) -> str:
+        """What lets the terminal itself move lines up that `text` paints as they stand some rows below, as those of a
+        list that goes on, and puts right what is beside them; nothing where that takes more bytes than to paint."""
+        spans = self._spans(text)
+        top, bottom, by = _shift(spans, self._rows)
+        if not by:
+            return ""
+        wanted = {row: dict(self._rows.get(row, {})) for row in range(top, bottom + 1)}
+        for row, column, cells in spans:
+            wanted.get(row, {}).update(enumerate(cells, column))
+        if any(len(cells) != self._size[0] for cells in wanted.values()):
+            return ""  # what would move with them is not known
+        known, sent = [self._rows.get(row, {}) for row in wanted], self._sent
+        painted = self._painted(wanted, known)
+        self._sent = sent
+        scroll = f"\x1b[{top};{bottom}r\x1b[{bottom};1H" + "\n" * by + "\x1b[r"
+        scroll += self._painted(wanted, [*known[by:], *[{}] * by])
+        if len(scroll) >= len(painted):
+            self._sent = sent
+            return ""
+        self._rows |= wanted
+        return scroll
+
+    def _painted(self, wanted: Mapping[int, dict[int, Cell]], known: Iterable[Mapping[int, Cell]]) -> str:
+        columns = range(1, self._size[0] + 1)
+        return "".join(
+            self._changes(row, 1, map(cells.__getitem__, columns), there)
+            for (row, cells), there in zip(wanted.items(), known, strict=True)
+        )
+
+    def _spans(self, text: str) -> list[tuple[int, int, Cells]]:
+        """The row, column and cells of all that a text paints; nothing where that is not all known."""
+        spans: list[tuple[int, int, Cells]] = []
+        style, end = self._wanted, 0
+        for found in _ROW.finditer(text):
+            read = None if self._strange or found.start() != end else _read(found[3], style)
+            if read is None:
+                return []
+            spans.append((int(found[1]), int(found[2]), read[0]))
+            style, end = read[1], found.end()
+        return spans
 
     def _other(self, text: str) -> str:
         if not _HARMLESS.fullmatch(text):
@@ -197,10 +270,26 @@ class ScreenDiff:
         return turn(now, wanted)
 
 
+def _shift(spans: Sequence[tuple[int, int, Cells]], there: Mapping[int, Mapping[int, Cell]]) -> tuple[int, int, int]:
+    """From which row to which most of what is painted stood lower before, and by how many rows; all 0 for none."""
+    before: dict[tuple[int, tuple[Cell | None, ...]], int] = {}
+    for row, column, cells in reversed(spans):
+        known = there.get(row, {})
+        before[column, tuple(map(known.get, range(column, column + len(cells))))] = row
+    stood = [(row, before.get((column, cells), row)) for row, column, cells in spans]
+    shifts = Counter(low - row for row, low in stood if low > row)
+    if not shifts:
+        return 0, 0, 0
+    by = shifts.most_common(1)[0][0]
+    rows = [row for row, low in stood if low - row == by]
+    return min(rows), max(rows) + by, by
+
+
+@lru_cache(512)
 def _read(text: str, style: Style) -> tuple[Cells, Style] | None:
     """Sign and style of each cell, and the style after them; None where a style is not known, or signs are not one cell
     wide."""
-    cells: Cells = []
+    cells: list[Cell] = []
     end = 0
     for found in [*_STYLE.finditer(text), None]:
         signs = text[end : found.start() if found else len(text)]
@@ -212,15 +301,4 @@ def _read(text: str, style: Style) -> tuple[Cells, Style] | None:
             if changed is None:
                 return None
             style, end = changed, found.end()
-    return cells, style
-
-
-def _runs(places: list[int]) -> list[tuple[int, int]]:
-    """From where to where to send, so that all of the places are in it."""
-    runs: list[tuple[int, int]] = []
-    for place in places:
-        if runs and place - runs[-1][1] <= NEAR:
-            runs[-1] = runs[-1][0], place + 1
-        else:
-            runs.append((place, place + 1))
-    return runs
+    return tuple(cells), style
