@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, parse, parser
 from interlock.console.writing import check_outputs, check_summary
-from interlock.engine.errors import ExitCode, InterlockError, UnavailableError, UsageError
+from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.words import command, safe
 from interlock.engine.settings import Configuration, limit_threads
@@ -31,29 +31,28 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> int:
     """Embed a directory of chunks; with the URL of a server in place of a store, upload the run to it."""
-    from interlock.console.front_ends.dispatch import run_with_front_end, summarise_failure
+    from interlock.console.front_ends.dispatch import run_with_front_end
     from interlock.console.sources.again import begun_before
+    from interlock.console.writing import say
 
     server = options.qdrant if is_address(options.qdrant or "") else ""
     if server:
-        from interlock.console.writing import say
-        from interlock.engine.flows.upload import check_server
-
         options.qdrant = None
     settings, made = _settings(options, options.chunks), list["Run"]()
     settings = replace(settings, notes=(*settings.notes, *filter(None, [begun_before(options.chunks, settings)])))
     if server:
         settings = replace(settings, beside={**settings.beside, "server": Setting(server, "flag --qdrant")})
-        try:
+
+    def reach() -> None:
+        from interlock.engine.flows.upload import check_server
+
+        if server:
             check_server(server, (lambda _: None) if options.quiet else say)
-        except InterlockError as error:
-            summarise_failure(options.chunks, settings, error, _audience(options))
-            raise
 
     def make(controls: "Controls") -> "Work":
         from interlock.engine.flows.run import Run
 
-        made.append(Run(options.chunks, settings, controls))
+        made.append(Run(options.chunks, settings, controls, reach=reach))
         return made[-1]
 
     def then(code: ExitCode) -> None:

@@ -809,6 +809,30 @@ def test_a_run_that_makes_no_files_to_upload_does_not_begin(upload, exported, tm
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--export", "npy"), "add parquet"),
+        (("--roster", "nosuch"), "nosuch"),
+        (("--dim", "16"), "--dim 16"),
+        (("--collections", "Nope"), "Nope"),
+        (("--reuse", "nowhere"), "not a run directory"),
+        (("--faults", "oom:1"), "--faults needs simulated devices"),
+        (("--devices", "gpu"), "unknown device"),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_refused_before_the_server_that_it_goes_to_is_asked(
+    upload, exported, tmp_path, call, flags, why
+):
+    words = ["run", exported / "in-90", "--config", exported / "interlock.toml", "--roster", "m", "--quiet"]
+    asked: list[object] = []
+    upload.bridge.before = lambda *about: asked.append(about)
+    with serving(upload.bridge) as url:
+        code, _, err = call(*words, "--out", tmp_path / "runs", "--devices", "cpu", "--qdrant", url, *flags)
+    assert (code in (2, 5), why in err, asked) == (True, True, []), err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_what_goes_on_with_a_run_that_was_killed_uploads_it_as_it_was_to_be(upload, tmp_path, tiny_a, call):
     chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["one text", "another"]}})
     words = ["run", chunks, "--roster", tiny_a, "--out", tmp_path / "runs", "--no-ui", "--bm25", "german"]

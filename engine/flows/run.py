@@ -5,7 +5,7 @@ or prints. A run that never came to work leaves nothing behind; one that did is 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
@@ -33,6 +33,7 @@ from interlock.engine.flows.opening import (
 from interlock.engine.flows.plan import (
     Models,
     RunPlan,
+    RunRequest,
     check_placed,
     check_unfinished,
     lacking,
@@ -65,9 +66,10 @@ class Run:
         controls: Controls,
         backend: Backend = REAL,
         clusters: computing.Clusters | None = None,
+        reach: Callable[[], object] = lambda: None,
     ) -> None:
         """Find the run's directory, the collections and the devices, on the nodes of one of `clusters` where that is
-        asked for. Raises before anything is computed."""
+        asked for; then `reach` what it is to go to. Raises before anything is computed."""
         asked = configuration.settings
         check(asked, chunks)
         self.controls = controls
@@ -88,13 +90,7 @@ class Run:
             if asked.resume and not begun and self.directory.journal.exists():
                 self._notes.append(self._unrecorded(configuration))
             now = self._continued(begun, configuration) if begun else configuration
-            try:
-                self._request = requested(chunks, now)
-            except UsageError as error:
-                if not begun or "config" in now.beside or "config" not in begun.config:
-                    raise
-                file = typed(now_at(begun.config["config"].value, self.directory.path, begun.config))
-                raise UsageError(f"{error}; run {self.directory.id} was started with --config {file}: add it") from None
+            self._request = self._requested(chunks, begun, now)
             self.settings = settings = self._request.settings
             check_packages(settings.export, settings.qdrant)
             check_uploadable(self._request.configuration)
@@ -103,6 +99,8 @@ class Run:
             until = seconds_until(settings.ends, datetime.now()) if settings.ends else None
             self.deadline = Deadline(until, controls, backend.clock)  # counted from now
             controls.due = lambda: self.deadline.allows(0.0)
+            if settings.cluster:
+                reach()  # nodes take longer to come than a server to answer
             self._members = computing.gathered(
                 settings, self.directory.id, self._threads(), controls, clusters, backend.clock
             )
@@ -127,7 +125,19 @@ class Run:
                 controls.refuse("cpu_fallback", "this run has no GPU to fall back from")
             if len(self._request.specs) == 1:
                 controls.refuse("schedule", "the roster has only one model")
+            if not settings.cluster:
+                reach()
             undo.pop_all()
+
+    def _requested(self, chunks: Path, begun: rundir.Begun | None, now: Configuration) -> RunRequest:
+        """What is asked for; where that cannot be, a run that was begun with a file of settings may lack it."""
+        try:
+            return requested(chunks, now)
+        except UsageError as error:
+            if not begun or "config" in now.beside or "config" not in begun.config:
+                raise
+            file = typed(now_at(begun.config["config"].value, self.directory.path, begun.config))
+            raise UsageError(f"{error}; run {self.directory.id} was started with --config {file}: add it") from None
 
     def _continued(self, begun: rundir.Begun, now: Configuration) -> Configuration:
         """The settings of another session; where the run is to go stays known, though this one was not told of it."""
