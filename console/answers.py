@@ -169,7 +169,10 @@ def _bundle(settings: Configuration, options: argparse.Namespace) -> int:
 
 
 def config(options: argparse.Namespace) -> int:
-    """Print every setting with its origin."""
+    """Print every setting with its origin. Raises UsageError then for what no run can have, whatever its chunks."""
+    from interlock.engine.flows.plan import named
+    from interlock.engine.gpu.devices import choose
+
     settings = configuration(options)
     rows = [
         [name, safe(json.dumps(shown(getattr(settings.settings, name)))), settings.origins[name], flag_of(name)]
@@ -178,6 +181,9 @@ def config(options: argparse.Namespace) -> int:
     print(render(["setting", "value", "from", "flag"], rows))
     for note in settings.notes:
         print(f"note: {safe(note)}")
+    named(settings)
+    if settings.settings.faults:
+        choose(settings.settings.devices, settings.settings.faults)
     return ExitCode.COMPLETED
 
 

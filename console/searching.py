@@ -151,10 +151,14 @@ def _search_file(options: argparse.Namespace, ask: "Ask", opened: "Callable[...,
 
 def place_of(options: argparse.Namespace) -> "Place":
     """Where what is asked for lies: a directory, or a collection of a server."""
-    from interlock.engine.search.served import ServerPlace, StoreCopy
+    from interlock.engine.search.served import ASKING, ServerPlace, StoreCopy
 
     copy, exact = getattr(options, "copy", False), getattr(options, "exact", False)
     if isinstance(options.store, Path):
+        given = {"api-key-file": options.api_key_file, "patience": options.patience != ASKING}
+        for name, value in {**given, "projection": options.projection, "exact": exact}.items():
+            if value:
+                raise UsageError(f"--{name}: is for a server, and {options.store} is a directory: drop it")
         return StoreCopy(options.store) if copy else options.store
     if copy:
         raise UsageError("--copy: a server has many readers: drop it")

@@ -273,6 +273,31 @@ def test_a_summary_replaces_a_summary_and_nothing_else(call, tmp_path, root, tin
     assert not (tmp_path / "runs" / "c").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--roster", "nosuch"), "unknown model 'nosuch'"),
+        (("--sparse", "all-minilm-l6"), "all-minilm-l6"),
+        (("--dim", "16", "--roster", "bge-m3"), "--dim 16: no model of the roster"),
+        (("--chunk-sparse", "fused"), "--chunk-sparse 'fused' does not work"),
+        (("--allow-pickle", "nosuch"), "unknown model 'nosuch'"),
+        (("--out", "a-file"), "--out a-file: a-file is not a directory"),
+        (("--faults", "oom:1"), "--faults needs simulated devices"),
+        (("--fusion", "named", "--project", "8"), "--project"),
+    ],
+)
+def test_settings_that_no_run_can_have_are_shown_and_refused_as_the_plan_of_a_run_refuses_them(
+    call, tmp_path, flags, why
+):
+    (tmp_path / "a-file").touch()
+    corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    code, out, err = call("config", "show", *flags)
+    assert (code, why in err, "--roster" in out) == (ExitCode.USAGE, True, True), err
+    planned = call("plan", "in", *flags)
+    assert (planned[0], planned[2]) == (code, err)
+    assert call("config", "show")[0] == ExitCode.COMPLETED
+
+
 @pytest.mark.parametrize("name", ["run", "demo"])
 def test_events_and_summary_both_on_stdout_are_refused_before_any_work(call, tmp_path, root, name):
     code, out, err = call(name, *([root] if name == "run" else []), "--events", "-", "--summary", "-")

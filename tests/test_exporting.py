@@ -202,6 +202,17 @@ def test_fused_vectors_of_two_projections_never_stand_side_by_side(run, tmp_path
     assert np.load(files["fused.npy"]).shape[1] == np.load(files["projection.npy"]).shape[1] == 4
 
 
+def test_a_projection_that_no_export_wrote_never_stands_beside_vectors_that_it_did_not_make(run, tmp_path):
+    place = tmp_path / "out" / "Docs" / "projection.npy"
+    place.parent.mkdir(parents=True)
+    np.save(place, np.eye(4, dtype=np.float32))
+    with pytest.raises(
+        UsageError, match=r"projection\.npy was not written by an export.*: choose another --to, or move"
+    ):
+        exported(run, tmp_path / "out", "npy", collection="Docs")
+    assert [each.name for each in place.parent.iterdir()] == ["projection.npy"]
+
+
 def test_a_projection_goes_with_the_vectors_that_it_made(run, tmp_path):
     out = tmp_path / "out" / "Docs"
     exported(run, out.parent, "npy", collection="Docs")

@@ -117,6 +117,35 @@ def test_a_cross_encoder_in_the_roster_is_refused_since_its_means_would_mean_not
         read_card(spec, snapshot, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--qdrant", "a-file"), "--qdrant a-file: a-file is not a directory: choose another"),
+        (("--qdrant", "a-file/below"), "a-file is not a directory: choose another"),
+        (("--out", "a-file"), "--out a-file: a-file is not a directory: choose another"),
+        (("--resume", "--run-id", "nope"), "no run 'nope'"),
+    ],
+)
+def test_a_plan_of_what_a_run_refuses_is_refused(tmp_path, chunks, tiny_a, call, flags, why):
+    (tmp_path / "a-file").touch()
+    file = toml(tmp_path / "i.toml", {"all-minilm-l6": {"source": str(tiny_a)}, "all-mpnet-base-v2": {"source": "./b"}})
+    for command in ("plan", "run"):
+        code, _, err = call(command, chunks, "--config", file, *flags)
+        assert (code, why in err) == (2, True), err
+
+
+@pytest.mark.parametrize("command", ["search", "encode", "serve"])
+@pytest.mark.parametrize(
+    "flag", [("--patience", "3"), ("--api-key-file", "k"), ("--projection", "p.npy"), ("--exact",)], ids=str
+)
+def test_a_flag_that_asks_a_server_is_refused_where_a_directory_is_asked(call, tmp_path, command, flag):
+    (tmp_path / "store").mkdir()
+    words = {"search": ["text"], "encode": ["text"], "serve": ["--port", "0"]}[command]
+    code, _, err = call(command, "store", *words, *flag)
+    lacks = command == "encode" and flag == ("--exact",)  # which it does not take
+    assert (code, "is for a server, and store is a directory: drop it" in err) == (2, not lacks), err
+
+
 def test_a_store_of_another_meaning_is_refused_before_any_pass(tmp_path, chunks, tiny_a, tiny_b):
     store = tmp_path / "store"
     interlock("run", chunks, "--out", tmp_path / "o", "--roster", tiny_a, "--qdrant", store, "--run-id", "one")

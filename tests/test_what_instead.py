@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from interlock.engine.errors import UnavailableError
+from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
@@ -64,6 +64,13 @@ def test_a_repository_that_the_hub_does_not_give_says_what_opens_it(tmp_path, st
     assert "interlock models fetch hf:stations/m" in told
     assert "wait" not in told
     assert status != 403 or "https://huggingface.co/stations/m" in told
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "a b/c", "a/b@main", "a/b--c", "-a/b", "a/b.git", "/b"])
+def test_what_the_hub_can_call_no_model_is_refused_without_asking_it_and_nobody_is_told_to_fetch_it(name):
+    for offline in (True, False):
+        with pytest.raises(UsageError, match=r"the hub can call none '.+': name it as hf:org/name$"):
+            resolve(ModelSpec("m", (f"hf:{name}",)), Policy(offline=offline), lambda _: None)
 
 
 def test_weights_of_a_network_of_its_own_are_called_so_and_not_fetched_again(tmp_path):

@@ -224,7 +224,7 @@ def _into_files(delivery: Delivery, to: Destination, above: Path, of: ExportReco
     directory = above / collection
     with staging(directory) as staged:
         record, names = read_record(directory), _names(delivery, to)
-        check_ours(directory, names, record)
+        check_ours(directory, {*names, PROJECTION}, record)  # one that is not ours would pass for theirs
         same = record.is_of(of)
         if left := of_others(directory, names, record, same=same):
             another = "another run" if record.run == of.run else "run"
@@ -236,8 +236,7 @@ def _into_files(delivery: Delivery, to: Destination, above: Path, of: ExportReco
             )
         losses = deliver(delivery, replace(to, directory=staged), told.append)
         made = {Path(each.path).name: each.sha256 for each in told if isinstance(each, ArtefactWritten)}
-        # Nobody has put another one there meanwhile, nor in the place of a projection, which goes where none is made.
-        check_ours(directory, {*made, *({PROJECTION} & record.files.keys())}, record)
+        check_ours(directory, {*made, PROJECTION}, record)  # nobody has put another one there meanwhile
         if left := projected_otherwise(directory, made, record):
             raise UsageError(
                 f"{directory} has {few(left)} of another {PROJECTION} than this export's: choose another --to, remove "

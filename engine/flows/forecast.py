@@ -22,7 +22,7 @@ from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
-from interlock.engine.record import atomic
+from interlock.engine.record import atomic, rundir
 from interlock.engine.record.events import AnyEvent, Warned
 from interlock.engine.record.facts import RosterEntry, joined
 from interlock.engine.record.inputs import as_input
@@ -107,14 +107,17 @@ class Forecast:
 
 
 def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], bool] = lambda: False) -> Forecast:
-    """Plan a run of `chunks` by its files, models and devices; the run's directory is not looked at, and of a store
-    only which points it has.
+    """Plan a run of `chunks` by its files, models and devices; of the run's directory is looked at only whether one to
+    be resumed is there, and of a store only which points it has.
 
     Raises Stopped once `stopped` says so, UsageError for chunks or settings that no run can have, UnavailableError for
     a model or device that is not there, unless models may be missing; a pass that fits nowhere says why itself.
     """
     request = requested(chunks, configuration)
     settings = request.settings
+    if settings.resume and settings.run_id:
+        begin = configuration.origins["roster"] != "default"
+        rundir.choose(settings.out, settings.run_id, chunks, resume=True, begin=begin)
     devices = choose_devices(settings.devices, settings.faults)
     policy = Policy(offline=True, pickles=settings.allow_pickle, forbids="a plan downloads nothing")
     said = list[str]()

@@ -27,6 +27,7 @@ from interlock.engine.record.runs import paces
 from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, flag_of, recorded
 from interlock.engine.targets.files.formats import FORMATS, with_arrays
+from interlock.engine.targets.shard import existing
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.precision import VectorForm
 
@@ -51,13 +52,15 @@ def form_of(settings: RunSettings) -> VectorForm:
     return VectorForm(settings.keep, settings.project, settings.quantise).of(Fusion(settings.fusion))
 
 
-def check(settings: RunSettings, chunks: Path) -> None:
-    """Raise UsageError for settings that no run of `chunks` can have."""
+def check(settings: RunSettings, chunks: Path | None = None) -> None:
+    """Raise UsageError for settings that no run of `chunks` can have, or of any."""
     VectorForm(settings.keep, settings.project, settings.quantise).check(
         Fusion(settings.fusion), arrays=with_arrays(settings.export), store=settings.qdrant is not None
     )
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
-        if path and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(chunks)):
+        if path and not (there := existing(path)).is_dir():
+            raise UsageError(f"{flag} {path}: {there} is not a directory: choose another")
+        if path and chunks and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(chunks)):
             raise UsageError(
                 f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
             )

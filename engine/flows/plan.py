@@ -95,19 +95,26 @@ class RunRequest:
         return roster
 
 
-def requested(chunks: Path, configuration: Configuration) -> RunRequest:
-    """Find what the settings name. Raises UsageError for chunks or settings that no run can have."""
+def named(configuration: Configuration, chunks: Path | None = None) -> list[ModelSpec]:
+    """Find the models that the settings name. Raises UsageError for settings that no run of `chunks` can have, or of
+    any."""
     settings = configuration.settings
     check(settings, chunks)
     registry = extended(configuration.models)
     find(registry, settings.allow_pickle)  # refuses what is no model
     specs = settings.members(registry)
     check_cut(configuration, specs)
+    check_beside(settings.chunk_sparse, specs)
+    return specs
+
+
+def requested(chunks: Path, configuration: Configuration) -> RunRequest:
+    """Find what the settings name. Raises UsageError for chunks or settings that no run can have."""
+    settings, specs = configuration.settings, named(configuration, chunks)
     collections = discover(chunks, settings.collections, settings.naming)
     configuration = _as_stored(configuration, specs, collections)
     settings = configuration.settings
     dense = shares([weight for _, weight in settings.roster]).tolist()
-    check_beside(settings.chunk_sparse, specs)
     weights = [*dense, *[0.0] * (len(specs) - len(dense))]
     return RunRequest(chunks, configuration, specs, weights, collections)
 

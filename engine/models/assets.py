@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import get_args
 
 from interlock.engine.corpus.tokens import SENTENCE_CONFIGS
-from interlock.engine.errors import UnavailableError
+from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.models.bundles import bundle_directory, bundled
 from interlock.engine.models.commits import mark, proof_of
 from interlock.engine.models.layout import MERGED, ROUTER, PickleOnly, Unsupported, plain_onnx, settings_of, weights_of
@@ -55,6 +55,8 @@ _LATER = re.compile(
     r"|(special_tokens_map|added_tokens|vocab|chat_template)\.json|vocab\.txt|merges\.txt|.*\.model|.*\.jinja)"
 )
 """Files that count since fingerprints have two halves."""
+HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))(\w[\w.-]*/)?\w([\w.-]*\w)?", re.ASCII)
+"""What the hub can call a model: it is not asked for anything else."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ def is_offline() -> bool:
 def resolve(spec: ModelSpec, policy: Policy, emit: Emit) -> ModelSnapshot:
     """Find or fetch a checked local snapshot of `spec`, from the first source that has it.
 
-    Raises UnavailableError naming the model, where it was looked for, and what fetches it.
+    Raises UnavailableError naming the model, where it was looked for, and what fetches it; UsageError for an id that no
+    model of the hub can have.
     """
     began, spec = time.monotonic(), vouched(spec, policy.pickles)
     (path, commit, heads, source), outcome = _locate(spec, policy, emit)
@@ -197,6 +200,8 @@ def how_to_fetch(spec: ModelSpec) -> list[str]:
 def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Copy, Outcome]:
     repo = spec.hub_repo
     held, lacking = _held(spec)
+    if not held and repo and not HUB_ID.fullmatch(repo):
+        raise UsageError(f"model {spec.key}: the hub can call none {repo!r:.100}: name it as hf:org/name")
     if not held and repo in OWN_CODE:
         raise UnavailableError(f"model {spec.key} needs code of its own, which is never run: use {OWN_CODE[repo]}")
     if held and not (policy.refresh and repo):
