@@ -124,8 +124,9 @@ async def test_state_progress_devices_and_keys_show_at_any_size_down_to_one_line
                 named = sum(f"cuda:{number}" in text for number in range(devices))
                 assert named == devices or "more" in text
                 if size[0] >= 80:
-                    for word in ("1 Memory", "2 Passes", "3 Leases", "6 Events", "done", "running", "HELD", "RELEASED"):
+                    for word in ("1 Memory", "2 Passes", "3 Leases", "done", "running", "HELD", "RELEASED"):
                         assert word in text
+                    assert "6 Events" in text or size == (80, 24)  # two events, and no border
                 footers.append(footer.rstrip())
         await pilot.resize_terminal(39, 9)
         first, *rest = await seen(app, pilot)
@@ -143,7 +144,7 @@ async def test_ascii_mode_shows_no_other_character_whatever_is_laid_over_the_scr
         assert whole(app).isascii()
         await pilot.resize_terminal(80, 24)
         lines = "".join(await seen(app, pilot))
-        assert all(word in lines for word in ("TEXT LOST", "HELD", "RELEASED", "running", "done"))
+        assert all(word in lines for word in ("DEGRADED", "HELD", "LOST", "running", "done"))
         for keys in ("question_mark", "x", "c", "S", "q", "slash", "6 up enter"):
             await pilot.press(*keys.split())
             await seen(app, pilot)
@@ -416,7 +417,7 @@ async def test_a_ladder_is_a_row_with_its_end_and_zoomed_all_its_steps(recorded)
         batches = {(step.body.model_pass, step.body.batch_index) for step in steps}
         climbed = ladders(lambda: steps)
         assert len(climbed) == len(batches) and sum(len(each.steps) for each in climbed) == count
-        await pilot.press("z")
+        await pilot.press("z", "down")
         text = "\n".join(await seen(app, pilot))
         assert all(word in text for word in ("float32", "needs", "free", "invalid vector", "retrying alone"))
         await pilot.press("down")
@@ -436,19 +437,20 @@ async def test_a_run_that_was_resumed_counts_the_mitigations_of_its_earlier_sess
 
 async def test_five_panes_stand_together_from_100x30_on_and_each_is_one_key_away_below(recorded):
     recorded.play_to(FAR)
-    titles = ("1 Memory", "2 Passes", "3 Leases", "4 Mitigations 15", "5 Cache 2 of 3")
+    count = recorded.snapshot().mitigations
+    titles = ("1 Memory", "2 Passes", "3 Leases", f"4 Mitigations {count}", "5 Cache 2 of 3")
     async with shown(recorded, (100, 30)) as (app, pilot):
         assert all(title in whole(app) for title in titles) and "6 Events" in whole(app)
         assert "on the CPU" in whole(app) and "HELD" in whole(app) and "0 reused" in whole(app)
         await pilot.resize_terminal(80, 24)
         text = "\n".join(await seen(app, pilot))
         assert all(title in text for title in titles)
-        for key, word in (("4", "on the CPU"), ("5", "0 reused"), ("3", "HELD")):
+        for key, word in (("4", "model moved"), ("5", "0 reused"), ("3", "HELD")):
             await pilot.press(key)
             text = "\n".join(await seen(app, pilot))
             assert word in text and all(title in text for title in titles)
         await pilot.press("4", "6")
-        assert "on the CPU" in "\n".join(await seen(app, pilot))
+        assert "model moved" in "\n".join(await seen(app, pilot))
 
 
 async def test_what_a_journal_has_taken_back_is_forgotten_on_the_screen(tmp_path, monkeypatch):
@@ -496,7 +498,8 @@ async def test_panes_are_zoomed_chosen_in_and_told_apart_by_the_keys_that_they_t
         assert "pass 1 sim-bge-m3: 60 of 60 batches" in whole(app)
         await pilot.press("3")
         lines = await seen(app, pilot)
-        assert "3 Leases 1 held  up/down choose  esc all panes" in lines[2]
+        held = sum(each.held for each in recorded.snapshot().leases)
+        assert any(f"3 Leases {held} held  up/down choose  esc all panes" in line for line in lines)
         assert "no receipt before it is released" in "\n".join(lines)
         await pilot.press("j")
         assert "allocated" in whole(app)
@@ -692,7 +695,8 @@ async def test_the_past_of_a_watched_run_is_gone_through_by_keys_that_a_run_of_i
         assert "this is the past" in text_of(app)[-1] and isinstance(app.screen, Main)
         await pilot.press("m", "N", "N")
         wrong = app.main._events.chosen
-        assert wrong.severity in ("warning", "error") and f"at {duration(source.position)} " in text_of(app)[0]
+        assert wrong.severity in ("warning", "error") or wrong.word == "mitigation"
+        assert f"at {duration(source.position)} " in text_of(app)[0]
         await pilot.press("n", "left_square_bracket")
         assert source.position < source._past.times[wrong.seq]
         await pilot.press("M")

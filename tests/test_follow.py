@@ -438,17 +438,17 @@ def test_what_happened_up_to_a_moment_is_told_without_a_gap_and_goes_on_from_the
     source, clock = None, Clock()
     source = closing(Watched(whole, clock=clock))
     until(lambda: source.over)
-    source.go_to(200.0)
+    source.go_to(100.0)
     source.snapshot()
     feed = Feed()
     shown = feed.take(source.entries(-1)[0])
-    assert shown == Feed().take(each for each in every if each.elapsed <= 200.0)
+    assert shown == Feed().take(each for each in every if each.elapsed <= 100.0)
     source.toggle_pause()
     clock.now += 20.0
     seen = source.snapshot()
     fresh, dropped = source.entries(feed._latest)
     assert (dropped, fresh[-1].seq) == (0, seen.seq)
-    assert feed.take(fresh) == Feed().take(each for each in every if each.elapsed <= 220.0)
+    assert feed.take(fresh) == Feed().take(each for each in every if each.elapsed <= 120.0)
 
 
 def test_a_watch_reads_on_while_the_past_is_looked_at_and_steps_come_back_to_it(tmp_path, closing):

@@ -95,6 +95,7 @@ def test_a_recording_shows_every_rung_and_every_trouble_of_one_session(recorded)
     other_stories |= {ev.NodeJoined, ev.NodeLost, ev.NodeRefused, ev.BatchesDoubled, ev.ControlReached}
     other_stories |= {
         ev.VectorsKept,
+        ev.Warned,
         ev.MemoryTaken,
         ev.DiskLow,
         ev.MemoryLow,

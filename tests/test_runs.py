@@ -237,7 +237,7 @@ def test_header_and_list_judge_a_run_that_goes_on_alike(tmp_path, share):
     judged, listed = judge(seen, seen.latest_at), overview(tmp_path / "r", seen.latest_at)
     assert {name: getattr(listed, name) for name in vars(judged)} == vars(judged)
     head = "\n".join(plain(header.rows(seen, 240, judged, fresh=judged.attention)))
-    _, (line,) = runs_text.rows([listed], [], seen.latest_at, 300)
+    _, (line,) = runs_text.rows([listed], [], seen.latest_at, 400)
     state, _, done, eta, _, _, cards, reason, *_ = [span.text for span in runs_text.cells(listed, seen.latest_at)]
     assert all(text in head for text in (state, done, eta and f"eta {eta}", reason))
     assert all(text in plain([line])[0] for text in (state, done, eta, cards, reason))

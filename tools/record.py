@@ -44,7 +44,7 @@ TAKES = {
     "two-devices": Take(BEGAN, {}, [(0.48, "schedule", "shared"), (0.6, "schedule", "exclusive")]),
     "eight-devices": Take(
         BEGAN - 51_300,
-        {"devices": "sim:8x4GiB", "faults": "oom@3:150,oom@5:200,other@5:4GiB:200:203,leak@0:46MiB,lose@6:215"},
+        {"devices": "sim:8x4GiB", "faults": "oom@3:150,oom@5:200,other@5:2680MiB:200:260,leak@0:46MiB,lose@6:215"},
         speed=2.0,
     ),
     "nodes": Take(

@@ -29,6 +29,8 @@ SPELT = 120
 WHOLE, ROOMY = 32, 60
 """Cells of the reason of a state up to which it stands beside the rest, where nothing that matters more goes for it; a
 longer one has lines of its own, indented from so many columns on."""
+MIDDLE = 20
+"""Cells of what happened below which a long reason is cut at its end."""
 ELAPSED = 40
 END = 4
 """The rank of when it ends."""
@@ -74,8 +76,10 @@ def rows(
         indent = 3 if width >= ROOMY else 1
         room = max(1, width - indent - 1)
         told = wrapped(chip[1].text, room)
-        if len(told) > lines:  # between words it is longer
-            told = chop_cells(chip[1].text, room)
+        if len(told) > lines:
+            rooms = range(lines * room, (lines - 1) * room, -4)
+            laid = (wrapped(_abridged(chip[1].text, cells), room) for cells in rooms)
+            told = next((each for each in laid if len(each) <= lines), chop_cells(chip[1].text, room))
             told[lines - 1 :] = ["".join(told[lines - 1 :])]
         below = [fitted([Span(" " * indent), Span(fit(line, room), chip[1].style)], width) for line in told]
         del left[1]
@@ -88,6 +92,13 @@ def rows(
     if width < SPELT or not needed <= {*_standing([*left, *counts, *rest], width)}:
         counts = _counts(fresh, spelt=False)
     return [_laid(left, [*counts, *rest], width), *below]
+
+
+def _abridged(reason: str, room: int) -> str:
+    """Leave out the middle of a reason that has no room: it begins with what happened and ends with what to do."""
+    why, _, then = reason.rpartition("; ")
+    kept = room - width_of(then) - 2
+    return reason if width_of(reason) <= room or kept < MIDDLE else f"{fit(why, kept).rstrip()}; {then}"
 
 
 def sign_of(health: Health) -> str:

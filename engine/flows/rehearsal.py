@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "ceiling": 3 << 30,
     "roster": (("sim-bge-m3", 3.0), ("sim-bge-large-en", 2.0), ("sim-mpnet-base", 1.0)),
     "dim": 256,
-    "faults": ("attach@1:1", "oom@0:200", "oom@1:600", "other@1:4GiB:600:603", "leak@0:46MiB", "lose@1:2300"),
+    "faults": ("attach@1:1", "oom@0:200", "oom@1:655", "other@1:2680MiB:655:715", "leak@0:46MiB", "lose@1:2300"),
     "max_refused": "1%,files",
 }
 """Settings of a rehearsal where nothing else was said; vectors are cut to be small; the faults are for two devices."""
