@@ -120,13 +120,13 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--no-") and takes and OFF in str(takes.metavar).split("|"):
                 self.error(f"there is no {name}: use {takes.option_strings[0]} {OFF}")
         known, unknown = super().parse_known_args(args, namespace)
-        words = [word for word in unknown if word[:1] != "-"]
+        ends = unknown.index("--") if "--" in unknown else len(unknown)
+        options = [word for word in unknown[:ends] if word[:1] == "-" != word]
+        words = [word for word in unknown[:ends] if word not in options] + unknown[ends + 1 :]
         if len(words) == 1 and getattr(known, "query", "") is None:  # argparse looks for it before the options alone
-            known.query = words[0]
-            unknown.remove(words[0])
+            known.query, unknown = words[0], options
         if (texts := getattr(known, "texts", None)) is not None:  # and those behind options not at all
-            known.texts = [*texts, *(word for word in unknown if word[:1] != "-" or word == "-")]
-            unknown = [word for word in unknown if word not in known.texts]
+            known.texts, unknown = [*texts, *words], options
         if unknown:
             options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
             near = [meant(word[2:].partition("=")[0], options, "--") if word[:2] == "--" else "" for word in unknown]

@@ -69,6 +69,14 @@ def test_no_help_is_wider_than_80_cells(capsys, monkeypatch):
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
+def test_what_is_behind_two_dashes_is_text_wherever_options_are():
+    assert parse(["encode", "s", "--only", "a", "--", "-x", "--only"]).texts == ["-x", "--only"]
+    assert parse(["encode", "s", "a", "--only", "a", "-", "a", "--", "-x"]).texts == ["a", "-", "a", "-x"]
+    assert parse(["search", "s", "--limit", "1", "--", "-x"]).query == "-x"
+    with pytest.raises(SystemExit, match="2"):
+        parse(["encode", "s", "--onli", "a", "--", "--onli"])
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -312,6 +312,15 @@ def test_nothing_is_written_into_the_run_not_through_a_link_either(run, tmp_path
     assert contents(run) == before
 
 
+@pytest.mark.parametrize("flag", ["--to", "--to-store", "--chunks"])
+def test_a_circle_of_links_is_refused_in_words(run, tmp_path, flag):
+    (tmp_path / "circle").symlink_to("circle")
+    words = () if flag != "--chunks" else ("--to", tmp_path / "files")
+    refused = interlock("export", run, flag, tmp_path / "circle", *words, check=None, cwd=tmp_path)
+    assert refused.returncode in (ExitCode.FAILED, ExitCode.USAGE)
+    assert "circle" in refused.stderr and "a bug" not in refused.stderr
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -76,6 +76,16 @@ def test_chunks_without_a_value_are_found_by_null_and_by_none(store):
             assert texts and (texts == odd) is wanted and bool(texts & odd) is wanted
 
 
+def test_the_text_null_is_a_value_and_is_asked_for_in_quotes(tmp_path, tiny_a):
+    values = ["null", None, "other"]
+    corpus(tmp_path / "in", {"Docs": {"a.jsonl": [{"text": f"{v}", "metadata": {"v": v}} for v in values]}})
+    words = ("--roster", tiny_a, "--devices", "cpu", "--qdrant", tmp_path / "store", "--export", "parquet", "--quiet")
+    interlock("run", tmp_path / "in", *words, "--out", tmp_path / "runs", cwd=tmp_path)
+    assert asked(tmp_path / "store", "metadata.v=null") == {"None": None}
+    assert asked(tmp_path / "store", 'metadata.v="null"') == {"null": "null"}
+    assert set(asked(tmp_path / "store", "metadata.v!=null")) == {"null", "other"}
+
+
 def test_a_value_that_is_not_there_is_never_listed_as_there(store):
     with Store.open_for_read(store, None) as opened:
         for value in (2**64 - 3, 2**63 + 2, 7, 1e18, 2.5, 2**70):

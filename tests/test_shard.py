@@ -1,5 +1,6 @@
 """The directory of a collection: what is taken up, what is refused, and what each failure is told as."""
 
+import errno
 import fcntl
 import json
 import os
@@ -164,6 +165,16 @@ def test_an_upsert_stops_before_a_full_disk_would_kill_the_engine(tmp_path, monk
         with pytest.raises(InterlockError, match=r"docs is nearly full \(1000 B free\)"):
             deliver([POINT], store)
         monkeypatch.undo()
+        deliver([POINT], store)
+        assert store.count() == 1
+
+
+def test_a_file_system_that_does_not_say_what_is_free_is_written_to(tmp_path, monkeypatch):
+    def unknown(path):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), path)
+
+    monkeypatch.setattr(shard.shutil, "disk_usage", unknown)
+    with open_store(tmp_path) as store:
         deliver([POINT], store)
         assert store.count() == 1
 

@@ -68,6 +68,23 @@ def test_records_keep_ids_and_fields(tmp_path):
     assert (second.chunk_id, json.loads(second.payload)) == ("k", {"page": 2})
 
 
+class Parsed(str):
+    """A text of a class of its own, as Beautiful Soup and lxml give them."""
+
+
+def test_texts_of_a_class_of_their_own_and_arrays_within_records_are_plain(tmp_path):
+    record = {"text": Parsed("b"), "of": Parsed("x"), "vector": np.array([1.5, 2]), "table": np.eye(2, dtype=int)}
+    first, second = read([Parsed("a"), record], tmp_path)
+    assert (first.text, second.text) == ("a", "b")
+    assert json.loads(second.record) == {"of": "x", "vector": [1.5, 2], "table": [[1, 0], [0, 1]]}
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused_in_words(tmp_path):
+    made = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
+    (refusal,) = read(made, tmp_path)
+    assert refusal.reason == "2 columns are called 'text': rename all but one"
+
+
 def test_documents_of_other_libraries_keep_ids_sources_and_pages(tmp_path):
     found = read(documents(), tmp_path)
     assert [(each.text, each.chunk_id) for each in found[:4]] == [("a", "l1"), ("b", "n1"), ("c", "h1"), ("d", "e1")]

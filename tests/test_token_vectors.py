@@ -189,7 +189,7 @@ def test_a_plan_tells_the_very_bytes_that_the_run_takes(home: Path, pooling: str
 
 def test_a_disk_without_room_for_the_tokens_is_told_before_anything_is_computed(home: Path, monkeypatch) -> None:
     free = kept(home / "runs" / "one").records.nbytes * 2 - 1  # for the pass and its exports
-    monkeypatch.setattr(opening.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - free, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - free, free))
     with pytest.raises(DiskError, match=r"disk of .*full has .* free, but token vectors take .*--token-pooling"):
         embed(home, "full")
     assert not (home / "runs" / "full").exists()
@@ -198,7 +198,7 @@ def test_a_disk_without_room_for_the_tokens_is_told_before_anything_is_computed(
 def test_a_disk_that_run_and_store_share_has_to_have_room_for_both(home: Path, monkeypatch) -> None:
     records = kept(home / "runs" / "one").records
     free = records.nbytes * 2 + len(records) * records["values"].shape[1] * opening.STORED_BYTES - 1
-    monkeypatch.setattr(opening.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - free, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - free, free))
     with pytest.raises(DiskError, match=r"disk of .*shared has .* free, but token vectors take"):
         embed(home, "full", qdrant=str(home / "shared"))
     assert not (home / "runs" / "full").exists() and not (home / "shared").exists()

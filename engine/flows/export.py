@@ -135,7 +135,7 @@ def _check(settings: RunSettings, now: Configuration, asked: ExportRequest, chun
             f"--export {narrower}, or drop it (a store has --quantise)"
         )
     for flag, path in (("--to", asked.to), ("--to-store", asked.store)):
-        if path and path.resolve().is_relative_to(chunks.resolve()):
+        if path and _real(path).is_relative_to(_real(chunks)):
             raise UsageError(
                 f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
             )
@@ -147,10 +147,15 @@ def _check_places(rows: Rows, asked: ExportRequest, directory: RunDirectory) -> 
     files = asked.to and asked.to / rows.collection.name
     store = asked.store and asked.store / rows.collection.qdrant_collection
     for place in filter(None, (files, store)):
-        if place.resolve().is_relative_to(directory.path.resolve()):
+        if _real(place).is_relative_to(_real(directory.path)):
             raise UsageError(f"{place} is in run {directory.id}, which stays as it is: choose another place")
-    if files and (is_store(files) or (store and files.resolve() == store.resolve())):
+    if files and (is_store(files) or (store and _real(files) == _real(store))):
         raise UsageError(f"{files} is a collection of a store, which files do not go into: choose another --to")
+
+
+def _real(path: Path) -> Path:
+    """The path behind links, of which a circle is refused where it is read or written."""
+    return Path(os.path.realpath(path))
 
 
 def _checksum(state: RunState) -> str:

@@ -4,7 +4,6 @@ import importlib
 import importlib.metadata
 import os
 import platform
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from interlock.engine.gpu.device import Device, facts_of
 from interlock.engine.gpu.devices import arithmetic_of, describe_host
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.parsers import SHARED
+from interlock.engine.record import atomic
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import RosterEntry, Setting
 from interlock.engine.record.recorder import Recorder
@@ -156,7 +156,7 @@ def check_room(directory: Path, store: Path | None, grid: Sequence[Job], formats
         disk = there.stat().st_dev
         needed += wanted.get(disk, 0)
         wanted[disk] = needed
-        if needed > (free := shutil.disk_usage(there).free):
+        if needed > (free := atomic.free_bytes(there)):
             raise DiskError(
                 f"disk of {path} has {human_bytes(free)} free, but token vectors take {human_bytes(needed)}: free "
                 "space, choose another place, or keep less (--token-pooling, --token-precision bit), then start again"

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import socket
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -150,6 +151,14 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Put `data` at `path`, whole or not at all."""
     with replacing(path) as partial:
         partial.write_bytes(data)
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that are free on the disk of `path`; no end of them where its file system does not say."""
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return sys.maxsize
 
 
 def take_blocks(path: Path, size: int = 0) -> None:

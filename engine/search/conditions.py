@@ -158,14 +158,15 @@ def check_keys(store: Searched, conditions: Sequence[Condition]) -> None:
 
 
 def _matches(condition: Condition, store: Searched) -> "list[_Match]":
-    """The value as the text that it is, and as the number or truth that it may stand for."""
+    """The value as the text that it is, and as the number or truth that it may stand for; null as none at all."""
     import qdrant_edge as edge
 
     key, value = condition.key, condition.value
     if (text := _quoted(value)) is not None:
         return [edge.FieldCondition(key, match=edge.MatchValue(text))]
+    if value == EMPTY:
+        return [edge.IsEmptyCondition(key)]
     found: list[_Match] = [edge.FieldCondition(key, match=edge.MatchValue(value))]
-    found += [edge.IsEmptyCondition(key)] * (value == EMPTY)
     number = _number(value)
     if re.fullmatch(r"[+-]?[0-9]{1,19}", value) and -(2**63) <= int(value) < 2**63:
         found.append(edge.FieldCondition(key, match=edge.MatchValue(int(value))))

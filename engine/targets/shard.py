@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
-from interlock.engine.record.atomic import content, lock, sync_directory, write_bytes
+from interlock.engine.record.atomic import content, free_bytes, lock, sync_directory, write_bytes
 from interlock.engine.record.words import human_bytes
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.fusion import PROJECTION, Vectors, from_bytes, to_bytes
@@ -144,7 +144,7 @@ def copied(path: Path, place: Path) -> None:
     InterlockError where there is no room."""
     with holding(path, fcntl.LOCK_SH), working(path, "copying"):
         size = sum(each.lstat().st_blocks * 512 for each in path.rglob("*"))
-        if (free := shutil.disk_usage(place.parent).free) < size + SPARE_BYTES:
+        if (free := free_bytes(place.parent)) < size + SPARE_BYTES:
             told = f"{human_bytes(size)}, and {human_bytes(free)} are free in {place.parent}"
             raise InterlockError(f"a copy of {path} takes {told}: free space, or set TMPDIR to another directory")
         shutil.copytree(path, place, ignore=shutil.ignore_patterns(LEFT), copy_function=_copy_data)
@@ -236,7 +236,7 @@ def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
 
 def require_room(path: Path, size: int) -> None:
     """Raise InterlockError unless the disk of `path` has room for `size` more bytes of points."""
-    free = shutil.disk_usage(existing(path)).free
+    free = free_bytes(existing(path))
     if free < 4 * size + SPARE_BYTES:
         raise InterlockError(
             f"disk of {path} is nearly full ({human_bytes(free)} free): free space and deliver again "

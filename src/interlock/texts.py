@@ -68,8 +68,9 @@ def _write_table(texts: Any, file: Path) -> None:
     except (pa.ArrowException, TypeError, ValueError):
         table = pa.table({"text": pa.chunked_array(texts)})
         reader = table.to_reader()
-    named = [name for name in reader.schema.names if not _UNNAMED.fullmatch(name)]
-    schema = pa.schema([reader.schema.field(name) for name in named], reader.schema.metadata)
+    # By place: of two columns of one name Arrow gives neither by it, and who reads the file says so.
+    named = [at for at, name in enumerate(reader.schema.names) if not _UNNAMED.fullmatch(name)]
+    schema = pa.schema([reader.schema.field(at) for at in named], reader.schema.metadata)
     with atomic.explaining(file), pa.ipc.new_stream(file, schema) as writer:
         for batch in reader:
             writer.write_batch(batch.select(named))
@@ -127,8 +128,10 @@ def _plain(value: object) -> object:
     """What JSON has no kind for, as one that it has."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if callable(item := getattr(value, "item", None)):  # a number of NumPy's
-        return item()
+    if isinstance(value, str):  # of a class of its own, as parsers of HTML have them
+        return str.__str__(value)
+    if callable(tolist := getattr(value, "tolist", None)):  # a number of NumPy's, or an array
+        return tolist()
     if isinstance(value, Mapping):
         return dict(value)
     return _mapping(value)
