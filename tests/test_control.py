@@ -94,7 +94,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 @contextmanager
 def goes_on(directory: Path, speed: float) -> Iterator[Path]:
     """The directory of a run of another process."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, directory, str(speed)], cwd=ROOT)
+    process = start(directory, speed, cwd=ROOT, first=WRITER)
     try:
         until(lambda: (directory / SOCKET).exists() and (directory / "journal.jsonl").stat().st_size)
         yield directory

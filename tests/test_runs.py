@@ -4,8 +4,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace as replaced
@@ -44,7 +42,7 @@ from interlock.widgets import header
 from interlock.widgets.choices import Choices
 from interlock.widgets.text import plain
 from tests import summaries
-from tests.builders import ROOT, interlock
+from tests.builders import ROOT, interlock, start
 from tests.processes import until
 from tests.pty_harness import on_terminal
 from tests.summaries import PATIENCE, shows
@@ -75,7 +73,7 @@ def out(tmp_path: Path) -> Path:
 @pytest.fixture
 def running(out: Path) -> Iterator[Path]:
     """Beside them, a run of another process."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, out / "running", "1.5"], cwd=ROOT)
+    process = start(out / "running", 1.5, cwd=ROOT, first=WRITER)
     until(lambda: occupant(out / "running") and (out / "running" / "control.sock").exists())
     yield out
     process.kill()

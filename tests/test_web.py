@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from interlock.engine.record.rundir import RunDirectory
-from tests.builders import ROOT, corpus, environment, interlock, sentences
+from tests.builders import ROOT, corpus, environment, interlock, sentences, start
 from tests.processes import PATIENCE, until
 from tests.pty_harness import Screen
 from tests.test_control import WRITER
@@ -65,7 +65,7 @@ def wall(tmp_path):
     died.play_to(0.4)
     died.close()
     going = tmp_path / "runs" / "going"
-    process = subprocess.Popen([sys.executable, "-c", WRITER, going, "0.5"], cwd=ROOT)
+    process = start(going, 0.5, cwd=ROOT, first=WRITER)
     until(lambda: (going / "control.sock").exists())
     yield tmp_path / "runs"
     process.kill()
