@@ -147,7 +147,7 @@ def json_log(arguments: Sequence[str]) -> Iterator[None]:
 
 def leave(code: int) -> NoReturn:
     """End the process at once, and put out what stderr has still to say."""
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError, RuntimeError):  # the last: a signal came while it was written to
         sys.stderr.close() if isinstance(sys.stderr, JsonLog) else sys.stderr.flush()
     os._exit(code)
 

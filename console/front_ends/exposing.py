@@ -125,7 +125,7 @@ def check_file(target: str) -> Path:
     """Return the file of that name. Raises UsageError for one that no collector would read, or that cannot be there."""
     if not target.endswith(".prom"):
         raise UsageError(
-            f"--metrics {target:.100}: give a port, or a file whose name ends in .prom, as node_exporter reads"
+            f"--metrics {target:.100}: give a port, HOST:PORT, or a file whose name ends in .prom (for node_exporter)"
         )
     try:
         path = parsers.path(target)
