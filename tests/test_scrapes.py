@@ -146,6 +146,13 @@ def test_numbers_of_a_run_under_way_are_what_screens_are_told():
     assert ("run_exit_code",) not in found and not any(name.startswith("upload") for name, *_ in found)
 
 
+def test_what_was_lost_and_is_computed_again_counts_twice_and_is_left_once_more():
+    found = numbers_of(folded(*WORK, ev.BatchesLost(model_pass=0, batches=[1])))
+    assert (found["rows_total", "m"], found["batches_total", "m"], found["batches_left", "m"]) == (30, 3, 6)
+    assert (found["batches_lost_total",], found["device_rows", "cuda:0"]) == (1, 20)
+    assert found["run_done_ratio",] == pytest.approx(2 / 8) and found["batch_seconds_sum", "m"] == 1.5
+
+
 def set_in(found, name):
     """The one value of a state that is 1."""
     (value,) = (labels[0] for (each, *labels), number in found.items() if each == name and number == 1)
