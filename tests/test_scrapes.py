@@ -10,15 +10,17 @@ from contextlib import suppress
 
 import httpx
 import pytest
+from msgspec import structs
 
 from interlock.console.front_ends.exposing import exposed, uploads_of
 from interlock.engine.errors import UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Memory, Readings
 from interlock.engine.record.fold import fold_each
-from interlock.engine.record.journal import UploadBinding, UploadJournal
+from interlock.engine.record.journal import Journal, UploadBinding, UploadJournal
 from interlock.engine.record.judgement import judge
 from interlock.engine.record.outlook import time_left
+from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from tests.builders import command, corpus, environment, interlock, sentences
@@ -271,27 +273,40 @@ def test_a_port_that_is_taken_is_said_with_what_to_do(monkeypatch):
             pass
 
 
-def test_scrapers_that_read_nothing_or_break_off_hold_up_neither_others_nor_the_end(monkeypatch):
-    served, said = serving("0", monkeypatch)
-    with served:
+def test_scrapers_that_read_nothing_or_break_off_hold_up_neither_others_nor_the_run_nor_its_end(tmp_path):
+    recorder, said = Recorder(Journal(tmp_path / "journal.jsonl"), "cuda"), []
+    cards = [structs.replace(CARD, name=f"cuda:{number}") for number in range(600)]
+    for each in (BEGUN[0], ev.DevicesFound(devices=cards), *BEGUN[2:]):
+        recorder.emit(each)
+    for each in cards:  # an answer of half a megabyte, more than a socket takes
+        recorder.emit(ev.DeviceSampled(device=each.name, memory=Memory(allocated=0, occupied=1), readings=SEEN))
+    request, deaf = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", []
+    with exposed("0", lambda: recorder, said.append):
         url = said[0].split()[1]
-        port, request = int(url.split(":")[2].split("/")[0]), b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        deaf = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
-        for each in deaf:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            each.setblocking(False)
-            with suppress(OSError):
-                for _ in range(1000):
-                    each.send(request)
-        for _ in range(50):
+        port = int(url.split(":")[2].split("/")[0])
+        for _ in range(20):
             with socket.create_connection(("127.0.0.1", port)) as gone:
                 gone.sendall(request)
                 gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert httpx.get(url, timeout=5).status_code == 200
+        until = time.monotonic() + 30
+        while httpx.get(url, timeout=30).status_code != 200:  # those who broke off are gone
+            assert time.monotonic() < until
+        for _ in range(3):
+            deaf.append(each := socket.socket())
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            each.connect(("127.0.0.1", port))
+            each.sendall(40 * request)
+        time.sleep(4)  # until nothing fits into their sockets any more
+        assert httpx.get(url, timeout=10).status_code == 200
         began = time.monotonic()
-    assert time.monotonic() - began < 4
+        recorder.emit(ev.Warned(message="the run goes on"))
+        assert time.monotonic() - began < 1
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+    assert not any(each.name == "metrics" for each in threading.enumerate())
     for each in deaf:
         each.close()
+    recorder.journal.close()
 
 
 def test_a_run_that_is_scraped_without_end_makes_the_same_files_and_keeps_the_key_to_itself(tmp_path, tiny_a):

@@ -111,6 +111,12 @@ class _Server(uvicorn.Server):
         with handling({signal.SIGINT: end, signal.SIGTERM: end}):
             yield
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let go at once of who takes no answer, where it is to end by force: cancelled answers wait for them too."""
+        for each in [*self.server_state.connections] if self.force_exit else ():
+            each.transport.abort()
+        await super().shutdown(sockets)
+
 
 def listening(host: str, port: int, asked: str = "") -> socket.socket:
     """Return what listens there, as the flags that `asked` for it say. Raises UsageError where nothing can."""
