@@ -17,7 +17,7 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify, summed_up
 from interlock.engine.gpu.lease import Lease, Lessor
 from interlock.engine.models.memory import HEAP_FACTOR, Calibration, Law
-from interlock.engine.models.networks.kernels import TILE
+from interlock.engine.models.networks.kernels import tile
 from interlock.engine.models.weights import Attached, Replica
 
 
@@ -152,7 +152,7 @@ class ModelInstance:
     def most_tokens(self, longest: int) -> int:
         """Return the most tokens, padding included, of a forward with a row of `longest`."""
         most = self.calibration.most_tokens(self.law, longest, self.room())
-        return most if self.encoder.padded else most - most % TILE
+        return most if self.encoder.padded else most - most % tile(most)
 
     def tokens(self, lengths: Sequence[int]) -> int:
         """Count the tokens that a forward of rows of these lengths computes."""
