@@ -79,7 +79,8 @@ class CpuDevice(Device):
         return Memory(allocated=self._peak_allocated, occupied=occupied)
 
     def reclaim(self) -> None:
-        gc.collect()
+        if self._allocated:  # else no weights are left for anything to hold, and the search looks at every object
+            gc.collect()
         self.trim()
 
     def trim(self) -> None:

@@ -255,7 +255,8 @@ class _Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.weight = frozen(torch.cat([weights.take(f"{name}.weight", rows, columns) for name in names]))
+        first, *others = [weights.take(f"{name}.weight", rows, columns) for name in names]
+        self.weight = frozen(torch.cat([first, *others])) if others else first  # a copy would take memory of its own
         self.bias = frozen(torch.cat([weights.take(f"{name}.bias", rows) for name in names]))
 
     def activated(self, rows: Tensor) -> Tensor:
