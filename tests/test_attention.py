@@ -18,7 +18,7 @@ from interlock.engine.models.networks.attention import (
     why_padded,
 )
 from interlock.engine.models.networks.fused import fuse, pack_for_cpu
-from interlock.engine.models.networks.kernels import TILE, Kernel, kernel_for, pack, precision_for
+from interlock.engine.models.networks.kernels import FEW, TILE, Kernel, kernel_for, pack, precision_for
 
 HOST = torch.device("cpu")
 MIXES = ([70, 70, 33, 9, 9, 1], [64], [5] * 8, [1, 2, 3, 40])
@@ -124,6 +124,11 @@ def test_a_batch_says_where_each_token_stands():
     assert batch.rows[:5].tolist() == [0, 0, 0, 1, 2]
     assert batch.starts.tolist() == [0, 3, 4]
     assert list(batch.runs()) == [(slice(0, 3), 3), (slice(3, 4), 1)]
+
+
+def test_a_question_is_filled_up_by_less_than_a_batch():
+    filled = {tokens: len(pack([np.zeros(tokens, np.int64)], HOST).ids) for tokens in (1, 8, 9, 121, FEW, FEW + 1, 300)}
+    assert filled == {1: 8, 8: 8, 9: 16, 121: FEW, FEW: FEW, FEW + 1: FEW + TILE, 300: 320}
 
 
 def test_fewer_heads_of_keys_serve_several_of_the_queries():

@@ -168,6 +168,22 @@ def test_scores_are_the_cosines_best_first(tmp_path):
     np.testing.assert_allclose([*everything.values()], expected[order], atol=1e-6)
 
 
+def test_questions_that_are_asked_together_have_the_scores_of_each_alone(tmp_path):
+    points, among = make_points(300), [str(point.id) for point in make_points(300)[::3]]
+    queries = np.random.default_rng(9).standard_normal((70, 8)).astype(np.float32)
+    with open_store(tmp_path) as store:
+        deliver(points, store)
+        together = store.queries("small", [*queries], 20)
+        assert together == [store.query("small", query, 20) for query in queries]
+        some = store.queries("small", [*queries[:3]], 300, among=among)
+        assert store.queries("small", [], 20) == []
+    for query, found in zip(queries, together, strict=True):
+        expected = cosines(points, "small", query)
+        assert [*found] == [points[row].id for row in np.argsort(-expected)[:20]]
+        np.testing.assert_allclose([*found.values()], np.sort(expected)[::-1][:20], atol=1e-6)
+    assert [sorted(found) for found in some] == [sorted(among)] * 3
+
+
 @pytest.mark.parametrize("limit", [1, 10])
 def test_a_search_by_all_models_equals_brute_force(tmp_path, limit):
     points = make_points(1500)

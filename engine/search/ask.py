@@ -7,7 +7,7 @@ from typing import Self
 from interlock.engine.corpus.tokens import is_text
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import name_of_output
-from interlock.engine.search.combine import SPARSE_SHARE, Hybrid, shares_of
+from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, shares_of
 from interlock.engine.search.conditions import Condition
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.manifest import Manifest
@@ -70,6 +70,15 @@ class Comparison:
     sparse: Sequence[str]
     tokens: str = ""
     calibrated: bool = False
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several lists."""
+        return bool(self.weights) + len(self.sparse) > 1
+
+    def depth(self, limit: int) -> int:
+        """How many hits each list gives for an answer of `limit`."""
+        return max(DEPTH, limit) if self.several else limit
 
     @property
     def dense(self) -> str:

@@ -27,7 +27,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.search.ask import MAXSIM, Ask, Comparison, check_question, comparison_of, searched
-from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
+from interlock.engine.search.combine import Hybrid, combined, shares_of
 from interlock.engine.search.conditions import check_keys, filter_of, why_none
 from interlock.engine.search.encoding import (
     Meaning,
@@ -53,6 +53,10 @@ if TYPE_CHECKING:
 
 NEAR = 256
 """Points of each model that are looked at first, at least, where several models' own vectors are searched."""
+TOGETHER = 64
+"""Questions that are searched for together: of 50,000 points a dense search then takes a quarter for each."""
+COUNTED = 10_000
+"""Hits beyond which it is asked first how many there are."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,8 @@ class StoreSearcher:
             where = filter_of(ask.where, self.store)
         if not texts:
             return
-        ask = ask.to(min(ask.limit, max(1, self.store.count())))  # the engine takes no more than 64 bits
+        if ask.limit > COUNTED:  # which takes as long as a third of a search; the engine takes no more than 64 bits
+            ask = ask.to(min(ask.limit, max(1, self.store.count())))
         with _timed(seconds, "models"):
             models = self._serving(comparison)
         with _timed(seconds, "encoding"):
@@ -165,11 +170,14 @@ class StoreSearcher:
             seconds |= {"loading": loading, "encoding": seconds.pop("encoding") - loading}
         asked = self._asked(comparison, texts, outputs)
         shared = {stage: each / len(texts) for stage, each in seconds.items()}
-        for row, text in enumerate(texts):
-            answer = self._answer(text, row, asked, ask, where, shared)
-            if not answer.hits and ask.where:
-                none = none or why_none(self.store, ask.where)  # which every question shares
-            yield replace(answer, cut=cut[row], why_none="" if answer.hits else none)
+        for start in range(0, len(texts), TOGETHER):
+            rows = range(start, min(start + TOGETHER, len(texts)))
+            lists, took = self._lists(texts, rows, asked, ask, where)
+            for row, found in zip(rows, lists, strict=True):
+                answer = self._answer(texts[row], row, asked, ask, found, shared | took)
+                if not answer.hits and ask.where:
+                    none = none or why_none(self.store, ask.where)  # which every question shares
+                yield replace(answer, cut=cut[row], why_none="" if answer.hits else none)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -206,44 +214,61 @@ class StoreSearcher:
         tokens = {name_of_output(key, "tokens"): each.tokens for key, each in outputs.items()}
         return _Asked(comparison, dense, scales, terms_in(outputs), tokens.get(comparison.tokens))
 
+    def _lists(
+        self, texts: Sequence[str], rows: range, asked: _Asked, ask: Ask, where: "edge.Filter | None"
+    ) -> tuple[list[dict[str, dict[str, float]]], dict[str, float]]:
+        """Find what each list has for the questions of these rows; and the seconds of each list, for one of them."""
+        comparison, store, seconds = asked.comparison, self.store, dict[str, float]()
+        found: list[dict[str, dict[str, float]]] = [{} for _ in rows]
+        depth = comparison.depth(ask.limit)
+        if asked.dense:
+            with _timed(seconds, comparison.dense):
+                if len(asked.dense) > 1:
+                    for lists, row in zip(found, rows, strict=True):
+                        own = {name: each[row] for name, each in asked.dense.items()}
+                        lists[comparison.dense] = nearest_to_all(store, own, comparison.weights, depth, where)
+                else:
+                    ((name, vectors),) = asked.dense.items()
+                    hits = store.queries(name, [*vectors[rows.start : rows.stop]], depth, where)
+                    for lists, row, each in zip(found, rows, hits, strict=True):
+                        scale = float(asked.scales[row])
+                        lists[comparison.dense] = {point: score * scale for point, score in each.items()}
+        for name in comparison.sparse:
+            with _timed(seconds, name):
+                terms = [self._terms(name, texts[row], row, asked) for row in rows]
+                answered = iter(store.queries(name, [each for each in terms if len(each.indices)], depth, where))
+                for lists, own_terms in zip(found, terms, strict=True):
+                    scores = next(answered) if len(own_terms.indices) else {}
+                    lists[name] = {point: score for point, score in scores.items() if score > 0}  # that share a term
+        return found, {stage: each / len(rows) for stage, each in seconds.items()}
+
+    def _terms(self, name: str, text: str, row: int, asked: _Asked) -> Terms:
+        """The terms of the question of a row, by their list."""
+        if name == BM25:
+            assert self.manifest.bm25, "which is why it is asked"
+            return words_of(self.manifest.bm25, text)
+        rows = asked.terms[name]
+        assert rows is not None, "a model that weighs terms has weighed some"
+        cut = slice(*rows.starts[row : row + 2])
+        return Terms(rows.indices[cut], rows.values[cut])
+
     def _answer(
         self,
         text: str,
         row: int,
         asked: _Asked,
         ask: Ask,
-        where: "edge.Filter | None",
-        shared: Mapping[str, float],
+        found: Mapping[str, dict[str, float]],
+        seconds: dict[str, float],
     ) -> Answer:
-        """Answer the question of a row: by each of its lists, these combined, and its tokens compared with the best."""
-        comparison, store, seconds, limit = asked.comparison, self.store, dict(shared), ask.limit
-        several = bool(comparison.weights) + len(comparison.sparse) > 1
-        depth = max(DEPTH, limit) if several else limit
-        found: dict[str, dict[str, float]] = {}
-        if own := {name: each[row] for name, each in asked.dense.items()}:
-            with _timed(seconds, comparison.dense):
-                if len(own) > 1:
-                    found[comparison.dense] = nearest_to_all(store, own, comparison.weights, depth, where)
-                else:
-                    hits = store.query(*next(iter(own.items())), depth, where)
-                    found[comparison.dense] = {point: score * float(asked.scales[row]) for point, score in hits.items()}
-        for name in comparison.sparse:
-            with _timed(seconds, name):
-                if name == BM25:
-                    assert self.manifest.bm25, "which is why it is asked"
-                    terms = words_of(self.manifest.bm25, text)
-                else:
-                    rows = asked.terms[name]
-                    assert rows is not None, "a model that weighs terms has weighed some"
-                    cut = slice(*rows.starts[row : row + 2])
-                    terms = Terms(rows.indices[cut], rows.values[cut])
-                hits = store.query(name, terms, depth, where) if len(terms.indices) else {}
-                found[name] = {point: score for point, score in hits.items() if score > 0}  # that share a term
+        """Answer the question of a row: by all its lists combined, and its tokens compared with the best."""
+        comparison, store, limit = asked.comparison, self.store, ask.limit
+        own = {name: each[row] for name, each in asked.dense.items()}
         best, counts = next(iter(found.values())), dict[str, float]()
-        if several:
+        if comparison.several:
             counts = shares_of([comparison.dense] if comparison.weights else [], comparison.sparse, ask.sparse_share)
             # Who shares no term with a question has 0 of it, and a list that is not full has all who share one.
-            floors = {name: 0.0 for name in comparison.sparse if len(found[name]) < depth}
+            floors = {name: 0.0 for name in comparison.sparse if len(found[name]) < comparison.depth(limit)}
             best = dict([*combined(ask.hybrid, found, counts, floors).items()][:limit])
         late, own_tokens, cosines = dict[str, float](), None, dict[str, float]()
         if asked.tokens and best:

@@ -5,7 +5,7 @@ with `exact` by looking at every point.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -163,6 +163,12 @@ class ServedCollection(ServerCollection):
         answer = self._server.ask("a search", lambda: api.query_points(self.name, query_request=request).result)
         found = {str(point.id): float(point.score) for point in answer.points}
         return dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
+
+    def queries(
+        self, name: str, questions: Sequence[Vector | Terms], limit: int, where: "edge.Filter | None" = None
+    ) -> list[dict[str, float]]:
+        """Answer each question as `query` does, one after the other."""
+        return [self.query(name, question, limit, where) for question in questions]
 
     def has(self, where: "edge.Filter | None") -> bool:
         """Tell whether there is a point for which `where` holds."""

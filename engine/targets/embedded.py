@@ -50,12 +50,7 @@ class Store:
     """Whether its filters know true and false: the engine's binding makes numbers of them."""
 
     def __init__(
-        self,
-        path: Path,
-        engine: "EdgeShard",
-        manifest: Mapping[str, object],
-        kinds: VectorKinds,
-        held: ExitStack,
+        self, path: Path, engine: "EdgeShard", manifest: Mapping[str, object], kinds: VectorKinds, held: ExitStack
     ) -> None:
         self.path, self.manifest = path, manifest
         self.dims, self.sparse, self.tokens = kinds.dims, frozenset(kinds.sparse), kinds.tokens
@@ -223,21 +218,17 @@ class Store:
         self.manifest = {key: value for key, value in self.manifest.items() if key != "unfinished"}
         shard.write_manifest(self.path, self.manifest)
 
-    def count(self, among: Ids | None = None) -> int:
-        """Count the points in the store, exactly; only those `among` these ids."""
+    def count(self, among: Ids | None = None, where: "edge.Filter | None" = None) -> int:
+        """Count the points in the store, exactly; only those `among` these ids, else those for which `where` holds."""
         import qdrant_edge as edge
 
-        return self._counted(None if among is None else edge.Filter(must=[edge.HasIdCondition({*among})]))
+        kept = where if among is None else edge.Filter(must=[edge.HasIdCondition({*among})])
+        with working(self.path, "counting"):
+            return int(self._shard.count(edge.CountRequest(exact=True, filter=kept)))
 
     def has(self, where: "edge.Filter | None") -> bool:
         """Tell whether there is a point for which `where` holds."""
-        return self._counted(where) > 0
-
-    def _counted(self, where: "edge.Filter | None") -> int:
-        import qdrant_edge as edge
-
-        with working(self.path, "counting"):
-            return int(self._shard.count(edge.CountRequest(exact=True, filter=where)))
+        return self.count(where=where) > 0
 
     def read(self, ids: Ids, names: Collection[str] | None = None) -> dict[str, Point]:
         """Return those of these points that exist, in the order asked, with dense vectors at unit length; with those of
@@ -272,28 +263,37 @@ class Store:
         Only points for which `where` holds, only those `among` these ids if given; a point without such vectors has no
         score. Exact. Raises UsageError for vectors that the store does not have.
         """
+        return self.queries(name, [question], limit, where, among)[0]
+
+    def queries(
+        self,
+        name: str,
+        questions: Sequence[Vector | Terms],
+        limit: int,
+        where: "edge.Filter | None" = None,
+        among: Collection[str] | None = None,
+    ) -> list[dict[str, float]]:
+        """Answer each question as `query` does, and to the same scores: all go through the points together."""
         import qdrant_edge as edge
 
-        if fault := fault_of(name, question, self):
-            raise UsageError(f"cannot search {self.path}: {fault}")
-        if isinstance(question, Terms):
-            asked: edge.SparseVector | list[float] | list[list[float]] = edge.SparseVector(
-                question.indices.tolist(), question.values.tolist()
-            )
-        else:
-            asked = question.tolist()
         conditions: list[edge.Filter | edge.HasIdCondition] = [where] if where else []
         if among is not None:
             conditions.append(edge.HasIdCondition({*among}))
-        request = edge.QueryRequest(
-            limit=limit,
-            query=edge.Query.Nearest(asked, using=name),
-            filter=edge.Filter(must=[*conditions]) if conditions else None,
-            params=edge.SearchParams(exact=True),
-        )
+        requests, kept = list[edge.QueryRequest](), edge.Filter(must=[*conditions]) if conditions else None
+        for question in questions:
+            if fault := fault_of(name, question, self):
+                raise UsageError(f"cannot search {self.path}: {fault}")
+            asked: edge.SparseVector | list[float] | list[list[float]] = (
+                edge.SparseVector(question.indices.tolist(), question.values.tolist())
+                if isinstance(question, Terms)
+                else question.tolist()
+            )
+            nearest, exact = edge.Query.Nearest(asked, using=name), edge.SearchParams(exact=True)
+            requests.append(edge.QueryRequest(limit=limit, query=nearest, filter=kept, params=exact))
         with working(self.path, "searching"):
-            found = {str(point.id): float(point.score) for point in self._shard.query(request)}
-        return dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
+            found = self._shard.query_batch(edge.QueryBatchRequest(requests))
+        scores = [{str(point.id): float(point.score) for point in each} for each in found]
+        return [dict(sorted(each.items(), key=lambda pair: (-pair[1], pair[0]))) for each in scores]
 
     def some_payloads(self, most: int) -> list[Mapping[str, object]]:
         """Return the payloads of some points, at most so many."""

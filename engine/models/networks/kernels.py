@@ -124,7 +124,7 @@ def _padded_kernel(dtype: torch.dtype, width: int, capability: Capability) -> Ke
 
 TILE, FEW = 32, 128
 """Batches are filled up to a multiple of as many tokens: ever new sizes fragment the heap and fill oneDNN's caches. Of
-up to so `FEW` there are not many sizes, and a question, of a dozen, would take twice its time: they are to a quarter."""
+up to so `FEW` there are not many sizes, and a question of a dozen would take twice its time: a quarter does there."""
 
 
 Ids = npt.NDArray[np.int64]
