@@ -536,13 +536,13 @@ def test_qdrants_own_rules_are_there_as_choices(place: Path, hybrid: Hybrid, mon
 
     asked: dict[str, object] = {}
     with open_store(place, "concat") as searcher:
-        query = searcher.store.query
+        queries = searcher.store.queries
 
-        def heard(name: str, question: object, *more: object) -> dict[str, float]:
-            asked[name] = question
-            return query(name, question, *more)
+        def heard(name: str, questions: list[object], *more: object) -> list[dict[str, float]]:
+            (asked[name],) = questions
+            return queries(name, questions, *more)
 
-        monkeypatch.setattr(searcher.store, "query", heard)
+        monkeypatch.setattr(searcher.store, "queries", heard)
         wanted = Ask(limit=200, hybrid=hybrid, sparse_share=0.5)
         hits = searcher.search(["text of the number7 words"], wanted)[0].hits
         terms = edge.SparseVector(asked["bm25"].indices.tolist(), asked["bm25"].values.tolist())
