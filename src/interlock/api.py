@@ -104,7 +104,8 @@ def plan(chunks: Texts, settings: Settings = DEFAULTS, *, name: str = "texts") -
     nothing and writes nothing but caches.
 
     Raises UsageError for chunks or settings that no run can have, UnavailableError for a model or device that is not
-    there. A pass that fits nowhere says so in its `refused`. The run's directory and store are not looked at.
+    there. A pass that fits nowhere says so in its `refused`. Of the run's directory is looked at only whether one to be
+    resumed is there, of a store which points it has.
     """
     configuration = configured(settings)
     from interlock.engine.flows.forecast import forecast
