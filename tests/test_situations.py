@@ -1,6 +1,7 @@
 """Whatever befalls a run, one look at any size of a terminal says how it stands, why, and what to do."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -43,3 +44,16 @@ def test_one_look_says_how_a_run_stands_why_and_what_to_do(shot, size):
     joined = re.sub(r"[\s│]+", "", text)
     lacking = [said for said in SAID[shot.name] if re.sub(r"\s+", "", said) not in joined]
     assert lacking == []
+
+
+@pytest.mark.parametrize("size", [(40, 10), (80, 24), (250, 70)], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize(("name", "retries"), [("parked", True), ("well", False), ("ended-parked", True)])
+def test_the_whole_command_that_goes_on_with_a_run_is_one_key_away_while_it_runs_too(name, retries, size):
+    shot = next(each for each in SITUATIONS if each.name == name)
+    with steady():
+        lines = shown(replace(shot, keys=("?",)), size).splitlines()
+    top, left = next((at, line.index("╭─ Keys")) for at, line in enumerate(lines) if "╭─ Keys" in line)
+    text = " ".join(line[left : lines[top].index("╮", left)] for line in lines[top:])
+    joined = re.sub(r"[\s│]+", "", text)
+    whole = "next interlock demo --scripted --out . --run-id 20260901-080000 --resume" + " --retry-parked" * retries
+    assert re.sub(r"\s+", "", whole) in joined and ("--retry-parked" in text) is retries

@@ -4,7 +4,7 @@ The page is made from the registry of actions. What concerns the pane that has t
 leaves only the lines that say it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -177,6 +177,9 @@ LEGEND = (
 """What the signs mean that are in no pane; `{find}` is the key of that action."""
 
 
+NOTHING: Mapping[str, str] = {}
+
+
 class HelpLine(NamedTuple):
     """A line of the help, and under which heading it stands."""
 
@@ -239,10 +242,13 @@ class Help(ModalScreen[None]):
     """
 
     def __init__(
-        self, screen: str, look: Look, pane: str = "", offers: Callable[[Action], bool] = lambda _: True
-    ) -> None:
+        self, screen: str, look: Look, pane: str = "", offers: Callable[[Action], bool] = lambda _: True,
+        told: Mapping[str, str] = NOTHING,
+    ) -> None:  # fmt: skip
+        """`told` comes before the keys: how a run stands, whole, and the command that goes on with it."""
         super().__init__()
-        self._entries = entries(screen, look, pane, offers)
+        now = [HelpLine("This run", word, text) for word, text in told.items() if text]
+        self._entries = [*now, *entries(screen, look, pane, offers)]
         self._back = first_key(named("back"), look.keys)
 
     def compose(self) -> ComposeResult:

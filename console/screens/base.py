@@ -58,6 +58,9 @@ class Host(Protocol):
     def show_recap(self) -> None:
         """Say what became of the run that has ended."""
 
+    def onward(self) -> str:
+        """Name the command that goes on with the run once it has ended; empty where none would."""
+
     def show_summary(self) -> None:
         """Show the summary as it is on disk now."""
 

@@ -24,7 +24,7 @@ from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed
 from interlock.engine.record.events import Entry
 from interlock.engine.record.health import goes_on
-from interlock.engine.record.judgement import Attention, attention, judge
+from interlock.engine.record.judgement import Attention, Judgement, attention, judge
 from interlock.engine.record.snapshot import PassCells, Snapshot
 from interlock.engine.record.words import drawn, several
 from interlock.widgets import header
@@ -197,8 +197,8 @@ class Main(Seeking):
             hints += [f"{keys['detail']} detail"] * (pane is self._events)
             pane.hint("  ".join(hints) if pane.has_focus else "")
 
-    def _draw_header(self) -> None:
-        width = self.size.width
+    def _judged(self) -> Judgement:
+        """How the run stands that is shown, and what is to be said of that."""
         snapshot, now = self._picture[:2]
         past = self.source.past  # it stands as it did at the moment that is shown
         judged = judge(snapshot, snapshot.latest_at if past else now, None if past else self.source.upload)
@@ -209,6 +209,11 @@ class Main(Seeking):
         if then:
             detail = "; ".join(filter(None, [judged.health.detail, then]))
             judged = replace(judged, health=replace(judged.health, detail=detail))
+        return judged
+
+    def _draw_header(self) -> None:
+        width, judged, past = self.size.width, self._judged(), self.source.past
+        snapshot, now = self._picture[:2]
         # Seconds since anything was heard of a run that is expected to say something.
         silent = past or not goes_on(snapshot) or not snapshot.latest_at
         shown = header.rows(
@@ -324,7 +329,9 @@ class Main(Seeking):
         self.host.redraw()
 
     def action_help(self) -> None:
-        self.app.push_screen(Help(MAIN, self._look, self._chosen, self.offers))
+        health = self._judged().health
+        told = {"next": self.host.onward(), health.word: health.detail}
+        self.app.push_screen(Help(MAIN, self._look, self._chosen, self.offers, told))
 
     def on_key(self, event: events.Key) -> None:
         if self._notice and not self.stopping:

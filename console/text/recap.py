@@ -51,6 +51,13 @@ def resuming(snapshot: Snapshot, run: Path) -> str:
     return command(words + ["--retry-parked"] * (not snapshot.resumes))
 
 
+def onward(snapshot: Snapshot, run: Path) -> str:
+    """Name the command that goes on with a run once its process has ended; empty where nothing is left."""
+    if snapshot.over or not snapshot.chunks:
+        return resuming(snapshot, run)
+    return command([*resume_words(snapshot.chunks, run, snapshot.config), *["--retry-parked"] * bool(snapshot.parked)])
+
+
 def _from_here(place: str) -> str:
     """Name a place below the working directory as one types it there; a run records the whole path of its store."""
     try:
