@@ -552,6 +552,16 @@ def test_an_operator_goes_from_the_list_to_a_run_and_back_on_a_terminal(running)
         assert terminal.wait(PATIENCE) == 0
 
 
+def test_a_watch_that_is_terminated_leaves_no_mouse_that_types_into_the_shell(out):
+    with on_terminal("watch", out / "over", cwd=out.parent) as terminal:
+        terminal.wait_for("6 Events", PATIENCE)
+        terminal.signal(signal.SIGTERM)
+        assert terminal.wait(PATIENCE) == -signal.SIGTERM
+        until(lambda: b"\x1b[?1049l" in terminal.output)
+        for mode in (b"1000", b"1003", b"1006", b"2004"):
+            assert terminal.output.rindex(b"\x1b[?%sl" % mode) > terminal.output.rindex(b"\x1b[?%sh" % mode)
+
+
 async def test_runs_are_found_while_one_types_and_marks_outlast_it(out):
     app = listing(out)
     async with app.run_test(size=(120, 40)) as pilot:

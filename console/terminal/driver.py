@@ -234,7 +234,8 @@ class HangupSafeDriver(LinuxDriver):
         self._later(self._leave)
 
     def _leave(self) -> None:
-        self.exit_event.set()
+        if self._terminal.lost:  # else keys are read, and the mouse is on, until it is given back
+            self.exit_event.set()
         if self._app.return_value is None:
             self._app.exit(Leave.HANGUP)
 
