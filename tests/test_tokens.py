@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from interlock.engine.corpus.tokens import Specials, TokenStore, load_tokenizer, specials_of
-from interlock.engine.errors import UnavailableError
+from interlock.engine.errors import DiskError, UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import find
@@ -63,6 +63,15 @@ def test_rows_added_in_parts_beyond_a_window_keep_their_places(tmp_path, tiny_a)
     assert len(store) == 700
     for place in (0, 4, 5, 260, 261, 699):
         assert store.row(place, 128).tolist() == tokenizer.encode(texts[place]).ids
+
+
+def test_a_store_whose_directory_is_moved_away_meanwhile_says_where_it_was(tmp_path, tiny_a):
+    place, tokenizer = tmp_path / "run", load_tokenizer(tiny_a / "tokenizer.json")
+    place.mkdir()
+    with pytest.raises(DiskError, match=r"cannot write .*t\.u32: No such file"):
+        with TokenStore(place / "t.u32", tokenizer, "", 128) as store:
+            store.add(TEXTS)
+            place.rename(tmp_path / "elsewhere")
 
 
 def test_tokens_beyond_the_limit_are_counted(tmp_path, tiny_a):

@@ -235,25 +235,30 @@ def replaced(place):
     (place / "journal.jsonl").touch()
 
 
-@pytest.mark.parametrize("happens", [gone, replaced])
+def cut(place):
+    os.truncate(place / "journal.jsonl", 5)
+
+
+@pytest.mark.parametrize("happens", [gone, replaced, cut])
 def test_a_journal_that_nobody_can_find_any_more_cannot_be_synced(tmp_path, happens):
     kept = Journal(tmp_path / "run" / "journal.jsonl")
     kept.append(entry("a"))
     kept.sync()
     happens(tmp_path / "run")
-    with pytest.raises(InterlockError, match="removed or replaced during the run"):
+    with pytest.raises(InterlockError, match="removed, replaced or cut during the run"):
         kept.sync()
     kept.close()
 
 
-@pytest.mark.parametrize("happens", [gone, replaced])
+@pytest.mark.parametrize("happens", [gone, replaced, cut])
 def test_a_run_whose_directory_went_away_fails_and_writes_nothing_into_another(chunks, tiny_a, monkeypatch, happens):
     run = Run(chunks, load({"roster": str(tiny_a), "out": "runs", "run_id": "r", "export": "npy"}, {}), Controls())
     monkeypatch.setattr(SessionEnd, "close", lambda *_: happens(run.directory.path))
     assert run.go() == ExitCode.FAILED
     status, reason = run.recorder.look(lambda state: (state.status, state.reason))
-    assert status == "failed" and "removed or replaced" in reason
-    assert [path.name for path in run.directory.path.glob("*")] == ([] if happens is gone else ["journal.jsonl"])
+    assert status == "failed" and "removed, replaced or cut" in reason
+    if happens is not cut:
+        assert [path.name for path in run.directory.path.glob("*")] == ([] if happens is gone else ["journal.jsonl"])
 
 
 def test_a_run_whose_directory_went_away_names_no_command_that_needs_it(chunks, tiny_a, monkeypatch, call):

@@ -273,10 +273,10 @@ class TokenStore(Tokenised):
         with atomic.explaining(self.path):
             for file in self._files:
                 file.close()
+            self._starts = np.asarray(np.memmap(self._starts_file, np.int64, mode="r"))
+            if self._end:
+                self._ids = np.asarray(np.memmap(self.path, np.uint32, mode="r"))  # each row of a memmap costs 2 us
         self.full_lengths = np.frombuffer(self._full, np.int32)
-        self._starts = np.asarray(np.memmap(self._starts_file, np.int64, mode="r"))
-        if self._end:
-            self._ids = np.asarray(np.memmap(self.path, np.uint32, mode="r"))  # each row of a memmap costs 2 us
 
     def __len__(self) -> int:
         return len(self.full_lengths)

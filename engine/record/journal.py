@@ -162,10 +162,11 @@ class Journal:
     def lost(self) -> str:
         """Why nobody could read what is written here, were this process to end now; empty while all is well."""
         with contextlib.suppress(OSError):
-            if os.path.samestat(self.path.lstat(), os.fstat(self._handle.fileno())):
+            seen = self.path.lstat()
+            if os.path.samestat(seen, os.fstat(self._handle.fileno())) and seen.st_size >= self._end:
                 return ""
         return (
-            f"{self.path} was removed or replaced during the run, so work done since cannot be resumed: start "
+            f"{self.path} was removed, replaced or cut during the run, so work done since cannot be resumed: start "
             "a new run and leave its directory alone"
         )
 
