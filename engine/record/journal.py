@@ -165,10 +165,8 @@ class Journal:
             seen = self.path.lstat()
             if os.path.samestat(seen, os.fstat(self._handle.fileno())) and seen.st_size >= self._end:
                 return ""
-        return (
-            f"{self.path} was removed, replaced or cut during the run, so work done since cannot be resumed: start "
-            "a new run and leave its directory alone"
-        )
+        why = f"{self.path} was removed, replaced or cut during the run, so work done since cannot be resumed"
+        return f"{why}: start a new run and leave its directory alone"
 
     def close(self) -> None:
         with contextlib.suppress(InterlockError):
