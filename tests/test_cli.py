@@ -141,11 +141,16 @@ def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_count
     code, _, err = call("run", *words, "--strict", "--run-id", "r")
     assert code == ExitCode.MITIGATED
     (line,) = [line for line in err.splitlines() if "warning: on the CPU, pass 1" in line]
-    assert re.search(f"{why}; computing all of it on the CPU; raise --ceiling", line)
+    assert re.search(f"{why}; computing all of it on the CPU; raise --ceiling to 0.4GiB or more", line)
     assert [(step.rung, step.stays) for step in events_of(tmp_path / "runs" / "r", ev.Mitigated)] == [("cpu", True)]
+    enough = [*words[:-3], "0.4GiB", *words[-2:], "--run-id", "enough"]  # which is what it says
+    assert call("run", *enough)[0] == ExitCode.COMPLETED
+    assert "cpu" not in {step.rung for step in events_of(tmp_path / "runs" / "enough", ev.Mitigated)}
     code, out, _ = call("plan", *words)
     assert code == ExitCode.COMPLETED
-    assert re.search(rf"^warning: {why}: it is computed on the CPU; raise --ceiling$", out, re.MULTILINE)
+    assert re.search(
+        rf"^warning: {why}: it is computed on the CPU; raise --ceiling to 0.4GiB or more$", out, re.MULTILINE
+    )
     assert "-" not in re.search(r"of (.*) on", out)[1]
 
 

@@ -730,3 +730,16 @@ def test_help_names_the_keys_that_the_settings_give_its_actions():
     told = [f"{each.keys} {each.text}" for each in entries(MAIN, Look(keys={"find": "f9", "zoom": "f4"}))]
     assert any("not looked at: f9 ! shows them" in text for text in told)
     assert any(text == "f4 the whole receipt of a lease" for text in told)
+
+
+async def test_the_command_that_goes_on_is_copied_by_a_key_that_the_footer_has_while_there_is_one(recorded):
+    recorded.play_to(0.3)
+    recorded.kind, copied = "watch", []
+    async with shown(recorded, (80, 24)) as (app, pilot):
+        app.copy_to_clipboard = copied.append
+        assert "y Copy" not in text_of(app)[-1] and text_of(app)[-1].rstrip().endswith("q Leave")
+        recorded.note = "continue it with interlock run Docs --resume"
+        await pilot.press("y")
+        assert "y Copy" in (await seen(app, pilot))[-1] or "copied" in text_of(app)[-1]
+        await pilot.press("up", "y")  # an event that was gone to is copied instead
+        assert copied == ["interlock run Docs --resume", app.main._events.chosen.text]

@@ -223,7 +223,28 @@ def test_the_reason_of_a_state_is_never_cut_and_what_else_there_is_to_know_stays
     assert REASON in " ".join(" ".join(made).split()) and "eta" in made[0]
     assert len(made) <= lines + 1
     short = plain(header.rows(sample(), width, judged, lines=1))
-    assert len(short) == 2 and short[1].strip().endswith("…") is (len(REASON) > width - 4)
+    assert len(short) == 2 and ("…" in short[1]) is (len(REASON) > width - 4)
+    assert short[1].strip().startswith("cuda:1: others") and short[1].strip().endswith("; --resume goes on")
+
+
+def test_a_command_that_goes_on_stands_on_a_line_of_its_own_where_it_fits() -> None:
+    onward = "interlock run Docs --out runs --run-id 20260901-080000 --resume"
+    judged = dataclasses.replace(_now(sample()), health=Health("STOPPED", "warn", f"by kim; continue it with {onward}"))
+    assert plain(header.rows(sample(), 80, judged, lines=3))[1:] == [
+        f"   {text}".ljust(80) for text in ("by kim; continue it with", onward)
+    ]
+    told = " ".join(" ".join(plain(header.rows(sample(), 50, judged, lines=4))).split())
+    assert told.endswith(f"continue it with {onward}")
+
+
+def test_bars_under_one_another_have_one_scale_whatever_is_known_of_one_device() -> None:
+    run = sample(2)
+    first, second = run.devices
+    used = Readings(used=first.memory.occupied + 2 * GIB, total=first.facts.total_bytes, others=2 * GIB)
+    crowded = replace(run, devices=(replace(first, readings=used), second))
+    told = [plain(drawn(vram, crowded, width, 2)) for width in (78, 90, 100, 130, 198)]
+    assert any("others" in above and "others" not in below for above, below in told)
+    assert all(above.index(" GiB") == below.index(" GiB") for above, below in told)
 
 
 def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
@@ -657,8 +678,8 @@ def test_a_lease_of_a_lost_device_or_dead_session_is_lost() -> None:
         one_lease(3, held=1, lost=["cuda:0", "cuda:1"]),
     )
     made = [plain(drawn(leases, replace(sample(), leases=(each,)), 118, 4))[1] for each in found]
-    assert all(word in line.split() for word, line in zip(("LOST", "LEFT", "LOST"), made, strict=True))
-    assert " lost cuda:0,1 " in made[2] and "unknown" in made[2]
+    assert all(word in line.split() for word, line in zip(("LOST", "ENDED", "LOST"), made, strict=True))
+    assert " lost cuda:0,1 " in made[2] and "with its process" in made[1]
     assert "session ended" in made[1]
     assert "cuda:0, lost cuda:1 " in made[0] and "0.3 > 0.6 > 0.3" in made[0]
 
@@ -705,7 +726,7 @@ def test_a_healthy_run_of_slow_batches_is_never_told_as_nothing() -> None:
 
 def test_everything_that_a_run_saved_is_told() -> None:
     text = "\n".join(plain(drawn(cache, sample(), 78, 7)))
-    for words_of in ("2 hit, 1 new (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k new",
+    for words_of in ("2 on disk, 1 new (3.1 GiB), 2 retries", "3072 reused, 17.3k of 36.9k new",
                      "12.3k read, 120 duplicates, 2 refused", "1 text parked, 1 warning"):  # fmt: skip
         assert words_of in text
     few = plain(drawn(cache, sample(), 78, 2))

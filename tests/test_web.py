@@ -125,7 +125,7 @@ def test_a_live_run_opens_in_the_page_of_a_wall_follows_its_size_and_goes_back_t
             await page.chosen("going")
             for _ in range(2):
                 await page.press("\r")
-                await page.shows(lambda screen: "WATCH" in screen.lines[0] and "Passes" in screen.text)
+                await page.shows(lambda screen: "watch" in screen.lines[0] and "Passes" in screen.text)
                 await page.press("?")
                 await page.shows(lambda screen: "type to search" in screen.text)
                 await page.press("\x1b")
@@ -136,7 +136,7 @@ def test_a_live_run_opens_in_the_page_of_a_wall_follows_its_size_and_goes_back_t
             await page.socket.send_json(["resize", {"width": 120, "height": 40}])
             await page.shows(lambda screen: "quit" in screen.lines[39].lower())
             await page.press("\r")
-            await page.shows(lambda screen: "WATCH" in screen.lines[0] and "All runs" in screen.lines[39])
+            await page.shows(lambda screen: "watch" in screen.lines[0] and "All runs" in screen.lines[39])
             await page.press("\x1b")
             await page.shows(listed)
             await page.press("q")
@@ -145,7 +145,7 @@ def test_a_live_run_opens_in_the_page_of_a_wall_follows_its_size_and_goes_back_t
             await page.shows(listed)
             await page.chosen("going")
             await page.press("\r")
-            await page.shows(lambda screen: "WATCH" in screen.lines[0])
+            await page.shows(lambda screen: "watch" in screen.lines[0])
             assert psutil.Process(process.pid).children(recursive=True)
         until(lambda: not psutil.Process(process.pid).children(recursive=True))
 

@@ -107,7 +107,7 @@ class Recorded:
         """Let it happen at its speed; how it ended."""
         while self.code is None:
             time.sleep((self._left[0].elapsed - self._before - self._seconds) / self._speed)
-            self._step()
+            self.step()
             while self._box.paused and not self._box.stop_requested:
                 time.sleep(PAUSE_SECONDS)
                 self._box.settle(self.recorder.emit)
@@ -116,22 +116,31 @@ class Recorded:
     def play_until(self, there: Callable[[Snapshot], bool]) -> Snapshot:
         """Skip to the first moment at which `there` is so, or to the end."""
         while not there(seen := self.snapshot()) and self.code is None:
-            self._step()
+            self.step()
         return seen if self.code is None else self.snapshot()
 
     def play_to(self, share: float) -> Snapshot:
         """Skip to where this share of all work is done; 1 is the end."""
         while self.code is None and (share >= 1 or self.snapshot().share_done < share):
-            while not isinstance(self._step(), ev.BatchCommitted) and self.code is None:
+            while not isinstance(self.step(), ev.BatchCommitted) and self.code is None:
                 pass
         return self.snapshot()
+
+    @property
+    def coming(self) -> list[ev.AnyEvent]:
+        """What the recording has left."""
+        return [entry.body for entry in self._left]
+
+    def wait(self, seconds: float) -> None:
+        """Let time go on, in which nothing of the recording happens."""
+        self._seconds += seconds
 
     def close(self) -> None:
         """Leave it where it is."""
         if self.code is None:
             self._journal.close()
 
-    def _step(self) -> ev.AnyEvent:
+    def step(self) -> ev.AnyEvent:
         """One entry of the recording, or the end that was asked for; what it told."""
         entry = self._left.popleft()
         self._seconds = max(self._seconds, entry.elapsed - self._before)

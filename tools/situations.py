@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from interlock.console.text.recap import resuming
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import Readings, Tenant
+from interlock.engine.record import journal
+from interlock.engine.record.facts import Memory, Readings, Receipt, Tenant
 from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.journal import Acknowledged, Upload, UploadBinding
 from interlock.engine.record.judgement import left_behind
@@ -39,10 +40,9 @@ PARKED = ev.RowParked(
     model_pass=0, model="sim-bge-m3", row=77, reason="its vector is not finite", collection="Sim-Handbook",
     file="Handbook/part-0007_chunks.json", record=1284, chunk_id="f3b1c2d4-5e6f",
 )  # fmt: skip
-TAKEN = ev.MemoryTaken(
-    device="cuda:0", others_bytes=2 * GIB, free_bytes=210 * MIB, needed_bytes=740 * MIB,
-    holders=(Tenant(4711, "python", 2 * GIB, "kim"),),
-)  # fmt: skip
+
+EMPTY = Memory(allocated=0, reserved=2 * MIB, occupied=302 * MIB)
+"""A GPU on which this process has a context and nothing else."""
 
 
 def told(*events: ev.AnyEvent, **readings: Any) -> Callable[[Recorded, "Look"], "App[Any]"]:
@@ -61,6 +61,24 @@ def told(*events: ev.AnyEvent, **readings: Any) -> Callable[[Recorded, "Look"], 
     return make
 
 
+def taken(run: Recorded, look: "Look") -> "App[Any]":
+    """The console on a run one of whose devices others use."""
+    first, others = run.snapshot().devices[0], 2 * GIB
+    assert first.memory
+    used = first.memory.occupied + others
+    event = ev.MemoryTaken(
+        device=first.facts.name, others_bytes=others, free_bytes=first.facts.total_bytes - used,
+        needed_bytes=740 * MIB, holders=(Tenant(4711, "python", others, "kim"),),
+    )  # fmt: skip
+    return told(event, others=others, used=used, holders=event.holders)(run, look)
+
+
+def disk(run: Recorded, look: "Look") -> "App[Any]":
+    """The console on a run whose disk is nearly full."""
+    place, free = str(run.snapshot().config["out"].value), 412 * MIB
+    return told(ev.DiskLow(place=place, free_bytes=free), disk_free=free)(run, look)
+
+
 def late(run: Recorded, look: "Look") -> "App[Any]":
     """The console on a run whose deadline comes before its end."""
     seconds = 40.0
@@ -68,25 +86,37 @@ def late(run: Recorded, look: "Look") -> "App[Any]":
     return told(ev.DeadlineSet(asked="3min", seconds=seconds, ends=ends, partial=False))(run, look)
 
 
-def granted(run: Recorded, *devices: str) -> ev.LeaseGranted:
+def granted(run: Recorded, lease: str, *devices: str) -> ev.LeaseGranted:
     """A lease of what the first pass has left, on these devices."""
     first = run.snapshot().passes[0]
     left = first.batches - first.batches_done
     return ev.LeaseGranted(
-        lease="L002", model_pass=0, model=first.model, devices=[*devices], device_kind=run.snapshot().device_kind,
-        budget_bytes=9 * GIB, predicted_bytes=3 * GIB, schedule="exclusive", batches=left, rows=30 * left,
+        lease=lease, model_pass=0, model=first.model, devices=[*devices], device_kind=run.snapshot().device_kind,
+        budget_bytes=2_700 * MIB, predicted_bytes=2_600 * MIB, schedule="exclusive", batches=left, rows=16 * left,
     )  # fmt: skip
 
 
 def on_the_cpu(run: Recorded, look: "Look") -> "App[Any]":
-    """The console on a run one of whose models no GPU has room for."""
-    lease = next(each for each in run.snapshot().leases if each.held)
-    released = ev.LeaseReleased(lease=lease.lease, model_pass=0, model=lease.model, held_seconds=33.0, receipts=[])
+    """The console on a run no GPU has room for whose first model; earlier runs tell how fast the others are."""
+    while not isinstance(run.coming[0], ev.LeaseGranted):
+        run.step()
+    first = run.snapshot().passes[0].model
+    run.recorder.look(lambda state: state.paces.update(dict.fromkeys((entry.model for entry in state.roster), 9e3)))
+    lack = "needs 3.1 GiB, 2.6 GiB free under --ceiling 3.0 GiB after 300.0 MiB of context"
     step = ev.Mitigated(
-        model_pass=0, rung="cpu", device="cuda:0,cuda:1", rows=900,
-        cause="no GPU has the 2.9 GiB that its weights need", action="raise --ceiling to have it on a GPU",
+        model_pass=0, rung="cpu", device="cuda:0, cuda:1", rows=976, cause=f"{first} fits on no GPU ({lack})",
+        action="computing all of it on the CPU; raise --ceiling to 3.5GiB or more", stays=True,
     )  # fmt: skip
-    return told(released, step, granted(run, "cpu"))(run, look)
+    attached = ev.ModelAttached(lease="L001", model=first, bytes=1_275 * MIB, seconds=3.0, device="cpu")
+    batches = [body for body in run.coming if isinstance(body, ev.BatchCommitted)]
+    for event in (step, granted(run, "L001", "cpu"), attached):
+        run.recorder.emit(event)
+    for body in batches[:6]:
+        run.wait(4.0)
+        for device in run.snapshot().devices:
+            run.recorder.emit(ev.DeviceSampled(device=device.facts.name, memory=EMPTY))
+        run.recorder.emit(replace(body, device="cpu", seconds=4.0, dtype="float32", parts=[]))
+    return console(run, look)
 
 
 def watched(run: Recorded, look: "Look", **changes: Any) -> "App[Any]":
@@ -102,8 +132,9 @@ def died(run: Recorded, look: "Look") -> "App[Any]":
     """A watch of a run whose process is gone."""
     begun = run.snapshot()
     words = resume_words(begun.chunks, HERE, begun.config)
-    seen = left_behind(begun, f"{NO_WORD}; continue it with {command(words)}")
-    return watched(run, look, snapshot=lambda: seen, controls=None)
+    why = f"{NO_WORD}; continue it with {command(words)}"
+    seen = left_behind(begun, why)
+    return watched(run, look, snapshot=lambda: seen, controls=None, note=why)
 
 
 def over(run: Recorded, look: "Look") -> "App[Any]":
@@ -121,16 +152,31 @@ def waiting(run: Recorded, look: "Look") -> "App[Any]":
 
 
 def resumed(run: Recorded, look: "Look") -> "App[Any]":
-    """The console on a run that was left and goes on."""
+    """The console on a run that was left and goes on: its models are found and attached once more."""
     run.close()
+    before = [entry.body for entry in journal.read(run.directory.journal)]
     vars(run).update(vars(Recorded(run.directory)))
-    run.play_to(CALM + 0.02)
-    return told(granted(run, "cuda:0", "cuda:1"))(run, look)
+    attached = [replace(each, lease="L002", warm=True) for each in before if isinstance(each, ev.ModelAttached)]
+    found = [each for each in before if isinstance(each, ev.ModelResolved)]
+    again: list[ev.AnyEvent] = [*found, granted(run, "L002", "cuda:0", "cuda:1"), *attached]
+    for event in again:
+        run.recorder.emit(event)
+    run.play_to(CALM + 0.04)
+    return console(run, look)
 
 
 def stopped(run: Recorded, look: "Look") -> "App[Any]":
-    """A watch of a run that its operator stopped."""
+    """A watch of a run that its operator stopped: it gives up its devices first."""
     assert run.controls
+    lease = next(each for each in run.snapshot().leases if each.held)
+    receipts = list[Receipt]()
+    for device in run.snapshot().devices:
+        assert device.memory
+        receipts.append(
+            Receipt(device=device.facts.name, before=EMPTY, peak=device.memory, after=EMPTY, residue_bytes=0)
+        )
+        run.recorder.emit(ev.DeviceSampled(device=device.facts.name, memory=EMPTY))
+    run.recorder.emit(ev.LeaseReleased(lease.lease, lease.model_pass, lease.model, 33.0, receipts))
     run.controls.stop(ExitCode.STOPPED)
     run.code = run.go()
     return over(run, look)
@@ -138,16 +184,16 @@ def stopped(run: Recorded, look: "Look") -> "App[Any]":
 
 SITUATIONS = (
     Shot("well", CALM),
-    Shot("taken", CALM, make=told(TAKEN, others=2 * GIB, used=3_500 * MIB, holders=TAKEN.holders)),
+    Shot("taken", CALM, make=taken),
     Shot("card-lost", CALM, make=told(ev.DeviceLost(device="cuda:1", reason="CUDA error: uncorrectable ECC error"))),
     Shot("parked", CALM, make=told(PARKED)),
-    Shot("disk", CALM, make=told(ev.DiskLow(place="runs", free_bytes=412 * MIB), disk_free=412 * MIB)),
+    Shot("disk", CALM, make=disk),
     Shot("memory", CALM, make=told(ev.MemoryLow(free_bytes=187 * MIB), memory_free=187 * MIB)),
     Shot("node-lost", 0.33, run="nodes"),
     Shot("server", 1.0, make=waiting),
     Shot("deadline", CALM, make=late),
     Shot("paused", CALM, heeded=("pause", "yes")),
-    Shot("cpu", CALM, make=on_the_cpu),
+    Shot("cpu", 0.0, make=on_the_cpu),
     Shot("shared", 0.56),
     Shot("ended-parked", 1.0, make=over),
     Shot("died", CALM, make=died),

@@ -15,7 +15,7 @@ from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of
 
 Devices = tuple[DeviceView, ...]
 SHORT_BAR, USUAL_BAR = 10, 16
-LABEL, MOST_LABEL, ROOMY = 22, 32, 90
+LABEL, MOST_LABEL, ROOMY, MOST_ALIKE = 22, 32, 90, 16
 SIGNS = {"": " ", "warn": "▲", "error": "✖"}
 """What stands behind a percentage that is calm, near the ceiling, or as good as over it."""
 
@@ -43,7 +43,6 @@ def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = Fals
     if not device.memory:
         size = f"{gib(device.facts.ceiling_bytes)}/{gib(device.facts.total_bytes)} GiB"
         return fitted([*spans, Span(f"{device.facts.label}, limit {size}, no reading yet", "dim")], width)
-    facts = [] if bare else _facts(device)
     numbers = _sizes(device).rjust(max(len(_sizes(each)) for each in devices))  # under one another
     fixed = name + 1 + width_of(numbers) + 1 + 5
     if fixed + 1 + SHORT_BAR > width:
@@ -51,19 +50,14 @@ def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = Fals
         fixed = name + 1 + width_of(numbers) + 1 + 5
     spare = width - fixed - 1 - USUAL_BAR
     label = min(max(width_of(each.facts.label) for each in devices), LABEL if width < ROOMY else MOST_LABEL)
-    texts = [fact.text for fact in facts]
-    shown = kept([label, *map(len, texts)], [3, *(fact.rank for fact in facts)], spare - 1, 1) if spare > 0 else []
-    after = [Span(" " + texts[place - 1], facts[place - 1].tone) for place in shown if place]
-    if 0 in shown:
+    # What stands beside one device takes as much of the others' lines: bars under one another have one scale.
+    alike = [each for each in devices if each.memory and not each.lost] if len(devices) <= MOST_ALIKE else [device]
+    beside = {each.facts.name: _beside(each, label, spare, bare=bare) for each in alike}
+    if all(labelled for labelled, _ in beside.values()):
         spans += [Span(fit(device.facts.label, label), "dim"), Span(" ")]
-    bar = max(
-        0,
-        width
-        - sum(width_of(span.text) for span in spans)
-        - width_of(numbers)
-        - 7
-        - sum(len(span.text) for span in after),
-    )
+    after = [Span(" " + fact.text, fact.tone) for fact in beside[device.facts.name][1]]
+    most = max(sum(len(fact.text) + 1 for fact in facts) for _, facts in beside.values())
+    bar = max(0, width - sum(width_of(span.text) for span in spans) - width_of(numbers) - 7 - most)
     style = level(device)
     share = Span(percent(device) + SIGNS[style], style)
     cells = glyphs.gauge(
@@ -71,6 +65,14 @@ def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = Fals
     )
     spans += [*cells, Span(f" {numbers} "), share, *after]
     return fitted(spans, width)
+
+
+def _beside(device: DeviceView, label: int, spare: int, *, bare: bool) -> tuple[bool, list[Figure]]:
+    """Whether a device's label fits in its line, and what is known of it that does."""
+    facts = [] if bare else _facts(device)
+    sizes, ranks = [label, *(len(fact.text) for fact in facts)], [3, *(fact.rank for fact in facts)]
+    shown = kept(sizes, ranks, spare - 1, 1) if spare > 0 else []
+    return 0 in shown, [facts[place - 1] for place in shown if place]
 
 
 def signed(facts: Sequence[Figure]) -> list[Span]:
@@ -121,9 +123,8 @@ def _facts(device: DeviceView) -> list[Figure]:
     disk, memory = (readings.disk_free, readings.memory_free) if readings else (None, None)
     rooms = [("disk", disk, LEAST_DISK), ("host", None if on_host(device.facts.name) else memory, LEAST_MEMORY)]
     for what, free, least in rooms:
-        if free is not None:
-            low, told = free < least, f"{what} {human_bytes(free)} free"
-            facts.append(Figure(f"▲ {told}", 1, tone="warn") if low else Figure(told, 3))
+        if free is not None and free >= least:  # the header tells of too little: it is not the device's
+            facts.append(Figure(f"{what} {human_bytes(free)} free", 3))
     if device.facts.ceiling_bytes < GIB:  # which the numbers beside the bar then leave out
         facts.append(Figure(f"total {gib(device.facts.total_bytes)} GiB", 8))
     return facts

@@ -35,6 +35,8 @@ ELAPSED = 40
 END = 4
 """The rank of when it ends."""
 SPREAD = 16
+IN_WORDS = {"shared": "models side by side", "rotating": "models take turns"}
+"""What EXCL off means."""
 NOTHING: Mapping[str, str] = {}
 
 
@@ -76,6 +78,9 @@ def rows(
         indent = 3 if width >= ROOMY else 1
         room = max(1, width - indent - 1)
         told = wrapped(chip[1].text, room)
+        why, begins, onward = chip[1].text.partition("interlock ")
+        if begins and width_of(begins + onward) <= room and len(before := wrapped(why.rstrip(), room)) < lines:
+            told = [*before, begins + onward]  # a command to copy has a line of its own
         if len(told) > lines:
             rooms = range(lines * room, (lines - 1) * room, -4)
             laid = (wrapped(_abridged(chip[1].text, cells), room) for cells in rooms)
@@ -200,7 +205,7 @@ def _toggles(snapshot: Snapshot, pending: Mapping[str, str]) -> list[Field]:
     """Those that are not as usual; a star where something else was asked for than counts everywhere."""
     schedule = pending.get("schedule", snapshot.schedule)
     fallback = pending.get("cpu_fallback", words.yes_no(snapshot.cpu_fallback))
-    fields = [Field(55, schedule, "dim")] * (schedule != "exclusive")
+    fields = [Field(55, IN_WORDS.get(schedule, schedule), "dim")] * (schedule != "exclusive")
     for place, rank, name, control, on in (
         (0, 5, "EXCL", "schedule", schedule == "exclusive"),
         (2, 5, "CPU-FB", "cpu_fallback", fallback == "yes"),

@@ -130,8 +130,11 @@ class Pane(ScrollView, can_focus=True):
         segments = []
         for text, name in self._rows[line]:
             # Blended with what is behind it: a partial style would lose the alpha of its colour.
-            names = [f"pane--{each}" for each in name.split()]
-            style = self.get_component_rich_style(*names) if names else Style.null()
+            first, _, over = name.partition(" ")  # of a second name its colour alone
+            style = self.get_component_rich_style(f"pane--{first}") if first else Style.null()
+            style += (
+                Style(color=self.get_component_rich_style(f"pane--{over}").color, bold=True) if over else Style.null()
+            )
             segments.append(Segment(drawn(text, LONGEST), base + style))
         return Strip(segments).adjust_cell_length(width, base)
 

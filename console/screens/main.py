@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 from interlock.console.actions import MAIN, bindings_of, named
 from interlock.console.look import Leave, Look
 from interlock.console.screens.ask import Help
-from interlock.console.screens.base import Host
+from interlock.console.screens.base import Host, copied
 from interlock.console.screens.event import EventScreen
 from interlock.console.screens.layout import BORDER, SHARED, Wants, layout, reason_lines, tabs, too_small
 from interlock.console.screens.seeking import Seeking
@@ -25,12 +25,12 @@ from interlock.console.text.event_lists import Feed
 from interlock.engine.record.events import Entry
 from interlock.engine.record.health import goes_on
 from interlock.engine.record.judgement import Attention, Judgement, attention, judge
-from interlock.engine.record.snapshot import PassCells, Snapshot
-from interlock.engine.record.words import drawn, several
+from interlock.engine.record.snapshot import GONE, PassCells, Snapshot
+from interlock.engine.record.words import drawn, safe, several
 from interlock.widgets import header
 from interlock.widgets.pane import Bar, Key, Pane, RunPane, View
 from interlock.widgets.panes import PANES, leases
-from interlock.widgets.panes.events import EventsPane
+from interlock.widgets.panes.events import EventsPane, Line
 from interlock.widgets.panes.mitigations import ladders
 from interlock.widgets.panes.vram import lines_wanted
 from interlock.widgets.text import Span, row
@@ -117,6 +117,9 @@ class Main(Seeking):
             self._dropped += 0 if before else dropped
             self.seen = entries[-1].seq
         lines = self._feed.take(entries)
+        if snapshot.phase == GONE:
+            died = safe(f"process died: {snapshot.reason}")
+            lines = (*lines, Line(self.seen + 1, snapshot.latest_at, 0.0, "error", "run", died))
         self.snapshot = snapshot
         marks = [(each.batches_done, each.mitigations, each.parked) for each in snapshot.passes]
         if marks != self._marks:
@@ -234,12 +237,12 @@ class Main(Seeking):
             self._footer.show([row((" " + self._notice, "warn"))])
         else:
             shown, playing = [], bool(self._watched and self.source.past and not self._watched.paused)
-            for key in self.footer_keys(*["freeze"] * self.source.past):
+            for key in self.footer_keys(*["freeze"] * self.source.past, *["copy"] * bool(self._command)):
                 action = named(key.action)
                 if not self.source.past and action.past and action.name not in BACK:  # from now one goes only back
                     continue
-                watched = self.source.kind == "watch"
-                label = wording.label(action, self.snapshot, past=self.source.past, playing=playing, watched=watched)
+                now = {"past": self.source.past, "playing": playing, "watched": self.source.kind == "watch"}
+                label = wording.label(action, self.snapshot, **now)
                 shown.append(key._replace(label=label))
             if self.host.listed:  # which quitting goes back to as well
                 shown[-1:] = [Key(self.shown_key("unzoom"), "All runs", action="quit")]
@@ -314,10 +317,18 @@ class Main(Seeking):
         if line and (entry := self._feed.entry(line.seq)):
             self.app.push_screen(EventScreen(entry, self._look.keys))
 
+    @property
+    def _command(self) -> str:
+        upload = self.source.upload
+        broken = upload and not (upload.live and upload.latest.ended is None)
+        return upload.onward if upload and broken else self.source.note.partition("continue it with ")[2]
+
     def action_copy(self) -> None:
-        if line := self._events.chosen:
-            self.app.copy_to_clipboard(line.text)
-            self.say("copied")
+        """Copy the event that was gone to; else the command that goes on with the run, or the latest event."""
+        if self._command and self._events.following:
+            self.say(copied(self.app, self._command, "the command"))
+        elif line := self._events.chosen:
+            self.say(copied(self.app, line.text, "the event"))
 
     def action_export(self) -> None:
         self.say(self.host.export([wording.exported(line) for line in self._events.listed()]))

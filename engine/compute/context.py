@@ -136,11 +136,11 @@ def too_small(need: MemoryNeed, gpus: Sequence[Device], lessor: Lessor) -> tuple
     best = max(healthy, key=lambda gpu: room[gpu.name])
     sizes = need.whole, need.streamed, max(0, room[best.name]), lessor.ceiling, best.memory().occupied
     needs, less, free, ceiling, held = distinct_sizes(*sizes)
-    streamed = f" ({less} streamed)" if need.streamed else ""
     capped = least <= best.room(best.total) - lessor.margin
     where = f"under --ceiling {ceiling} after {held} of context" if capped else f"on {best.name}"
-    why = f"fits on no GPU (needs {needs}{streamed}, {free} free {where})"
-    return why, "raise --ceiling" if capped else f"free memory on {best.name}"
+    why = f"fits on no GPU (needs {needs}{f' ({less} streamed)' * bool(need.streamed)}, {free} free {where})"
+    tenths = -(-10 * (lessor.ceiling + least - room[best.name]) >> 30)  # of a GiB, rounded up
+    return why, f"raise --ceiling to {tenths / 10:g}GiB or more" if capped else f"free memory on {best.name}"
 
 
 CLOSING_SECONDS = 30.0

@@ -151,7 +151,7 @@ def line(snapshot: Snapshot, width: int) -> Row:
         (0, f"{count(rate):>5} texts/s" + _note(snapshot), ""),
         (1, f"{count(reused)} vectors reused", ""),
         (2, parked(snapshot.parked), "error"),
-        (3, f"models {hits} hit" + f" {downloads} new" * bool(downloads), "dim"),
+        (3, f"models {hits} on disk" + f" {downloads} new" * bool(downloads), "dim"),
     ]
     parts = [part for part in parts if part[1]]
     shown = kept([width_of(text) for _, text, _ in parts], [rank for rank, _, _ in parts], width, 2)
@@ -187,7 +187,7 @@ def _models(snapshot: Snapshot) -> str:
         return "none resolved yet"
     hits, downloads = _outcomes(snapshot)
     size = sum(model.bytes for model in snapshot.models if model.outcome != "hit")
-    parts = [f"{hits} hit"]
+    parts = [f"{hits} on disk"]
     parts += [f"{downloads} new ({human_bytes(size)})"] * bool(downloads)
     parts += [several(snapshot.retries, "retry", "retries")] * bool(snapshot.retries)
     return ", ".join(parts)
@@ -203,7 +203,7 @@ def _trouble(snapshot: Snapshot) -> tuple[str, str]:
 def counter(snapshot: Snapshot) -> str:
     """How many of the models were there."""
     hits, downloads = _outcomes(snapshot)
-    return " ".join(filter(None, [f"{hits} of {hits + downloads}" * bool(hits + downloads), last(snapshot)]))
+    return " ".join(filter(None, [f"{hits} of {hits + downloads} models" * bool(hits + downloads), last(snapshot)]))
 
 
 PANE = PaneKind(

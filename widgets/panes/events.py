@@ -125,13 +125,16 @@ def _row(line: Line, chosen: bool, width: int, find: re.Pattern[str] | None) -> 
     spans.append(Span(_SIGNS[line.severity] + " ", style))
     if width >= _SPELT:
         spans.append(Span(fit(line.severity, 8), style))
+    told = len(spans)
     if width >= _WORDED:
         spans += [*_marked(fit(line.word, 10), "bold", find), Span(" ")]
     left = width - sum(width_of(span.text) for span in spans)
     spans += _text(line, left, find)
     if chosen:
-        under = {"hit": "hit", "warn": "chosen warn", "error": "chosen error"}  # which stand out there as well
-        spans = [Span(text, under.get(style, "chosen")) for text, style in spans]
+        serious = line.severity in SERIOUS
+        under = [f"chosen {style}" if serious and span.style == style else "chosen" for span in spans[:told]]
+        under += ["hit" if span.style == "hit" else "chosen" for span in spans[told:]]
+        spans = [Span(span.text, name) for span, name in zip(spans, under, strict=True)]
     return fitted(spans, width)
 
 

@@ -17,7 +17,7 @@ from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows
 
 LEAST_MODEL, WHOLE_MODEL, MOST_MODEL, WIDE, ROOMY = 12, 20, 28, 56, 100
-STYLES = {"HELD": "accent", "RELEASED": "", "LEFT": "dim", "LOST": "error"}
+STYLES = {"HELD": "accent", "RELEASED": "", "ENDED": "dim", "LOST": "error"}
 
 
 def cursor(view: View) -> Cursor | None:
@@ -120,7 +120,7 @@ def _table(leases: Sequence[LeaseState], snapshot: Snapshot, width: int, *, titl
 def _style(text: str, column: Column, lease: LeaseState) -> str:
     if column.title == "state":
         return STYLES[text]
-    if column.title == "residue" and text.startswith("!"):
+    if column.title == "not freed" and text.startswith("!"):
         return "warn"
     return "" if column.rank <= USUAL or not lease.held_seconds else "dim"
 
@@ -134,7 +134,7 @@ def _state(lease: LeaseState, snapshot: Snapshot) -> str:
         return "HELD"
     if any(receipt.lost for receipt in lease.receipts):
         return "LOST"
-    return "LEFT" if lease.held_seconds is None else "RELEASED"
+    return "ENDED" if lease.held_seconds is None else "RELEASED"
 
 
 def _time(lease: LeaseState, snapshot: Snapshot) -> str:
@@ -152,7 +152,7 @@ def _memory(lease: LeaseState, snapshot: Snapshot) -> str:
         sizes = (worst.before.occupied, worst.peak.occupied, worst.after.occupied)
         return " >".join(f"{gib(size):>4}" for size in sizes)
     if not _held(lease, snapshot):
-        return "unknown"
+        return f"with its {'node' if node_of(lease.lease) else 'process'}"
     mine = {*lease.devices}
     now = [view.memory.occupied for view in snapshot.devices if view.facts.name in mine and view.memory]
     return f"{gib(max(now)):>4} now" if now else ""
@@ -194,7 +194,7 @@ COLUMNS: Sequence[tuple[Column, Callable[[LeaseState, Snapshot], str]]] = (
     (Column(1, "state"), _state),
     (Column(2, "held", right=True), _time),
     (Column(4, "before>peak>after"), _memory),
-    (Column(3, "residue", right=True), _residue),
+    (Column(3, "not freed", right=True), _residue),
     (Column(10, "weights", right=True), lambda lease, _: gib(lease.weights_bytes) if lease.weights_bytes else ""),
     (Column(9, "budget", right=True), lambda lease, _: gib(lease.budget_bytes)),
     (Column(8, "notes"), _notes),
@@ -204,5 +204,5 @@ COLUMNS: Sequence[tuple[Column, Callable[[LeaseState, Snapshot], str]]] = (
 PANE = PaneKind(
     "leases", 3, "Leases", rows, cursor, counter=counter,
     help=[("{zoom}", "the whole receipt of a lease"), ("up down", "choose the lease, once zoomed")],
-    sign="GiB before > peak > after, and the residue left behind",
+    sign="GiB before > peak > after, and what was not freed",
 )  # fmt: skip

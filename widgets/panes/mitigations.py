@@ -17,7 +17,8 @@ from interlock.widgets.formats import RUNGS, clock, count
 from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows
 
-STYLES = {"climbing": "warn", "parked": "error", "failed": "error", "open": "warn"}
+TRYING = "still trying"
+STYLES = {TRYING: "warn", "parked": "error", "failed": "error", "open": "warn"}
 LEAST_CAUSE = 12
 
 
@@ -60,8 +61,8 @@ def ladders(mitigations: Callable[[], Sequence[Entry]]) -> list[Ladder]:
 
 
 def ended(ladder: Ladder, view: View) -> str:
-    """Tell how it ended: `solved`, `1 text parked`, `failed`, or `open` where the run did before it; else
-    `climbing`."""
+    """Tell how it ended: `solved`, `1 text parked`, `failed`, or `open` where the run did before it; else that it is
+    `still trying`."""
     now, cells = view.snapshot.passes[ladder.model_pass], view.cells(ladder.model_pass)
     if ladder.batch is not None and (given_up := cells.parked.get(ladder.batch)):
         return f"{several(given_up, 'text')} parked"
@@ -70,21 +71,22 @@ def ended(ladder: Ladder, view: View) -> str:
     if ladder.batch is not None:
         solved = ladder.batch in cells.committed
     else:  # of a whole lease: its device computes
-        solved = any(ladder.device in batch.device.split(",") for batch in cells.committed.values())
+        there = "cpu" if ladder.steps[-1][1].rung == "cpu" else ladder.device
+        solved = any(there in batch.device.split(",") for batch in cells.committed.values())
     if solved or now.word == "done":
         return "solved"
-    return "climbing" if goes_on(view.snapshot) else "open"
+    return TRYING if goes_on(view.snapshot) else "open"
 
 
 def pace(ladder: Ladder, view: View) -> str:
-    """Texts a second of its batch, and of a batch of its pass on a device; nothing before the batch is committed."""
+    """How fast its batch was, as a share of its pass on a device; nothing before the batch is committed."""
     done, batch = (
         view.snapshot.passes[ladder.model_pass].done,
         view.cells(ladder.model_pass).committed.get(-1 if ladder.batch is None else ladder.batch),
     )
     if not batch or not batch.seconds or not done.seconds:
         return ""
-    return f"{count(batch.rows / batch.seconds)} of {count(done.rows / done.seconds)}"
+    return f"{batch.rows / batch.seconds / (done.rows / done.seconds):.0%}"
 
 
 def cursor(view: View) -> Cursor | None:
@@ -121,13 +123,16 @@ def _ordered(view: View) -> list[Ladder]:
     """Those that are climbed, then the latest; of passes that the moment shown knows."""
     known = [each for each in ladders(view.mitigations) if each.model_pass < len(view.snapshot.passes)]
     latest = sorted(known, key=lambda each: -each.steps[-1][0].seq)
-    return sorted(latest, key=lambda each: ended(each, view) != "climbing")
+    return sorted(latest, key=lambda each: ended(each, view) != TRYING)
 
 
 def _table(listed: Sequence[Ladder], view: View, width: int, *, titled: bool) -> list[Row]:
     columns = [column for column, _ in COLUMNS]
     lines = [
-        [Span(text, STYLES.get(text.rpartition(" ")[2], "")) for text in (tell(each, view) for _, tell in COLUMNS)]
+        [
+            Span(text, STYLES.get(text, STYLES.get(text.rpartition(" ")[2], "")))
+            for text in (tell(each, view) for _, tell in COLUMNS)
+        ]
         for each in listed
     ]
     titles = [Span(column.title, "dim") for column in columns]
@@ -170,7 +175,7 @@ COLUMNS: Sequence[tuple[Column, Callable[[Ladder, View], str]]] = (
     (Column(2, "ended"), ended),
     (Column(3, "cause", least=LEAST_CAUSE), lambda each, _: each.steps[-1][1].cause),
     (Column(6, "steps", right=True), lambda each, _: f"{len(each.steps)}"),
-    (Column(4, "texts/s", right=True), pace),
+    (Column(4, "of usual", right=True), pace),
     (Column(7, "lost", right=True), lambda each, _: "" if each.lost is None else f"{each.lost:.1f} s"),
     (Column(8, "at"), lambda each, _: clock(each.steps[-1][0].at)),
 )
@@ -185,5 +190,5 @@ def counter(snapshot: Snapshot) -> str:
 PANE = PaneKind(
     "mitigations", 4, "Mitigations", rows, cursor, counter=counter,
     help=[("{zoom}", "the steps of a ladder, with needs and causes"), ("up down", "choose the ladder, once zoomed")],
-    sign="what a shortage was answered with; texts/s are those of the batch, of those of its pass on a device",
+    sign="what a shortage was answered with; of usual: how fast its batch was, of the pace of its pass",
 )  # fmt: skip

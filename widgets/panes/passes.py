@@ -12,7 +12,7 @@ from interlock.engine.record.events import BatchCommitted
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.health import DOING, at_rest, goes_on, outputs_of
 from interlock.engine.record.outlook import time_left_of
-from interlock.engine.record.snapshot import CollectionView, PassCells, PassView, Snapshot
+from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, several
 from interlock.widgets import glyphs
 from interlock.widgets.formats import count, devices_of, parked, tally
@@ -185,18 +185,19 @@ def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int) -> list
             at = f" at {done}" if each.batches else ""
             spans += [Span(each.word, "error"), Span(f"{at}: ", "dim"), Span(each.failure, "warn")]
         else:
-            spans += [*_grid(each, bar), Span(" "), *in_columns(line, columns, sizes)]
+            style = "dim" if snapshot.phase == GONE else "fill"
+            spans += [*_grid(each, bar, style), Span(" "), *in_columns(line, columns, sizes)]
         table.append(fitted(spans, width))
     return table
 
 
-def _grid(each: PassView, width: int) -> list[Span]:
+def _grid(each: PassView, width: int, style: str) -> list[Span]:
     """Which batches are committed (all, where there was nothing to compute); what is empty of it steps back."""
     empty, full = glyphs.SHADES[0], glyphs.SHADES[-1]
     if each.word == "reused":
         return [Span(full * width, "dim")]
     parts = groupby(glyphs.grid(each.cells, each.batches, width), key=lambda sign: sign == empty)
-    return [Span("".join(signs), "rest" if is_empty else "fill") for is_empty, signs in parts]
+    return [Span("".join(signs), "rest" if is_empty else style) for is_empty, signs in parts]
 
 
 def _word(each: PassView, snapshot: Snapshot) -> str:
@@ -224,9 +225,10 @@ def _time(each: PassView, snapshot: Snapshot) -> str:
 
 
 def _devices(each: PassView, snapshot: Snapshot) -> str:
-    """Those that computed it; while it goes on, those of them that are lost apart."""
-    goes_on = each.batches_done < each.batches
-    return devices_of(each.devices, [device.facts.name for device in snapshot.devices if goes_on and device.lost])
+    """Those that compute it, or did; while it goes on, those that are lost apart."""
+    lost = [device.facts.name for device in snapshot.devices if device.lost and each.batches_done < each.batches]
+    now = [*each.at_work, *(name for name in each.devices if name in lost)] if each.at_work else each.devices
+    return devices_of(now, lost)
 
 
 NEEDED = 4

@@ -17,7 +17,7 @@ from interlock.widgets.gauges import Devices
 from interlock.widgets.pane import Cursor, PaneKind, View
 from interlock.widgets.text import Row, Span, fitted, kept, width_of
 
-LEAST_CELL, MOST_PAIRED = 28, 8
+LEAST_CELL, MOST_PAIRED, SPELT = 28, 8, 110
 LEAST_BLOCK, BLOCK_WIDTH, SIDE, AXIS, LEAST_GRAPH = 2, 56, 27, 12, 16
 """Lines and cells of a device with a graph, at least; cells of what stands beside the graph, of its scale and of it."""
 
@@ -40,6 +40,8 @@ def legend(width: int) -> Row:
         "context": (glyphs.CONTEXT, "context"), "others": (glyphs.OTHERS, "others"),
         "ceiling": (glyphs.CEILING, "limit"), "peak": (glyphs.PEAK, "limit"),
     }  # fmt: skip
+    near = {f"from {share:.0%}": (glyphs.WEIGHTS, glyphs.level(share)) for share in (glyphs.NEAR, glyphs.OVER)}
+    signs |= near if width >= SPELT else {}
     spans = [
         piece for name, (sign, style) in signs.items() for piece in (Span(f" {sign}", style), Span(f" {name} ", "dim"))
     ]
