@@ -49,7 +49,7 @@ def test_a_run_tells_what_plain_output_tells_with_the_fields_of_each_event(words
         assert each["fields"] == json.loads(msgspec.json.encode(entry.body))
         assert datetime.fromisoformat(each["time"]).timestamp() == pytest.approx(entry.at, abs=0.002)
     levels = {each["event"]: each["level"] for each in lines}
-    assert levels["run_started"] == "info" and levels["mitigated"] == levels["record_refused"] == "warning"
+    assert levels["run_started"] == levels["mitigated"] == "info" and levels["record_refused"] == "warning"
     assert any("failed with exit code 3" in each["message"] for each in lines)
     outputs = [each["message"] for each in lines if each["event"] == "output"]
     assert outputs == ["from a command", "\ufffd no newline"]

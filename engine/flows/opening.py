@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from interlock.engine.compute.cluster.members import RemoteDevice
 from interlock.engine.compute.job import Job, token_bytes
 from interlock.engine.compute.schedule import Schedule
-from interlock.engine.errors import DiskError, UnavailableError, UsageError, reason
+from interlock.engine.errors import DiskError, InterlockError, UnavailableError, UsageError, reason
 from interlock.engine.gpu.device import Device, facts_of
 from interlock.engine.gpu.devices import arithmetic_of, describe_host
 from interlock.engine.models.registry import ModelSpec
@@ -53,10 +53,13 @@ def form_of(settings: RunSettings) -> VectorForm:
 
 
 def check(settings: RunSettings, chunks: Path | None = None) -> None:
-    """Raise UsageError for settings that no run of `chunks` can have, or of any."""
+    """Raise UsageError for settings that no run of `chunks` can have, or of any; InterlockError for an --out that no
+    disk can have."""
     VectorForm(settings.keep, settings.project, settings.quantise).check(
         Fusion(settings.fusion), arrays=with_arrays(settings.export), store=settings.qdrant is not None
     )
+    if not (there := existing(settings.out)).is_dir():
+        raise InterlockError(f"--out {settings.out}: {there} is not a directory: choose another")
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
         if path and not (there := existing(path)).is_dir():
             raise UsageError(f"{flag} {path}: {there} is not a directory: choose another")

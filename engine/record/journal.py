@@ -161,9 +161,10 @@ class Journal:
     @property
     def lost(self) -> str:
         """Why nobody could read what is written here, were this process to end now; empty while all is well."""
+        end = self._end  # before the file is looked at: other threads write on
         with contextlib.suppress(OSError):
             seen = self.path.lstat()
-            if os.path.samestat(seen, os.fstat(self._handle.fileno())) and seen.st_size >= self._end:
+            if os.path.samestat(seen, os.fstat(self._handle.fileno())) and seen.st_size >= end:
                 return ""
         why = f"{self.path} was removed, replaced or cut during the run, so work done since cannot be resumed"
         return f"{why}: start a new run and leave its directory alone"
