@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, get_args
 
 from interlock.engine.record.events import Mitigated
 from interlock.engine.record.facts import NO_WORK, Readings, Status, Tally
-from interlock.engine.record.health import CROWDED, DEGRADED, LATE, LOW_DISK, LOW_MEMORY, PAUSED, STALLED
+from interlock.engine.record.health import TROUBLES
 from interlock.engine.record.journal import Upload
 from interlock.engine.record.judgement import LEVELS, Judgement, judge
 from interlock.engine.record.outlook import Outlook, told_of
@@ -24,7 +24,7 @@ from interlock.engine.record.snapshot import DeviceView, PassView, Snapshot, sna
 from interlock.engine.record.state import SECONDS, NodeState, RunState
 
 PHASES = ("starting", "resolving", "reading", "planning", "running", "delivering", *get_args(Status))
-HEALTHS = ("ok", *map(str.lower, (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, LATE)))
+HEALTHS = ("ok", *map(str.lower, TROUBLES))
 UPLOADS = ("not begun", "uploading", "waiting for server", "stopped", "died", "failed", "completed")
 UNITS = ("bytes", "seconds", "ratio", "celsius", "watts")
 

@@ -69,7 +69,7 @@ def test_a_repository_that_the_hub_does_not_give_says_what_opens_it(tmp_path, st
 @pytest.mark.parametrize("name", ["a/b/c", "a b/c", "a/b@main", "a/b--c", "-a/b", "a/b.git", "/b"])
 def test_what_the_hub_can_call_no_model_is_refused_without_asking_it_and_nobody_is_told_to_fetch_it(name):
     for offline in (True, False):
-        with pytest.raises(UsageError, match=r"the hub can call none '.+': name it as hf:org/name$"):
+        with pytest.raises(UsageError, match=r"the hub takes no such name as '.+': name it as hf:org/name$"):
             resolve(ModelSpec("m", (f"hf:{name}",)), Policy(offline=offline), lambda _: None)
 
 

@@ -157,14 +157,14 @@ class BatchRunner:
         climbing = len(first.indices) == 1 and (first.effort.again or first.effort.tried & CLIMBED)
         if tried.off == math.inf or climbing:
             return
-        other = self._fallbacks.other(instance)
-        if not tried.holds(instance.room(), other.room() if other else 0):
+        other, room = self._fallbacks.other(instance), instance.room()
+        if not tried.holds(room, other.room() if other else 0):
             return
         own, beside = (
             [row for piece in now.pieces if piece.instance is each for row in piece.indices.tolist()]
             for each in (instance, other)
         )
-        out = [row for row in own if len(now.rows[row]) >= tried.off or instance.refuses(len(now.rows[row]))]
+        out = [row for row in own if len(now.rows[row]) >= tried.off or instance.refuses(len(now.rows[row]), room)]
         if spared := out + [row for row in beside if len(now.rows[row]) >= tried.far]:
             now.remove(spared)
             self._spare(now, spared)

@@ -162,10 +162,11 @@ class ModelInstance:
         """Predict the bytes beside the weights of a forward of rows of these lengths."""
         return self.calibration.activations(self.law, self.tokens(lengths), max(lengths))
 
-    def refuses(self, length: int) -> bool:
-        """Whether a text of this length is not tried now, even alone and with as little of the model as can be."""
+    def refuses(self, length: int, room: int) -> bool:
+        """Whether a text of this length is not tried in this room, even alone and with as little of the model as can
+        be."""
         least = self.streamed or not self.attached.streams
-        return self.device.metered and least and self.predicted([length]) > max(0, self.room())
+        return self.device.metered and least and self.predicted([length]) > max(0, room)
 
     def attempt(self, rows: Sequence[Ids], tried: frozenset[Rung] = frozenset()) -> Outputs | Shortfall:
         """Compute the rows, as sparingly as the rungs that were `tried` ask for, or say why not.

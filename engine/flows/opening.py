@@ -60,9 +60,9 @@ def check(settings: RunSettings, chunks: Path | None = None) -> None:
     )
     if not (there := existing(settings.out)).is_dir():
         raise InterlockError(f"--out {settings.out}: {there} is not a directory: choose another")
+    if settings.qdrant and not (there := existing(settings.qdrant)).is_dir():
+        raise UsageError(f"--qdrant {settings.qdrant}: {there} is not a directory: choose another")
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
-        if path and not (there := existing(path)).is_dir():
-            raise UsageError(f"{flag} {path}: {there} is not a directory: choose another")
         if path and chunks and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(chunks)):
             raise UsageError(
                 f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"

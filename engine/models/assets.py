@@ -201,7 +201,7 @@ def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Copy, Outcome]
     repo = spec.hub_repo
     held, lacking = _held(spec)
     if not held and repo and not HUB_ID.fullmatch(repo):
-        raise UsageError(f"model {spec.key}: the hub can call none {repo!r:.100}: name it as hf:org/name")
+        raise UsageError(f"model {spec.key}: the hub takes no such name as {repo!r:.100}: name it as hf:org/name")
     if not held and repo in OWN_CODE:
         raise UnavailableError(f"model {spec.key} needs code of its own, which is never run: use {OWN_CODE[repo]}")
     if held and not (policy.refresh and repo):

@@ -19,6 +19,8 @@ from interlock.engine.record.words import Allowance, duration, human_bytes, pars
 
 PAUSED, STALLED, DEGRADED, CROWDED = "PAUSED", "STALLED", "DEGRADED", "CROWDED"
 LOW_MEMORY, LOW_DISK, LATE, TEXT_LOST = "LOW MEMORY", "LOW DISK", "LATE", "TEXT LOST"
+TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, TEXT_LOST, LATE)
+"""The words of a run that goes on and is not well."""
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
