@@ -15,7 +15,7 @@ import pytest
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover, overlooked
 from interlock.engine.corpus.corpus import read_and_tokenise, read_corpus
-from interlock.engine.corpus.naming import Naming
+from interlock.engine.corpus.naming import USUAL, Naming
 from interlock.engine.errors import UsageError
 from tests.builders import interlock
 
@@ -357,3 +357,11 @@ def test_a_directory_of_pages_says_what_is_read(tmp_path):
     (tmp_path / "Docs" / "page.md").write_text("# Title")
     with pytest.raises(UsageError, match=r"no chunk files or tables.*\.parquet.*1 file not read \(Docs/page\.md\)"):
         discover(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x, y, z", "x\n, y, z", 'a ""b"", c, d'])
+def test_what_parts_the_cells_is_not_looked_for_in_quotes(tmp_path, name):
+    (tmp_path / "a.csv").write_text(f'"{name}";text;id\nc, d;"a; b";1\n')
+    (found,) = read(tmp_path / "a.csv", USUAL)
+    rest = {name.replace('""', '"'): "c, d", "id": "1"}
+    assert (found.text, found.chunk_id, json.loads(found.record)) == ("a; b", "1", rest)

@@ -98,6 +98,13 @@ def test_documents_of_other_libraries_keep_ids_sources_and_pages(tmp_path):
     ]
 
 
+def test_bytes_in_a_record_are_the_utf_8_that_they_are(tmp_path):
+    (found,) = read([{"text": "é".encode(), "id": bytearray(b"i"), "raw": b"\xff"}], tmp_path)
+    assert (found.text, found.chunk_id, json.loads(found.record)["raw"]) == ("é", "i", "/w==")
+    with pytest.raises(interlock.UsageError, match="codec can't decode"):
+        path_to([{"body": b"\xff"}], "texts", tmp_path, Naming(text="body"))
+
+
 def test_tables_are_streamed_as_arrow(tmp_path):
     table = pa.table({"id": [1, 2], "body": ["a", "b"], "title": ["t", None]})
     found = read(table, tmp_path, Naming(text="body", title="title"))
@@ -126,6 +133,7 @@ def test_a_data_frame_is_a_table(tmp_path, library):
         (["a", 5], r"chunks\[1\]: expected a text, a record or a document, got 5"),
         ([{"text": "a", "raw": object()}], r"chunks\[0\]: .*object"),
         (["\ud800"], r"chunks\[0\]: "),
+        ([{"text": b"\xff"}], r"chunks\[0\]: .*codec can't decode"),
         ([None, "a"], r"chunks\[0\]: expected a text, a record or a document, got None"),
         ({"text": ["a"]}, "expected a path or texts, got a dict: pass one of its values"),
         (b"in", "expected a path, got b'in'"),

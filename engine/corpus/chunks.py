@@ -137,8 +137,7 @@ class ChunkReader:
         # Some record was taken; the file itself is refused; one is refused for more than no text, or is no object.
         used = whole = odd = alien = False
         before = self.counts.records
-        texts = (naming.text,) if naming.text else ("text", *TEXTS)
-        for number, data in records(path, within, partial(self.hashes.__setitem__, name), texts):
+        for number, data in records(path, within, partial(self.hashes.__setitem__, name), naming.texts):
             self.place = name, number or 0
             if form.is_table and number == 1 and (lack := _lack(data, naming)):  # so lacks each row below it
                 yield Refusal(name, None, lack)

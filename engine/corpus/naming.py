@@ -31,6 +31,11 @@ class Naming:
     """Whether the usual names of an id count where none is given, as they do in all but chunk files."""
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """Under which names a text may be."""
+        return (self.text,) if self.text else ("text", *TEXTS)
+
+    @property
     def given(self) -> dict[str, str]:
         """Those that are given, by the setting that gives them."""
         said = {"text_field": self.text, "id_field": self.id, "title_field": self.title}

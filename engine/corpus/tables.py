@@ -6,6 +6,7 @@ A cell that cannot be read costs its own row.
 """
 
 import csv
+import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -24,23 +25,29 @@ ROWS = 1000
 END = b"\xff\xff\xff\xff\0\0\0\0"
 """How an Arrow stream ends."""
 DELIMITERS = ",;\t|"
+LINES = 100
+"""Lines that the names of columns may take."""
+_BEGUN = re.compile(r'(?<![^,;\t|])"')
+_QUOTED = re.compile(_BEGUN.pattern + '(?:[^"]|"")*+"')
 
 
 def rows_of_cells(handle: BufferedReader, *, tabs: bool) -> Iterator[Found]:
     """Yield the rows of a CSV file in UTF-8 or UTF-16, whose first line names its columns: a record a row, of texts.
 
-    What parts the cells is what the first line has most of: a comma, a semicolon, a tab or a bar.
+    What parts the cells is what the first line has most of outside quotes: a comma, a semicolon, a tab or a bar.
     """
     csv.field_size_limit(MAX_RECORD_BYTES)
     encoding = "utf-16" if handle.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
     lines = TextIOWrapper(handle, encoding=encoding, errors="surrogateescape", newline="")
     try:
-        first = lines.readline(MAX_RECORD_BYTES)
-        if not first.strip():
-            yield None, "the first line names no columns" if first else "empty file"
+        head = [lines.readline(MAX_RECORD_BYTES)]
+        if not head[0].strip():
+            yield None, "the first line names no columns" if head[0] else "empty file"
             return
-        delimiter = "\t" if tabs else max(DELIMITERS, key=first.count)
-        yield from _cells(csv.reader(chain((first,), lines), delimiter=delimiter, strict=True))
+        while _BEGUN.search(names := _QUOTED.sub("", "".join(head))) and len(head) < LINES:
+            head.append(lines.readline(MAX_RECORD_BYTES))
+        delimiter = "\t" if tabs else max(DELIMITERS, key=names.count)
+        yield from _cells(csv.reader(chain(head, lines), delimiter=delimiter, strict=True))
     finally:
         lines.detach()  # else it closes what it reads
 
@@ -166,12 +173,18 @@ def _value(cell: Any) -> Any:
         return f"{cell.cast(pa.string()).as_py()}{f' {cell.type.unit}' if pa.types.is_duration(cell.type) else ''}"
 
 
+def read_bytes(row: dict[str, Any], texts: Collection[str]) -> None:
+    """Make texts of the values of a row that are bytes in UTF-8. Raises UnicodeDecodeError for one under a name of
+    `texts` that is not."""
+    for name, value in row.items():
+        if isinstance(value, bytes | bytearray | memoryview):
+            with nullcontext() if name in texts else suppress(UnicodeDecodeError):
+                row[name] = bytes(value).decode()
+
+
 def _encoded(row: dict[str, Any], texts: Collection[str]) -> bytes | str:
     try:
-        for name, value in row.items():
-            if isinstance(value, bytes):
-                with nullcontext() if name in texts else suppress(UnicodeDecodeError):
-                    row[name] = value.decode()
+        read_bytes(row, texts)
         return bounded(msgspec.json.encode(row))
     except UnicodeDecodeError:
         return "its text is bytes that are not UTF-8: write it as UTF-8"

@@ -111,7 +111,7 @@ def plan(chunks: Texts, settings: Settings = DEFAULTS, *, name: str = "texts") -
     from interlock.engine.flows.forecast import forecast
 
     with tempfile.TemporaryDirectory() as scratch, python_wording():
-        return Plan(forecast(path_to(chunks, name, Path(scratch)), configuration))
+        return Plan(forecast(path_to(chunks, name, Path(scratch), configuration.settings.naming), configuration))
 
 
 def embed(
@@ -142,7 +142,7 @@ def embed(
     configuration = configured(settings)
     if progress not in SHOWN:
         raise UsageError(f"progress: expected one of {', '.join(SHOWN)}, got {progress!r:.100}")
-    path = path_to(chunks, name, configuration.settings.out / INPUTS)
+    path = path_to(chunks, name, configuration.settings.out / INPUTS, configuration.settings.naming)
     configuration, before = taken_up(path, configuration)
     if before and progress != "none":
         from interlock.console.writing import say

@@ -15,6 +15,8 @@ from typing import Any, cast
 
 import msgspec
 
+from interlock.engine.corpus.naming import USUAL, Naming
+from interlock.engine.corpus.tables import read_bytes
 from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic
 from interlock.recorded import AnyPath, path_of
@@ -29,7 +31,7 @@ _UNNAMED = re.compile(r"__index_level_\d+__")
 _AS_MAPPING = ("to_dict", "export_json_dict", "model_dump")
 
 
-def path_to(texts: object, name: str, above: Path) -> Path:
+def path_to(texts: object, name: str, above: Path, naming: Naming = USUAL) -> Path:
     """Return the path that was given, or that of a file below `above` with the texts, in a directory of their digest.
 
     Raises UsageError for what is neither, naming the first item that cannot be kept.
@@ -50,7 +52,7 @@ def path_to(texts: object, name: str, above: Path) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=".texts-", dir=above))
     file = scratch / f"{name}.{'arrow' if is_table else 'ndjson'}"
     try:
-        _write_table(texts, file) if is_table else _write_lines(cast(Iterable[object], texts), file)
+        _write_table(texts, file) if is_table else _write_lines(cast(Iterable[object], texts), file, naming)
         with atomic.explaining(above):
             place = above / atomic.sha256_of(file)[:16] / file.name
             place.parent.mkdir(exist_ok=True)
@@ -76,7 +78,7 @@ def _write_table(texts: Any, file: Path) -> None:
             writer.write_batch(batch.select(named))
 
 
-def _write_lines(texts: Iterable[object], file: Path) -> None:
+def _write_lines(texts: Iterable[object], file: Path, naming: Naming) -> None:
     try:
         items = iter(texts)
     except TypeError:  # an array of no dimension says it late
@@ -89,7 +91,9 @@ def _write_lines(texts: Iterable[object], file: Path) -> None:
     with file.open("wb") as out:
         for number, item in enumerate(chain((first,), items)):
             try:
-                line = msgspec.json.encode(_record(item), enc_hook=_plain)
+                record = dict(_record(item))
+                read_bytes(record, naming.texts)
+                line = msgspec.json.encode(record, enc_hook=_plain)
             except (TypeError, ValueError, RecursionError) as error:
                 raise UsageError(
                     f"chunks[{number}]: expected a text, a record or a document, got {error}: pass strings"
