@@ -120,6 +120,8 @@ class Stand:
         """What a batch takes on a machine."""
         self.on_first: dict[str, Callable[[], object]] = {}
         """What is done once a machine computes a batch."""
+        self.awaited: dict[str, threading.Event] = {}
+        """Machines that others wait for: no batch ends before each of them has begun one."""
         self.heard, self.controls = Told(), Controls()
         self.spoils: Callable[[str, ClusterNode], object] = lambda machine, node: None
 
@@ -164,6 +166,10 @@ class Stand:
 
     def begun(self, machine: str) -> float:
         self.on_first.pop(machine, lambda: None)()
+        if machine in self.awaited:
+            self.awaited[machine].set()
+        for other in self.awaited.values():
+            other.wait(30)
         return self.seconds.get(machine, 0.0)
 
     def of(self, kind: type[Any]) -> list[Any]:
@@ -244,6 +250,7 @@ def test_vectors_are_those_of_one_node(shop):
 def test_what_a_killed_node_held_is_computed_once_more_and_told(shop):
     stand = Stand(shop, 2)
     stand.seconds = {"m0": 0.05, "m1": 0.5}
+    stand.awaited["m1"] = threading.Event()
     stand.on_first["m1"] = lambda: stand.threads.kill("m1", gone=True)
     stand.run()
     (lost,) = stand.of(ev.NodeLost)
@@ -289,6 +296,7 @@ def test_a_node_that_joins_in_mid_pass_gets_work(shop):
 def test_the_last_batches_of_a_slow_node_are_given_to_another_too(shop):
     stand = Stand(shop, 2)
     stand.seconds = {"m0": 0.5, "m1": 2.0}
+    stand.awaited["m1"] = threading.Event()
     stand.on_first["m1"] = lambda: stand.seconds.update(m0=0.01)
     began = time.monotonic()
     stand.run()
@@ -302,6 +310,7 @@ def test_the_last_batches_of_a_slow_node_are_given_to_another_too(shop):
 def test_a_slow_node_does_not_hold_the_next_pass(shop):
     stand = Stand(shop, 2, "flat", "deep")
     stand.seconds = {"m0": 0.01, "m1": 1.5}
+    stand.awaited["m1"] = threading.Event()
     stand.run()
     granted = [event.lease for event in stand.of(ev.LeaseGranted)]
     assert stand.whole()
@@ -444,6 +453,7 @@ def test_pause_reaches_every_node_and_each_acknowledges_it(shop):
 def test_the_receipts_of_a_slow_node_are_waited_for_where_no_pass_follows(shop):
     stand = Stand(shop, 2)
     stand.seconds = {"m0": 0.01, "m1": 1.0}
+    stand.awaited["m1"] = threading.Event()
     stand.run()
     assert stand.of(ev.BatchesDoubled)
     assert len(stand.of(ev.LeaseReleased)) == len(stand.of(ev.LeaseGranted)) >= 2
