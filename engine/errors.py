@@ -129,14 +129,15 @@ _FILE_SYSTEM = {  # which some, over a network or from a host, do not do
     errno.EINVAL: "its file system may not do what is asked, such as fsync: choose a path on a local disk",
     errno.ENOTSUP: "its file system does not do what is asked: choose a path on a local disk",
 }
-_WORDS = {  # of libraries that raise no OSError, with what they mean
-    "can't start new thread": ("cannot start a thread", errno.EAGAIN),  # Python
-    "Failed to launch worker thread": ("cannot start a thread", errno.EAGAIN),  # Arrow
-    "failed to map segment": ("cannot load a library into memory", errno.ENOMEM),  # the dynamic loader
+_WORDS = {  # of libraries that raise no OSError, with what they mean and what to do
+    "can't start new thread": ("cannot start a thread", _REMEDIES[errno.EAGAIN]),  # Python
+    "Failed to launch worker thread": ("cannot start a thread", _REMEDIES[errno.EAGAIN]),  # Arrow
+    "failed to map segment": ("cannot load a library into memory", _REMEDIES[errno.ENOMEM]),  # the dynamic loader
     "could not create a primitive": (  # it does not say why
         "oneDNN could not create a primitive (usually too little memory)",
-        errno.ENOMEM,
+        _REMEDIES[errno.ENOMEM],
     ),
+    "Invalid log settings": ("TORCH_LOGS is not as torch reads it", "correct it or unset it, and retry"),
 }
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -155,9 +156,9 @@ def limit(error: BaseException) -> str:
     """Say what of the machine ran out or is closed to this user, and what to do; empty for any other error."""
     if isinstance(error, MemoryError):
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
-    for words, (what, number) in _WORDS.items():
+    for words, (what, todo) in _WORDS.items():
         if words in str(error):
-            return f"{what}; {_REMEDIES[number]}"
+            return f"{what}; {todo}"
     if not isinstance(error, OSError) or error.errno not in (*_REMEDIES, *_CLOSED):
         return ""
     where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | os.PathLike) else ""

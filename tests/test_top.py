@@ -91,6 +91,7 @@ LIMITS = {
     "threads of a library": (Exception("Unknown error: Failed to launch worker thread: try again"), "ulimit -u"),
     "memory, to the loader": (ImportError("x.so: failed to map segment from shared object"), "free memory"),
     "memory, to oneDNN": (RuntimeError("could not create a primitive"), "free memory"),
+    "logs of torch": (ValueError("Invalid log settings: x, must be a comma"), "TORCH_LOGS is not as torch reads it"),
 }
 
 
