@@ -125,7 +125,7 @@ def test_what_a_run_was_begun_with_goes_before_the_file_and_the_environment_and_
     file = toml(tmp_path / "other.toml", {})
     file.write_text('roster = "all-minilm-l6"\nceiling = "8GiB"\n')
     said = interlock("run", chunks, "--roster", models / "mean", *ENDS, "--config", file, cwd=tmp_path, check=4)
-    done = pasted(next_of(said.stderr), INTERLOCK_FUSION="mean", INTERLOCK_ROSTER="bge-m3")
+    done = pasted(next_of(said.stderr), INTERLOCK_FUSION="mean", INTERLOCK_ROSTER="bge-m3", INTERLOCK_THREADS="3")
     assert done.returncode in (0, 4), done.stderr
     assert "environment INTERLOCK_ROSTER: roster is not taken" in done.stderr
     assert "ceiling is not taken" not in done.stderr  # it is the run's

@@ -257,7 +257,7 @@ def read_and_tokenise(
 
         def take(texts: list[str]) -> None:
             if stop():
-                raise Stopped("stopped by the operator while reading: nothing was kept, repeat the command")
+                raise Stopped("stopped by the operator while reading: this session did nothing, repeat the command")
             for key, store in stores.items():
                 began = time.monotonic()
                 with naming(wanted[key].models, wanted[key].tokenizer):

@@ -322,7 +322,7 @@ class Run:
         if not self.deadline.allows(0.0) and self.deadline.near:
             raise Stopped(
                 f"deadline {self.settings.ends}: the last {CLOSING_SECONDS:.0f} s, which close a run, came before "
-                "chunks were read: nothing was kept, repeat the command with a later --deadline"
+                "chunks were read: this session did nothing, repeat the command with a later --deadline"
             )
         return self.controls.stop_requested
 
