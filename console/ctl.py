@@ -18,7 +18,7 @@ from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.runs import Overview, overview, state_of
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import Control, RunState
-from interlock.engine.record.words import LONG, command, duration, named, percent, safe
+from interlock.engine.record.words import LONG, command, named, percent, remaining, safe
 from interlock.widgets.formats import clock
 
 POLL_SECONDS = 0.1
@@ -93,7 +93,7 @@ def status(directory: Path, *, as_json: bool) -> str:
     facts: dict[str, object] = {
         "run": named(directory),
         "state": stopping or ran.word,
-        "detail": ran.detail,
+        "detail": ran.told,
         "done": round(now.share_done, 4),
         "upload": upload_told(seen),
         "seconds_left": seen.left.seconds if seen.left else None,
@@ -107,12 +107,12 @@ def status(directory: Path, *, as_json: bool) -> str:
     }
     if as_json:
         return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
-    left = f"  {duration(seen.left.seconds)} left" if seen.left else ""
+    left = f"  {remaining(seen.left.seconds)} left" if seen.left else ""
     yes = {True: "on", False: "off"}
     done = now.share_done if seen.share_done is None else seen.share_done
     lines = [
         f"{directory}: {stopping or seen.health.word}  {percent(done).strip()}{left}",
-        seen.health.detail,
+        seen.health.detail if seen.resumable and not seen.ran else seen.health.told,  # else said below
         "  ".join(seen.attention.words),
         f"in use by {facts['in_use_by']}" if facts["in_use_by"] else "",
         f"schedule {now.schedule}, CPU fallback {yes[now.cpu_fallback]}, paused {yes[now.paused]}",

@@ -31,6 +31,7 @@ from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import events as ev
 from interlock.engine.record import rundir
 from interlock.engine.record.health import health
+from interlock.engine.record.inputs import onward
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import LATEST
 from interlock.engine.record.words import duration
@@ -118,7 +119,7 @@ async def test_state_progress_devices_and_keys_show_at_any_size_down_to_one_line
                 lines = await seen(app, pilot)
                 assert [len(line) for line in lines] == [size[0]] * size[1]
                 header, *panes, footer = lines
-                for word in ("DEGRADED" if devices == 8 else "TEXT LOST", "SIMULATED", "%"):
+                for word in ("TEXT PARKED", "SIMULATED", "%"):
                     assert word in header
                 text = "\n".join(panes)
                 named = sum(f"cuda:{number}" in text for number in range(devices))
@@ -130,7 +131,7 @@ async def test_state_progress_devices_and_keys_show_at_any_size_down_to_one_line
                 footers.append(footer.rstrip())
         await pilot.resize_terminal(39, 9)
         first, *rest = await seen(app, pilot)
-        assert "DEGRADED" in first and "%" in first and "".join(rest).strip() == ""
+        assert "TEXT PARKED" in first and "%" in first and "".join(rest).strip() == ""
     assert all(keys.endswith("q Quit") for keys in footers)
     by_width = sorted(footers[:4], key=len)  # the wider, the more keys
     assert [by_width[place] for place in (1, 2, 3, 0)] == footers[:4] and len(by_width[3]) > 140
@@ -144,7 +145,7 @@ async def test_ascii_mode_shows_no_other_character_whatever_is_laid_over_the_scr
         assert whole(app).isascii()
         await pilot.resize_terminal(80, 24)
         lines = "".join(await seen(app, pilot))
-        assert all(word in lines for word in ("DEGRADED", "HELD", "LOST", "running", "done"))
+        assert all(word in lines for word in ("TEXT PARKED", "HELD", "LOST", "running", "done"))
         for keys in ("question_mark", "x", "c", "S", "q", "slash", "6 up enter"):
             await pilot.press(*keys.split())
             await seen(app, pilot)
@@ -395,10 +396,11 @@ async def test_events_are_narrowed_while_one_types_opened_filtered_and_exported(
 async def test_what_went_wrong_is_counted_until_a_key_shows_it(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
-        assert "1 text parked" in (await seen(app, pilot))[0]
+        first = (await seen(app, pilot))[0]
+        assert "1 warning" in first and "1 text parked" not in first  # which the reason tells
         await pilot.press("slash", "!", "enter")
         lines = await seen(app, pilot)
-        assert "1 text parked" not in lines[0]
+        assert "1 warning" not in lines[0]
         assert any("6 Events  follow  /!" in line for line in lines)
         assert {line.severity for line in app.main._events.listed()} == {"warning", "error"}
         await pilot.press("slash", "escape")
@@ -417,10 +419,10 @@ async def test_a_ladder_is_a_row_with_its_end_and_zoomed_all_its_steps(recorded)
         batches = {(step.body.model_pass, step.body.batch_index) for step in steps}
         climbed = ladders(lambda: steps)
         assert len(climbed) == len(batches) and sum(len(each.steps) for each in climbed) == count
-        await pilot.press("z", "down")
+        await pilot.press("z")  # the one that did not help stands first
         text = "\n".join(await seen(app, pilot))
         assert all(word in text for word in ("float32", "needs", "free", "invalid vector", "retrying alone"))
-        await pilot.press("down")
+        await pilot.press("down", "down")
         assert "too large for the free memory" in whole(app) and "float32" not in whole(app)
 
 
@@ -441,16 +443,16 @@ async def test_five_panes_stand_together_from_100x30_on_and_each_is_one_key_away
     titles = ("1 Memory", "2 Passes", "3 Leases", f"4 Mitigations {count}", "5 Cache 2 of 3")
     async with shown(recorded, (100, 30)) as (app, pilot):
         assert all(title in whole(app) for title in titles) and "6 Events" in whole(app)
-        assert "on the CPU" in whole(app) and "HELD" in whole(app) and "0 reused" in whole(app)
+        assert "on the CPU" in whole(app) and "HELD" in whole(app) and "of 2928 new" in whole(app)
         await pilot.resize_terminal(80, 24)
         text = "\n".join(await seen(app, pilot))
         assert all(title in text for title in titles)
-        for key, word in (("4", "model moved"), ("5", "0 reused"), ("3", "HELD")):
+        for key, word in (("4", "│1/47"), ("5", "of 2928 new"), ("3", "HELD")):
             await pilot.press(key)
             text = "\n".join(await seen(app, pilot))
             assert word in text and all(title in text for title in titles)
         await pilot.press("4", "6")
-        assert "model moved" in "\n".join(await seen(app, pilot))
+        assert "│1/47" in "\n".join(await seen(app, pilot))
 
 
 async def test_what_a_journal_has_taken_back_is_forgotten_on_the_screen(tmp_path, monkeypatch):
@@ -631,9 +633,9 @@ async def test_no_reason_time_failing_text_or_command_that_goes_on_is_cut_at_any
             await pilot.press("down")
             said += [line[box.x : box.right] for line in await seen(app, pilot)]
         assert "--retry-parked" in together("".join(said))
-        recorded.note = "continue it with interlock run chunks --resume"
         await pilot.press("escape")
-        assert together(recorded.note) in together("".join(await seen(app, pilot)))
+        again = onward(recorded.snapshot(), recorded.directory.path)
+        assert together(f"continue it with {again}") in together("".join(await seen(app, pilot)))
 
 
 PARKED = ev.RowParked(
@@ -738,8 +740,10 @@ async def test_the_command_that_goes_on_is_copied_by_a_key_that_the_footer_has_w
     async with shown(recorded, (80, 24)) as (app, pilot):
         app.copy_to_clipboard = copied.append
         assert "y Copy" not in text_of(app)[-1] and text_of(app)[-1].rstrip().endswith("q Leave")
-        recorded.note = "continue it with interlock run Docs --resume"
+        recorded.recorder.emit(PARKED)
+        await seen(app, pilot)
         await pilot.press("y")
         assert "y Copy" in (await seen(app, pilot))[-1] or "copied" in text_of(app)[-1]
         await pilot.press("up", "y")  # an event that was gone to is copied instead
-        assert copied == ["interlock run Docs --resume", app.main._events.chosen.text]
+        assert copied == [onward(recorded.snapshot(), recorded.directory.path), app.main._events.chosen.text]
+        assert copied[0].endswith("--resume --retry-parked")

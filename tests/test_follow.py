@@ -23,6 +23,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.atomic import held
 from interlock.engine.record.events import Entry
 from interlock.engine.record.fold import fold
+from interlock.engine.record.inputs import onward
 from interlock.engine.record.journal import Journal, encode
 from interlock.engine.record.recorder import LATEST, journal_at
 from interlock.engine.record.rundir import RunDirectory
@@ -118,15 +119,16 @@ def test_a_writer_killed_midway_is_shown_as_gone_with_what_it_wrote(tmp_path, cl
     until(lambda: source.gone)
     seen = source.snapshot()
     assert (seen.phase, source.over, seen.over) == (GONE, False, False)
-    assert source.note.endswith(f"--out {tmp_path} --run-id run --resume") and seen.reason == source.note
-    assert seen.reason.startswith("no word of why: killed, ")
-    assert source.parting == f"the run's process died: {seen.reason}"
+    assert source.note == seen.reason == "no word of why: killed, or the machine went down"
+    again = onward(seen, tmp_path / "run")
+    assert again.endswith(f"--out {tmp_path} --run-id run --resume")
+    assert source.parting == f"the run's process died: {seen.reason}; continue it with {again}"
     assert (source.kind, source.controls) == ("watch", None)
     until(lambda: source.snapshot().seq == folded(tmp_path / "run").seq)
     recorded(tmp_path / "run").go()
     until(lambda: source.over)
     assert source.snapshot() == folded(tmp_path / "run")
-    until(lambda: source.note.endswith("--run-id run --resume --retry-parked"))
+    assert onward(source.snapshot(), tmp_path / "run") == f"{again} --retry-parked"
 
 
 def test_a_run_of_another_process_is_seen_whole_when_watched_from_before(tmp_path, closing):

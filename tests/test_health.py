@@ -1,5 +1,7 @@
 """One word for how a run stands: what ended it, what keeps it from going on, what it goes on without."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +17,7 @@ from interlock.engine.record.state import RunState
 from interlock.widgets import gauges
 from tests.snapshots import one_lease, sample
 
-GOES_ON = "; nothing is lost: its batches go to cuda:0; check it"
+GOES_ON = ", no work lost: the batches go to cuda:0, only the end comes later"
 
 
 def now(run: Snapshot, later: float = 0.0) -> Health:
@@ -34,41 +36,42 @@ def test_every_phase_has_its_word_and_how_bad_it_is(phase: str, word: str, level
 
 
 def test_a_run_that_goes_on_without_a_gpu_or_a_model_is_degraded_and_says_why() -> None:
-    assert now(sample(lost=(1,), parked=0)) == Health("DEGRADED", "error", f"1 GPU lost (cuda:1){GOES_ON}")
+    assert now(sample(lost=(1,), parked=0)) == Health("DEGRADED", "warn", f"1 GPU lost (cuda:1){GOES_ON}")
     run = sample(lost=(0, 1), parked=0)
-    failed = replace(run, passes=(replace(run.passes[0], failure="no weights"), *run.passes[1:]))
-    assert (
-        now(failed).detail == f"2 GPUs lost (cuda:0, cuda:1), 1 model failed ({run.passes[0].model}: no weights)"
-        "; check them, the rest goes on"
+    failed = now(replace(run, passes=(replace(run.passes[0], failure="no weights"), *run.passes[1:])))
+    assert (failed.word, failed.level) == ("MODEL FAILED", "error")
+    assert failed.detail == (
+        f"1 model failed ({run.passes[0].model}: no weights); 2 GPUs lost (cuda:0, cuda:1), the rest goes on"
     )
 
 
 @pytest.mark.parametrize(("changes", "told"), [
-    ({"parked": 1}, "; check it, the rest goes on"),  # that one is lost
-    ({"lost": (0, 1)}, ", cuda:1); nothing is lost: their batches go to the CPU; check them"),
-    ({"phase": "delivering"}, "; check it, the rest goes on, delivering"),
+    ({"parked": 1}, "1 text parked, no vector; 1 GPU lost (cuda:1), the rest goes on"),
+    ({"lost": (0, 1)}, ", cuda:1), no work lost: the batches go to the CPU, only the end comes later"),
+    ({"phase": "delivering"}, "(cuda:1), the rest goes on, delivering"),
 ])  # fmt: skip
-def test_who_computes_what_a_lost_gpu_had_is_said_and_that_nothing_is_lost_only_where_that_is_true(changes, told):
+def test_who_computes_what_a_lost_gpu_had_is_said_and_that_no_work_is_lost_only_where_that_is_true(changes, told):
     assert told in now(sample(**{"lost": (1,), "parked": 0, **changes})).detail
 
 
-def test_where_nothing_is_left_that_may_compute_only_the_check_is_asked_for() -> None:
+def test_where_nothing_is_left_that_may_compute_no_work_is_promised_and_the_check_has_its_command() -> None:
     run = replace(sample(lost=(0, 1), parked=0), cpu_fallback=False)
-    assert now(run).detail == "2 GPUs lost (cuda:0, cuda:1); check them, the rest goes on"
+    assert now(run).detail == "2 GPUs lost (cuda:0, cuda:1), the rest goes on"
+    assert now(run).remedy == ("before the next run check it with", "interlock doctor --gpu")
 
 
 def test_a_run_on_gpus_that_computes_on_the_cpu_is_degraded_and_one_that_has_none_is_not() -> None:
     on_host = one_lease(3, held=None, devices=["cpu"])
-    slower = Health("DEGRADED", "warn", f"{on_host.model} on the CPU")  # nothing of it is lost
+    slower = Health("DEGRADED", "warn", f"{on_host.model} on the CPU, only slower")  # nothing of it is lost
     assert now(replace(sample(parked=0), leases=(on_host,))) == slower
     assert now(replace(sample(1, kind="cpu", parked=0), leases=(on_host,))).word == "RUN"
 
 
 @pytest.mark.parametrize(("phase", "lost", "level"), [
     ("running", {"parked": 1}, "error"), ("incomplete", {"parked": 1}, "error"), ("stopped", {"parked": 1}, "error"),
-    ("running", {"lost": (1,)}, "error"), ("completed", {"lost": (1,)}, "ok"), ("incomplete", {}, "warn"),
+    ("running", {"lost": (1,)}, "warn"), ("completed", {"lost": (1,)}, "ok"), ("incomplete", {}, "warn"),
 ])  # fmt: skip
-def test_a_loss_is_red_while_the_run_goes_on_and_once_it_has_ended(phase, lost, level) -> None:
+def test_what_results_lack_is_red_and_what_is_only_computed_elsewhere_is_not(phase, lost, level) -> None:
     run = sample(phase=phase, **{"parked": 0, **lost})
     assert now(run).level == level
 
@@ -84,12 +87,42 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
     hosted = snapshot(state, 1).hosted
     on_host = one_lease(3, held=None, devices=["cpu"])
     run = replace(sample(parked=0), leases=(on_host,), hosted={int(on_host.model_pass): hosted[0]})
-    assert now(run).detail == f"{on_host.model} on the CPU: cause None; raise --ceiling"
+    assert now(run).detail == f"{on_host.model} on the CPU, only slower: cause None; raise --ceiling"
+
+
+@pytest.mark.parametrize(("changes", "remedy"), [
+    ({"hosted": "raise --ceiling to 3.5GiB or more"}, ("for a GPU stop it and continue it with", "--ceiling 3.5GiB")),
+    ({"deadline": 1.0}, ("after that continue it with", "")),
+    ({"memory_free": 1}, ("or stop it and continue it in less with", "--warm 0")),
+    ({"disk_free": 1}, ("if it stops for that, continue it with", "")),
+    ({"parked": 1}, ("after the run retry with", "--retry-parked")),
+    ({"phase": "stopped"}, ("continue it with", "")),
+    ({"phase": GONE}, ("continue it with", "")),
+    ({}, None),
+])  # fmt: skip
+def test_a_state_that_a_command_mends_has_it_whole_where_the_run_lies_and_when_to_run_it(changes, remedy) -> None:
+    place, on_host = Path("runs/r"), one_lease(0, held=None, devices=["cpu"])
+    run = replace(
+        sample(parked=0),
+        chunks="Docs",
+        **{name: changes[name] for name in changes if name in ("deadline", "parked", "phase")},
+    )
+    run = replace(run, exit_code=4) if run.phase == "stopped" else run
+    if action := changes.get("hosted"):
+        move = ev.Mitigated(model_pass=0, rung="cpu", device="cuda:0", cause="fits on no GPU", action=action, rows=1)
+        run = replace(run, leases=(on_host,), hosted={0: move})
+    if readings := {name: changes[name] for name in changes if name.endswith("_free")}:
+        first = replace(run.devices[0], readings=Readings(used=1, total=2, **readings))
+        run = replace(run, devices=(first, *run.devices[1:]))
+    made = health(run, run.latest_at, place).remedy
+    whole = "interlock run Docs --out runs --run-id r --resume"
+    assert made == (remedy and (remedy[0], f"{whole} {remedy[1]}".rstrip()))
+    assert now(run).remedy is None
 
 
 def test_what_keeps_a_run_from_going_on_is_said_before_what_it_goes_on_without() -> None:
     found = now(sample(lost=(1,), paused=True, parked=0))
-    assert (found.word, found.level, found.detail) == ("PAUSED", "error", f"1 GPU lost (cuda:1){GOES_ON}")
+    assert (found.word, found.level, found.detail) == ("PAUSED", "warn", f"1 GPU lost (cuda:1){GOES_ON}")
     assert now(sample(phase="failed", paused=True, reason="disk full")) == Health("FAILED", "error", "disk full")
 
 
@@ -189,12 +222,8 @@ def test_a_run_with_a_text_that_has_no_vector_names_its_place_while_it_runs() ->
         collection="d",
     )
     found = now(replace(sample(), parked=2, first_parked=parked))
-    assert (found.word, found.level) == ("TEXT LOST", "error")
-    assert (
-        found.detail
-        == "2 texts without a vector (first a_chunks.json record 8, chunk c8: not finite); once it is over, --resume "
-        "--retry-parked tries again"
-    )
+    assert (found.word, found.level) == ("TEXT PARKED", "error")
+    assert found.detail == "2 texts parked, no vector (first a_chunks.json record 8, chunk c8: not finite)"
 
 
 def test_a_text_whose_file_nobody_wrote_down_counts_from_1_like_its_event() -> None:
@@ -211,6 +240,6 @@ def test_of_several_things_that_are_wrong_none_hides_another() -> None:
     first, *rest = run.devices
     full = replace(first, readings=Readings(used=1, total=2, disk_free=5 << 20))
     found = now(replace(run, devices=(full, *rest), deadline=run.latest_at + left.seconds / 2))
-    assert found.word == "LOW DISK"
+    assert (found.word, found.level) == ("TEXT PARKED", "error")  # red before amber
     assert "5.0 MiB free" in found.detail and "1 GPU lost (cuda:1)" in found.detail and "to be resumed" in found.detail
-    assert found.detail.endswith("; 1 text without a vector; once it is over, --resume --retry-parked tries again")
+    assert found.detail.startswith("1 text parked, no vector; ")

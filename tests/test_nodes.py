@@ -170,12 +170,13 @@ def test_a_lost_node_is_one_thing_to_look_at_and_not_its_devices_too():
     run = seen(*LOSS)
     assert (
         health(run, run.latest_at).detail
-        == "1 node lost (node-2); nothing is lost: its batches go to the other devices; check it"
+        == "1 node lost (node-2), no work lost: the batches go to the other devices, only the end comes later"
+        "; a machine that is started again joins"
     )
-    assert attention(run).words == ["1 node loss"]
+    assert attention(run).words == ["1 node lost"]
     back = seen(*LOSS, joined("node-2"), ev.DeviceLost(device="node-2/cuda:0", reason="fell off the bus"))
     assert health(back, back.latest_at).detail.startswith("1 GPU lost (")
-    assert attention(back).words == ["1 node loss", "1 GPU lost"]
+    assert attention(back).words == ["1 node lost", "1 GPU lost"]
     refused = seen(*THREE, ev.NodeRefused(node="node-4", reason="torch is 2.12 there, 2.13 here"))
     assert health(refused, refused.latest_at).word != "DEGRADED"
     assert attention(refused).words == ["1 warning"]

@@ -272,7 +272,7 @@ def test_those_that_need_somebody_stand_first_and_history_last(out):
         for name, (state, wrong, age, held) in ways.items()
     ]
     mixed = [*made[1::2], *made[::2]]
-    degraded = replaced(made[2], health=Health("DEGRADED", "error"), attention=CALM)  # a model of it failed
+    degraded = replaced(made[2], health=Health("MODEL FAILED", "error"), attention=CALM)  # a model of it failed
     assert degraded.need(time.time()) == made[2].need(time.time()) == made[0].need(time.time()) + 1
     assert [each.id for each in sorted(mixed, key=neediest)] == list(ways)
     styles = {each.id: {span.text: span.style for span in runs_text.cells(each, LATER)} for each in made}

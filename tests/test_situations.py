@@ -8,36 +8,44 @@ import pytest
 from tools.screenshots import shown, steady
 from tools.situations import SITUATIONS, SIZES
 
+AGAIN = "interlock demo --scripted --out . --run-id 20260901-080000 --resume"
 SAID = {
-    "well": ("● RUN", "SIMULATED", "eta "),
+    "well": ("● RUN", "SIMULATED", "eta ", "2 inputs refused, records or files: s says which and why"),
     "taken": (
         "▲ CROWDED", "cuda:0: others hold 2.0 GiB (pid 4711 kim)", "next batch needs 740.0 MiB", "end those", "eta ",
     ),
     "card-lost": (
-        "✖ DEGRADED", "1 GPU lost (cuda:1); nothing is lost: its batches go to cuda:0; check it", "ECC error", "eta ",
+        "▲ DEGRADED", "1 GPU lost (cuda:1), no work lost: the batches go to cuda:0", "interlock doctor --gpu",
+        "ECC error", "eta ", "y Copy",
     ),
     "parked": (
-        "✖ TEXT LOST", "1 text without a vector (Handbook/part-0007_chunks.json record 1,284, chunk f3b1c2d4-5e6f",
-        "once it is over, --resume --retry-parked", "eta ",
+        "✖ TEXT PARKED", "1 text parked, no vector (Handbook/part-0007_chunks.json record 1,284, chunk f3b1c2d4-5e6f",
+        "after the run retry with", f"{AGAIN} --retry-parked", "eta ",
     ),
-    "disk": ("▲ LOW DISK", "412.0 MiB free on the disk of /home/operator", "free some, or the run stops there", "eta "),
-    "memory": ("▲ LOW MEMORY", "187.0 MiB of the host's memory free: end other programs", "S Stop", "eta "),
-    "node-lost": ("✖ DEGRADED", "1 node lost (node-3); nothing is lost: its batches go to the other devices", "eta "),
-    "server": ("✖ WAITING FOR SERVER  watch", "61% uploaded", "1,280 of 2,096 points", "(7 attempts", "check"),
-    "deadline": ("▲ LATE", "of work is more than the 0:40 left: it stops then, to be resumed", "eta "),
+    "disk": (
+        "▲ LOW DISK", "412.0 MiB free on the disk of /home/operator", "free some, or the run stops there", "eta ",
+        f"if it stops for that, continue it with {AGAIN}",
+    ),
+    "memory": ("▲ LOW MEMORY", "187.0 MiB of the host's memory free: end other programs", f"{AGAIN} --warm 0", "eta "),
+    "node-lost": ("▲ DEGRADED", "1 node lost (node-3), no work lost: the batches go to the other devices", "eta "),
+    "server": (
+        "✖ WAITING FOR SERVER  watch", "61% uploaded", "1,280 of 2,096 points", "7 attempts", "check the server",
+        "the run is INCOMPLETE: then continue it with", f"{AGAIN} --retry-parked",
+    ),
+    "deadline": ("▲ LATE", "of work is more than the 0:40 left: it stops then, to be resumed", AGAIN, "eta "),
     "paused": ("■ PAUSED", "by operator", "P resumes", "P Resume", "S Stop"),
     "cpu": (
-        "▲ DEGRADED", "sim-bge-m3 on the CPU: sim-bge-m3 fits on no GPU", "raise --ceiling to 3.5GiB or more", "eta ",
+        "▲ DEGRADED", "sim-bge-m3 on the CPU, only slower: fits on no GPU", f"{AGAIN} --ceiling 3.5GiB", "eta ",
         "on CPU", "left cpu",
     ),
     "shared": ("at once", "eta ", "EXCL off"),
-    "ended-parked": ("✖ INCOMPLETE  watch", "1 text has no sim-bge-large-en, sim-bge-m3", "--resume --retry-parked"),
+    "ended-parked": ("✖ INCOMPLETE  watch", "1 text has no sim-bge-large-en, sim-bge-m3", f"{AGAIN} --retry-parked"),
     "died": (
-        "✖ RUN PROCESS DIED  watch", "continue it with interlock demo --scripted --out runs", "last 08:00:",
+        "✖ RUN PROCESS DIED  watch", f"continue it with {AGAIN}", "last 08:00:",
         "process died: no", "y Copy",
     ),
-    "stopped": ("▲ STOPPED  watch", "stopped by the operator", "continue it with interlock demo --scripted", "y Copy"),
-    "resumed": ("● RUN", "resumed", "eta ", "2 on disk", "with its process"),
+    "stopped": ("▲ STOPPED  watch", "stopped by the operator", f"continue it with {AGAIN}", "y Copy"),
+    "resumed": ("● RUN", "resumed", "eta ", "2 on disk", "with its process", "kept"),
 }  # fmt: skip
 """What stands on the screen, line breaks or not."""
 

@@ -3,7 +3,6 @@ it ended, and that its process died. Real processes, and a server behind a socke
 
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -19,7 +18,7 @@ from interlock.console.sources.runs import RunList
 from interlock.console.text import runs_text
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import journal, judgement
-from interlock.engine.record.health import Health
+from interlock.engine.record.health import Health, Remedy
 from interlock.engine.record.journal import Acknowledged, Upload, UploadBinding, UploadJournal, upload_of
 from interlock.engine.record.judgement import Judgement, judge, uploaded
 from interlock.engine.record.runs import delete, overview
@@ -124,7 +123,7 @@ def test_a_run_that_was_to_be_uploaded_says_so_where_nothing_of_that_has_begun(u
         found = now(run)
         assert (found.word, found.level) == ("UPLOAD NOT BEGUN", "warn")
         onward = f"interlock upload {run} --qdrant {url} --prune"
-        assert f"nothing is at {url.partition('://')[2]}: " in found.detail and found.detail.endswith(onward)
+        assert found.detail == f"nothing is at {url.partition('://')[2]}" and found.remedy.command == onward
         assert json.loads(status(run, as_json=True))["upload"]["done"] == 0
         interlock(*shlex.split(onward)[1:])
         assert now(run) == DONE
@@ -142,7 +141,7 @@ def test_an_upload_that_was_killed_between_two_collections_is_not_done(upload, t
     with serving(upload.bridge) as url:
         interlock("upload", run, "--qdrant", url, first=died, check=-signal.SIGKILL)
         found = now(run)
-        assert found.word == "UPLOAD DIED" and f"continue it with interlock upload {run} --qdrant {url}" in found.detail
+        assert found.word == "UPLOAD DIED" and f"continue it with interlock upload {run} --qdrant {url}" in found.told
         interlock("upload", run, "--qdrant", url)
         assert now(run) == DONE
 
@@ -155,7 +154,7 @@ def test_an_upload_whose_process_died_says_so_until_the_same_command_has_done_it
     process.communicate(60)
     found = now(run)
     assert (found.word, found.level) == ("UPLOAD DIED", "error")
-    assert "24 of 90 points" in found.detail and f"interlock upload {run} --qdrant http" in found.detail
+    assert "24 of 90 points" in found.detail and f"interlock upload {run} --qdrant http" in found.told
     upload.bridge.before = lambda *_: None
     assert going().communicate(60)
     assert now(run) == DONE
@@ -170,7 +169,8 @@ def test_the_command_that_continues_an_upload_has_the_flags_it_was_begun_with_an
     until(lambda: now(run).word == "WAITING FOR SERVER")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(60)
-    (told,) = re.findall(r"continue it with (interlock .*?): ", now(run).detail)
+    when, told = now(run).remedy
+    assert when == "continue it with"
     _, *words = shlex.split(told)
     url = words[words.index("--qdrant") + 1]
     assert sorted(words) == sorted(["upload", str(run), "--qdrant", url, *flags, "--settle", "60", "--prune"])
@@ -266,7 +266,8 @@ def test_what_is_told_of_a_server_is_no_older_than_its_answer(tmp_path, monkeypa
         moment[0] += 9
         open_one.note("no route", 2, 51.0)
         found = after(1).detail
-        assert "asked in vain for 0:10 (2 attempts, gives up in 0:50)" in found and found.endswith("last: no route")
+        assert "no answer for 0:10, goes on by itself or gives up in 0:50" in found
+        assert found.endswith("2 attempts, last: no route")
         open_one.note()
         assert after(0).word == "UPLOADING"
         open_one.acknowledge(300)
@@ -301,3 +302,9 @@ def test_how_a_run_ended_is_not_hidden_by_its_upload():
     found = uploaded(Judgement(health=Health("INCOMPLETE", "warn", "no vectors of a")), at_it, 5.0)
     assert (found.health.word, found.health.level, found.share_done) == ("UPLOADING", "warn", 0.01)
     assert found.health.detail.endswith("; the run is INCOMPLETE")
+    again = Remedy("continue it with", "interlock run in --resume")
+    waits = at_it._replace(latest=Acknowledged(rows=10, at=5.0, since=4.0, waits="503", attempts=2, until=65.0))
+    found = uploaded(Judgement(health=Health("INCOMPLETE", "warn", "why", remedy=again)), waits, 5.0)
+    assert found.health.remedy == ("the run is INCOMPLETE: then continue it with", again.command)
+    whole = uploaded(Judgement(health=Health("DONE", "ok")), waits, 5.0)
+    assert whole.health.remedy == ("if it gives up, upload the rest with", waits.onward)

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from interlock.console.text.recap import resuming
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.record.facts import Memory, Readings, Receipt, Tenant
-from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.journal import Acknowledged, Upload, UploadBinding
 from interlock.engine.record.judgement import left_behind
 from interlock.engine.record.rundir import NO_WORD
-from interlock.engine.record.words import command
 from tools.recorded import Recorded
 from tools.screenshots import RUN, Shot, console, shown, steady
 
@@ -130,16 +127,8 @@ def watched(run: Recorded, look: "Look", **changes: Any) -> "App[Any]":
 
 def died(run: Recorded, look: "Look") -> "App[Any]":
     """A watch of a run whose process is gone."""
-    begun = run.snapshot()
-    words = resume_words(begun.chunks, HERE, begun.config)
-    why = f"{NO_WORD}; continue it with {command(words)}"
-    seen = left_behind(begun, why)
-    return watched(run, look, snapshot=lambda: seen, controls=None, note=why)
-
-
-def over(run: Recorded, look: "Look") -> "App[Any]":
-    """A watch of a run that has ended, which says how to go on."""
-    return watched(run, look, note=f"continue it with {resuming(run.snapshot(), HERE)}")
+    seen = left_behind(run.snapshot(), NO_WORD)
+    return watched(run, look, snapshot=lambda: seen, controls=None, note=NO_WORD)
 
 
 def waiting(run: Recorded, look: "Look") -> "App[Any]":
@@ -179,7 +168,7 @@ def stopped(run: Recorded, look: "Look") -> "App[Any]":
     run.recorder.emit(ev.LeaseReleased(lease.lease, lease.model_pass, lease.model, 33.0, receipts))
     run.controls.stop(ExitCode.STOPPED)
     run.code = run.go()
-    return over(run, look)
+    return watched(run, look)
 
 
 SITUATIONS = (
@@ -195,7 +184,7 @@ SITUATIONS = (
     Shot("paused", CALM, heeded=("pause", "yes")),
     Shot("cpu", 0.0, make=on_the_cpu),
     Shot("shared", 0.56),
-    Shot("ended-parked", 1.0, make=over),
+    Shot("ended-parked", 1.0, make=watched),
     Shot("died", CALM, make=died),
     Shot("stopped", CALM, make=stopped),
     Shot("resumed", CALM, make=resumed),

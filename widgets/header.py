@@ -13,7 +13,7 @@ from interlock.engine.record.health import PAUSED, Health, at_rest, batches_of, 
 from interlock.engine.record.judgement import CALM, Attention, Judgement
 from interlock.engine.record.outlook import Outlook
 from interlock.engine.record.snapshot import Snapshot
-from interlock.engine.record.words import duration, pass_of, percent, several
+from interlock.engine.record.words import duration, pass_of, percent, remaining, several
 from interlock.widgets import formats as words
 from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of, wrapped
 
@@ -29,11 +29,13 @@ SPELT = 120
 WHOLE, ROOMY = 32, 60
 """Cells of the reason of a state up to which it stands beside the rest, where nothing that matters more goes for it; a
 longer one has lines of its own, indented from so many columns on."""
+COMMAND = 80
+"""Columns from which on a command stands below the reason while the run goes on: devices matter more on a small one."""
 MIDDLE = 20
 """Cells of what happened below which a long reason is cut at its end."""
 ELAPSED = 40
-END = 4
-"""The rank of when it ends."""
+END, PASS = 4, 10
+"""The ranks of when it ends, and of how far which pass is."""
 SPREAD = 16
 IN_WORDS = {"shared": "models side by side", "rotating": "models take turns"}
 """What EXCL off means."""
@@ -73,29 +75,41 @@ def rows(
     left = [*chip, *marks, *moment, *_where(snapshot, judged, spelt=width >= SPELT)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]
+    if width < ROOMY:  # where each cell counts, numbers have none to grow into
+        left = [field._replace(text=field.text.strip()) for field in left]
     below: list[Row] = []
     if lines and len(chip) > 1 and (width_of(chip[1].text) > WHOLE or 1 not in _standing(left, width)):
         indent = 3 if width >= ROOMY else 1
         room = max(1, width - indent - 1)
-        told = wrapped(chip[1].text, room)
-        why, begins, onward = chip[1].text.partition("interlock ")
-        if begins and width_of(begins + onward) <= room and len(before := wrapped(why.rstrip(), room)) < lines:
-            told = [*before, begins + onward]  # a command to copy has a line of its own
+        told, remedy, does = wrapped(chip[1].text, room), judged.health.remedy, list[str]()
+        if remedy:
+            why, onward = "; ".join(filter(None, [judged.health.detail, remedy.when])), wrapped(remedy.command, room)
+            # A command to copy has lines of its own where that cuts nothing; no word before it stands alone.
+            before = min(
+                (wrapped(why, cells) for cells in (room, room - 9)), key=lambda each: (len(each), " " not in each[-1])
+            )
+            fits = len(before) + len(onward) <= lines
+            if goes_on(snapshot) and (width < COMMAND or (not fits and len(told) > lines)):
+                told = wrapped(judged.health.detail, room)  # the command is a key away, and not needed at once
+            elif fits:
+                told, does = before, onward
         if len(told) > lines:
-            rooms = range(lines * room, (lines - 1) * room, -4)
+            rooms = range(lines * room, lines * room // 2, -4)
             laid = (wrapped(_abridged(chip[1].text, cells), room) for cells in rooms)
             told = next((each for each in laid if len(each) <= lines), chop_cells(chip[1].text, room))
             told[lines - 1 :] = ["".join(told[lines - 1 :])]
-        below = [fitted([Span(" " * indent), Span(fit(line, room), chip[1].style)], width) for line in told]
+        styles = [chip[1].style] * len(told) + ["bold"] * len(does)
+        drawn = zip(told + does, styles, strict=True)
+        below = [fitted([Span(" " * indent), Span(fit(line, room), style)], width) for line, style in drawn]
         del left[1]
     rest = [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
     rest += _warnings(snapshot, stale, dropped, frozen)
-    counts = _counts(fresh, spelt=True)
-    soonest = next((place for place, field in enumerate(left) if field.rank == END), 0)
-    # When it ends is worth more than the names of what went wrong, which are counted all the same.
-    needed = {soonest, *range(len(left), len(left) + len(counts))}
-    if width < SPELT or not needed <= {*_standing([*left, *counts, *rest], width)}:
-        counts = _counts(fresh, spelt=False)
+    counts, named = (_counts(fresh, judged.health, spelt=each) for each in (False, True))
+    short, spelt = ({*_standing([*left, *each, *rest], width)} for each in (counts, named))
+    # How far it is and when it ends are worth more than the names of what went wrong, which are counted all the same.
+    needed = {place for place, field in enumerate(left) if place in short and field.rank <= PASS}
+    if needed | {*range(len(left), len(left) + len(named))} <= spelt:
+        counts = named
     return [_laid(left, [*counts, *rest], width), *below]
 
 
@@ -126,7 +140,7 @@ def _chip(
     fields = [Field(0, f"{sign} {health.word}", style)]
     # Beside the state it stands whole or not at all; on a screen of one line a part of it, if there is room for any.
     rank = END + 1 if not reason else 1 if reason > 10 else END
-    return fields + [Field(rank, health.detail, style, least=reason)] * bool(health.detail)
+    return fields + [Field(rank, health.told, style, least=reason)] * bool(health.told)
 
 
 def _moment(where: str, kind: str) -> list[Field]:
@@ -143,14 +157,12 @@ def _marks(snapshot: Snapshot, kind: str, readonly: bool) -> list[Field]:
     return fields + [Field(60, "READ-ONLY", "accent")] * (readonly and kind == "live")
 
 
-def _counts(fresh: Attention, *, spelt: bool) -> list[Field]:
-    """What went wrong and was not looked at: what is lost first, in the colour of errors."""
-    shown = ((fresh.losses, "{} lost", "error"), (fresh.rest, "!{}", "warn"))
-    return [
-        Field(5, "  ".join(each.words) if spelt else short.format(each.total), style)
-        for each, short, style in shown
-        if each.total
-    ]
+def _counts(fresh: Attention, health: Health, *, spelt: bool) -> list[Field]:
+    """What went wrong, was not looked at and is not told by the reason of the state: what is lost first, in the colour
+    of errors where results lack it."""
+    losses, rest = ([word for word in each.words if word not in health.detail] for each in (fresh.losses, fresh.rest))
+    fields = [Field(5, "  ".join(losses), "error" if fresh.parked else "warn")] * bool(losses)
+    return fields + [Field(5, "  ".join(rest) if spelt else f"!{fresh.rest.total}", "warn")] * bool(rest)
 
 
 def _nodes(snapshot: Snapshot) -> list[Field]:
@@ -171,11 +183,11 @@ def _where(snapshot: Snapshot, judged: Judgement, *, spelt: bool) -> list[Field]
     fields += [Field(11, "resumed", "dim")] * (snapshot.sessions > 1 and goes_on(snapshot))
     running = snapshot.running if snapshot.phase == "running" else ()
     if len(running) > 1:  # which batch came last says nothing of how far they are
-        fields.append(Field(10, f"{len(running)} {'passes ' * spelt}at once"))
+        fields.append(Field(PASS, f"{len(running)} {'passes ' * spelt}at once"))
     for now in running if len(running) == 1 else ():
         number, passes = now.model_pass, len(snapshot.passes)
         own = f" at {percent(now.share_done).strip()}" if passes > 1 else ""
-        fields.append(Field(10, pass_of(number, passes) + own))
+        fields.append(Field(PASS, pass_of(number, passes) + own))
         fields.append(Field(25, now.model, least=14))
         if batches := batches_of(now):
             fields.append(Field(30, batches, "dim"))
@@ -188,7 +200,7 @@ def _times(snapshot: Snapshot, left: Outlook | None) -> list[Field]:
     """How long, how long still, how fast; of a run that is over, why it ended so."""
     fields = [Field(ELAPSED, f"elapsed {duration(snapshot.elapsed)}")] if snapshot.elapsed else []
     if left:
-        fields += [Field(END, f"eta {duration(left.seconds)}"), Field(SPREAD, f"±{duration(left.spread)}", "dim")]
+        fields += [Field(END, f"eta {remaining(left.seconds)}"), Field(SPREAD, f"±{remaining(left.spread)}", "dim")]
     if snapshot.deadline and goes_on(snapshot):
         still = max(0.0, snapshot.deadline - snapshot.latest_at)
         late = snapshot.paused or (left is not None and left.seconds > still)  # the run does not end in this session
@@ -232,8 +244,13 @@ def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: boo
 
 def _standing(fields: list[Field], width: int) -> list[int]:
     """The places of the fields that fit, with a cell at either end; how far an end may be off says nothing alone."""
-    fits = kept([field.size for field in fields], [field.rank for field in fields], width - 2, GAP)
+    fits = kept([field.size for field in fields], [field.rank for field in fields], _room(width), GAP)
     return [place for place in fits if fields[place].rank != SPREAD or place - 1 in fits]
+
+
+def _room(width: int) -> int:
+    """The cells beside those at either end; on a narrow screen the last one is used too."""
+    return width - 1 - (width >= ROOMY)
 
 
 def _laid(left: list[Field], right: list[Field], width: int) -> Row:
@@ -242,7 +259,7 @@ def _laid(left: list[Field], right: list[Field], width: int) -> Row:
     sizes = [field.size for field in fields]
     shown = _standing(fields, width)
     # All were counted at their least size, so that many fit; what is over goes to those that were cut, by rank.
-    spare = width - 2 + GAP - sum(sizes[place] + GAP for place in shown)
+    spare = _room(width) + GAP - sum(sizes[place] + GAP for place in shown)
     for place in sorted(shown, key=lambda place: fields[place].rank):
         more = min(spare, width_of(fields[place].text) - sizes[place])
         sizes[place] += more

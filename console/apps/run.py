@@ -18,7 +18,7 @@ from interlock.console.screens.ask import Choice, Dialog, Recap
 from interlock.console.screens.main import Main
 from interlock.console.sources.session import Session, Source
 from interlock.console.terminal.driver import HangupSafeDriver
-from interlock.console.text.recap import onward, recap
+from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import atomic
 from interlock.engine.record.atomic import user_name
@@ -137,8 +137,9 @@ class Console(Frame[Leave]):
         elif chosen:
             self.exit(Leave(chosen))
 
-    def onward(self) -> str:
-        return onward(self.seen(), self._summary_path.parent) if self._summary_path else ""
+    @property
+    def run_directory(self) -> Path | None:
+        return self._summary_path.parent if self._summary_path else None
 
     def show_summary(self) -> None:
         """Open the summary: of a run of this process as it stands now, of any other as it is on disk."""

@@ -168,7 +168,7 @@ AREAS = {
 }
 """What the actions of the main screen concern, by the first word of their calls; the rest is the screen itself."""
 LEGEND = (
-    ("RUN", "healthy; DEGRADED: goes on without a GPU or a model; STALLED: no progress for long"),
+    ("RUN", "healthy; DEGRADED: no work is lost, it takes longer; STALLED: no progress for long"),
     ("1 lost !2", "GPUs, nodes, texts; warnings, refused rows that you have not looked at: {find} ! shows them"),
     ("EXCL on*", "* marks a request that the engine has not answered yet"),
     ("STALE", "time since the last event"),

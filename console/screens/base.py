@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from rich.text import Text
@@ -58,8 +59,9 @@ class Host(Protocol):
     def show_recap(self) -> None:
         """Say what became of the run that has ended."""
 
-    def onward(self) -> str:
-        """Name the command that goes on with the run once it has ended; empty where none would."""
+    @property
+    def run_directory(self) -> Path | None:
+        """Where the run lies; None before it has begun."""
 
     def show_summary(self) -> None:
         """Show the summary as it is on disk now."""

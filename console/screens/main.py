@@ -23,7 +23,8 @@ from interlock.console.sources.session import Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed
 from interlock.engine.record.events import Entry
-from interlock.engine.record.health import goes_on
+from interlock.engine.record.health import Remedy, goes_on
+from interlock.engine.record.inputs import onward
 from interlock.engine.record.judgement import Attention, Judgement, attention, judge
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot
 from interlock.engine.record.words import drawn, safe, several
@@ -81,6 +82,7 @@ class Main(Seeking):
         self._since = time.time()
         self._looked = Attention()
         self._notice = ""
+        self._remedy: Remedy | None = None
         self._header = Bar(id="header")
         self._header_lines = 1
         self._events = EventsPane("6 Events", id="events", back=self.shown_key("unzoom"))
@@ -204,18 +206,19 @@ class Main(Seeking):
         """How the run stands that is shown, and what is to be said of that."""
         snapshot, now = self._picture[:2]
         past = self.source.past  # it stands as it did at the moment that is shown
-        judged = judge(snapshot, snapshot.latest_at if past else now, None if past else self.source.upload)
+        upload, run = (None, None) if past else (self.source.upload, self.host.run_directory)
+        judged = judge(snapshot, snapshot.latest_at if past else now, upload, run)
         steers = snapshot.paused and not self.why_not(named("pause"))
-        then = f"{self.shown_key('pause')} resumes" if steers else ""
-        if snapshot.over and not self.source.upload:
-            then = self.source.note
-        if then:
-            detail = "; ".join(filter(None, [judged.health.detail, then]))
-            judged = replace(judged, health=replace(judged.health, detail=detail))
-        return judged
+        more = f"{self.shown_key('pause')} resumes" if steers else self.source.note if snapshot.over else ""
+        if judged.attention.refused and goes_on(snapshot) and judged.health.level == "ok":
+            refused = " ".join(Attention(refused=judged.attention.refused).words)
+            more = f"{refused}, records or files: {self.shown_key('summary')} says which and why; the rest goes on"
+        detail = "; ".join(filter(None, [judged.health.detail, more]))
+        return replace(judged, health=replace(judged.health, detail=detail))
 
     def _draw_header(self) -> None:
         width, judged, past = self.size.width, self._judged(), self.source.past
+        self._remedy = judged.health.remedy
         snapshot, now = self._picture[:2]
         # Seconds since anything was heard of a run that is expected to say something.
         silent = past or not goes_on(snapshot) or not snapshot.latest_at
@@ -237,7 +240,7 @@ class Main(Seeking):
             self._footer.show([row((" " + self._notice, "warn"))])
         else:
             shown, playing = [], bool(self._watched and self.source.past and not self._watched.paused)
-            for key in self.footer_keys(*["freeze"] * self.source.past, *["copy"] * bool(self._command)):
+            for key in self.footer_keys(*["freeze"] * self.source.past, *["copy"] * bool(self._remedy)):
                 action = named(key.action)
                 if not self.source.past and action.past and action.name not in BACK:  # from now one goes only back
                     continue
@@ -317,16 +320,10 @@ class Main(Seeking):
         if line and (entry := self._feed.entry(line.seq)):
             self.app.push_screen(EventScreen(entry, self._look.keys))
 
-    @property
-    def _command(self) -> str:
-        upload = self.source.upload
-        broken = upload and not (upload.live and upload.latest.ended is None)
-        return upload.onward if upload and broken else self.source.note.partition("continue it with ")[2]
-
     def action_copy(self) -> None:
         """Copy the event that was gone to; else the command that goes on with the run, or the latest event."""
-        if self._command and self._events.following:
-            self.say(copied(self.app, self._command, "the command"))
+        if self._remedy and self._events.following:
+            self.say(copied(self.app, self._remedy.command, "the command"))
         elif line := self._events.chosen:
             self.say(copied(self.app, line.text, "the event"))
 
@@ -340,8 +337,10 @@ class Main(Seeking):
         self.host.redraw()
 
     def action_help(self) -> None:
-        health = self._judged().health
-        told = {"next": self.host.onward(), health.word: health.detail}
+        health, run = self._judged().health, self.host.run_directory
+        after = onward(self._picture.snapshot, run) if run else ""
+        known = health.remedy is None or health.remedy.command == after
+        told = {"next": after, health.word: health.detail if known else health.told}
         self.app.push_screen(Help(MAIN, self._look, self._chosen, self.offers, told))
 
     def on_key(self, event: events.Key) -> None:

@@ -155,7 +155,7 @@ class RunsScreen(Keyed):
         if not (chosen := self._chosen):
             return
         if chosen.unreadable:
-            self.say(chosen.health.detail)
+            self.say(chosen.health.told)
         elif chosen.lives:
             self._go(["watch", str(chosen.path)])
         else:

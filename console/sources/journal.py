@@ -18,17 +18,16 @@ from msgspec.structs import replace
 from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen
 from interlock.console.sources.past import Moment, Past
-from interlock.console.text.recap import resuming
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
-from interlock.engine.record.inputs import resume_words
+from interlock.engine.record.inputs import onward
 from interlock.engine.record.journal import Upload
 from interlock.engine.record.recorder import Ring, Tail, journal_at
 from interlock.engine.record.rundir import death_of
-from interlock.engine.record.runs import chunks_of, upload_due
+from interlock.engine.record.runs import upload_due
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import argument, command, duration
@@ -62,8 +61,8 @@ class Watched:
         self.begun = 0
         self.speed, self.paused = 1.0, False
         """How fast the past goes on, and whether it stands still."""
-        self._death, self._onward = "", ""
-        """What is said of a run that is gone, and how one goes on with one that ended before its work did."""
+        self._death = ""
+        """What is known of how its process died."""
         self._clock = clock
         self._anchor = (clock(), 0.0)
         self._tail = Tail(self.path)
@@ -140,7 +139,9 @@ class Watched:
         if self.closed:
             return f"the run has ended: {command(['view', run])} shows its summary, {command(['watch', run])} the run"
         if self.gone:
-            return f"the run's process died: {self._death}"
+            return (
+                f"the run's process died: {self._death}; continue it with {onward(self.snapshot(), self.path.parent)}"
+            )
         return f"the run goes on: {command(['watch', run])} shows it again"
 
     @property
@@ -149,7 +150,7 @@ class Watched:
             return str(self.failure)
         if self.gone:
             return self._death
-        return self._onward if self._seq >= 0 else f"waiting for the first entry of {self.path}"
+        return "" if self._seq >= 0 else f"waiting for the first entry of {self.path}"
 
     @property
     def past(self) -> bool:
@@ -258,7 +259,7 @@ class Watched:
         if entries:
             # What was written long ago is not waited for again.
             age = min(max(0.0, time.time() - entries[-1].at), QUIET_SECONDS)
-            self._grew, self.gone, self._onward = time.monotonic() - age, False, ""
+            self._grew, self.gone = time.monotonic() - age, False
             self._take(entries)
             for body in (entry.body for entry in entries):
                 if self._remote and isinstance(body, ControlApplied | ControlRefused):
@@ -267,15 +268,11 @@ class Watched:
         self._caught_up = True
         if self.kind == "watch" and self._seq >= 0 and not self.gone and time.monotonic() - self._grew >= QUIET_SECONDS:
             self._grew = time.monotonic()
-            seen, run = snapshot(self._state, self._seq), self.path.parent
             if self.closed:
-                self.upload = upload_due(run, seen.config, seen.exit_code)
-                again = resuming(seen, run)
-                self._onward = f"continue it with {again}" * bool(again)
+                seen = snapshot(self._state, self._seq)
+                self.upload = upload_due(self.path.parent, seen.config, seen.exit_code)
             elif not held(self.path):
-                words = resume_words(chunks_of(run, seen.chunks, seen.config), run, seen.config)
-                self._death = f"{death_of(run)}; continue it with {command(words)}"
-                self.gone = True
+                self._death, self.gone = death_of(self.path.parent), True
         return False
 
     def _forget(self) -> None:

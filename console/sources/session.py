@@ -19,8 +19,8 @@ from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import summary
 from interlock.engine.record.events import ControlApplied, Entry, RunClosed
-from interlock.engine.record.health import awaited, hung
 from interlock.engine.record.journal import Upload
+from interlock.engine.record.judgement import awaited, hung
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import PassCells, Snapshot, cells_of

@@ -5,14 +5,13 @@ from pathlib import Path
 
 from interlock.engine.record.facts import DeviceFacts, timed
 from interlock.engine.record.health import health, outputs_of
-from interlock.engine.record.inputs import resume_words
+from interlock.engine.record.inputs import onward
 from interlock.engine.record.judgement import attention
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.state import NodeState
 from interlock.engine.record.words import argument, command, duration, human_bytes, percent, safe, several
 from interlock.widgets.formats import placed, render, several_devices, width_of
 
-RESUMABLE = ("stopped", "failed", "incomplete")
 MOST = 8
 """Nodes in trouble, and devices of nodes, that are told one by one."""
 
@@ -33,7 +32,7 @@ def recap(snapshot: Snapshot, run: Path | None, width: int | None = None) -> lis
 
 def next_commands(snapshot: Snapshot, run: Path) -> list[str]:
     """Name what an operator would run next, ready to be pasted."""
-    commands = [again] if (again := resuming(snapshot, run)) else []
+    commands = [again] if (again := onward(snapshot, run)) else []
     if not again and snapshot.store and not snapshot.rehearsed:  # whose models have no weights
         stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]
         chosen = [f"--collection={stored[0]}"] if len(stored) > 1 else []
@@ -41,21 +40,6 @@ def next_commands(snapshot: Snapshot, run: Path) -> list[str]:
         words = ["search", argument(_from_here(snapshot.store)), *chosen, *bundle]
         commands.append(command(words) + ' "your question"')
     return [*commands, command(["view", argument(str(run))])]
-
-
-def resuming(snapshot: Snapshot, run: Path) -> str:
-    """Name the command that goes on with a run that ended before its work did; empty where none would."""
-    if snapshot.phase not in RESUMABLE or not (snapshot.resumes or snapshot.untried):
-        return ""
-    words = resume_words(snapshot.chunks, run, snapshot.config)
-    return command(words + ["--retry-parked"] * (not snapshot.resumes))
-
-
-def onward(snapshot: Snapshot, run: Path) -> str:
-    """Name the command that goes on with a run once its process has ended; empty where nothing is left."""
-    if snapshot.over or not snapshot.chunks:
-        return resuming(snapshot, run)
-    return command([*resume_words(snapshot.chunks, run, snapshot.config), *["--retry-parked"] * bool(snapshot.parked)])
 
 
 def _from_here(place: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from interlock.engine.record.judgement import Attention, DeviceUse, Judgement
 from interlock.engine.record.runs import Overview
-from interlock.engine.record.words import duration, few, human_bytes, named, percent
+from interlock.engine.record.words import few, human_bytes, named, percent, remaining
 from interlock.widgets.formats import LEVEL_STYLES, devices_of, render
 from interlock.widgets.header import sign_of
 from interlock.widgets.text import Column, Row, Span, fitted, in_columns, sized
@@ -34,9 +34,9 @@ def cells(seen: Overview, now: float) -> list[Span]:
         Span(f"{sign_of(seen.health)} {seen.health.word}", LEVEL_STYLES[seen.health.level]),
         Span(seen.id),
         Span("" if seen.share_done is None else percent(seen.share_done).strip()),
-        Span(duration(left.seconds) if left else ""),
-        Span(f"±{duration(left.spread)}" if left else "", "dim"),
-        Span(issues(wrong), "error" if wrong.losses.total else "warn"),
+        Span(remaining(left.seconds) if left else ""),
+        Span(f"±{remaining(left.spread)}" if left else "", "dim"),
+        Span(issues(wrong), "error" if wrong.parked else "warn"),
         Span(in_use(seen.devices), worst),
         Span(seen.health.detail),
         Span(age(now - seen.began_at) if seen.began_at else ""),
@@ -50,7 +50,7 @@ def cells(seen: Overview, now: float) -> list[Span]:
 
 
 def issues(wrong: Attention) -> str:
-    """Name what is lost for good, and count the rest: `1 text parked !27`."""
+    """Name what does not come back by itself, and count the rest: `1 text parked !27`."""
     rest = wrong.rest.total
     return " ".join([*wrong.losses.words, *[f"!{rest}"] * bool(rest)])
 
@@ -90,7 +90,7 @@ def rows(seen: Sequence[Overview], marked: Sequence[Path], now: float, width: in
 
 def about(seen: Overview) -> str:
     """Tell why a run stands as it does, and what went wrong in it."""
-    return "; ".join(filter(None, [seen.health.detail, ", ".join(seen.attention.words)]))
+    return "; ".join(filter(None, [seen.health.told, ", ".join(seen.attention.words)]))
 
 
 def says(seen: Overview, pattern: str) -> bool:
@@ -136,7 +136,7 @@ def _listed(seen: Overview) -> dict[str, object]:
     who, ran, wrong, left = seen.occupant, seen.ran or seen, seen.attention, seen.left
     told = ran.health
     return {
-        "run": named(seen.path), "state": told.word, "level": told.level, "detail": told.detail,
+        "run": named(seen.path), "state": told.word, "level": told.level, "detail": told.told,
         "upload": upload_told(seen),
         "seconds_left": left.seconds if left else None, "seconds_off": left.spread if left else None,
         "devices": [each._asdict() for each in seen.devices],
@@ -154,4 +154,4 @@ def upload_told(seen: Judgement) -> dict[str, object] | None:
     """Write for a program how the upload of a run stands; None where none is under way or failed."""
     if not seen.ran:
         return None
-    return {"state": seen.health.word, "detail": seen.health.detail, "done": seen.share_done}
+    return {"state": seen.health.word, "detail": seen.health.told, "done": seen.share_done}

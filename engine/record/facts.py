@@ -200,9 +200,7 @@ class MemoryShortage(Struct, frozen=True, kw_only=True):
     over: bool = False
 
     def __str__(self) -> str:
-        again = (
-            " again" if self.over else ": end other programs, or stop and resume with a lower --warm or --host-ceiling"
-        )
+        again = " again" if self.over else ": end other programs, or the system may kill the run"
         return f"{human_bytes(self.free_bytes)} of the host's memory free{again}"
 
 

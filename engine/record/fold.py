@@ -193,7 +193,7 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
         state.started = replace(state.started, **called_with)
     for told in (state.retries, state.failures, state.hosted, state.models):
         told.clear()
-    state.deadline = 0.0
+    state.deadline, state.rows_before = 0.0, sum(share.done.rows for share in state.shares())
     state.status, state.reason, state.exit_code = None, "", None
     state.current_pass, state.batch_index = None, None
     state.cpu_fallback, state.paused = _fallback(event.config), False

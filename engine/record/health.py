@@ -1,4 +1,4 @@
-"""How a run stands in one word that an operator can act on, and what became of it and of its collections.
+"""How a run stands in one word, what to do about that, and what became of it and of its collections.
 
 Pure functions of a snapshot, and of the state where a run is closed: header, lists of runs and `ctl status` say the
 same. A collection is completed only when every model saw every row, and no more of it was refused than --max-refused
@@ -6,27 +6,28 @@ allows; anything less says what is missing. One that was delivered without some 
 they are missing and it was not, or where nothing is left of it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from interlock.engine.record import outlook
 from interlock.engine.record.events import CollectionRead, RecordRefused, RowParked
 from interlock.engine.record.facts import MissingModel, Status, node_of, on_host
+from interlock.engine.record.inputs import onward
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot
 from interlock.engine.record.state import RunState
-from interlock.engine.record.words import Allowance, duration, human_bytes, parse_allowance, several
+from interlock.engine.record.words import Allowance, command, duration, human_bytes, parse_allowance, several
 
 PAUSED, STALLED, DEGRADED, CROWDED = "PAUSED", "STALLED", "DEGRADED", "CROWDED"
-LOW_MEMORY, LOW_DISK, LATE, TEXT_LOST = "LOW MEMORY", "LOW DISK", "LATE", "TEXT LOST"
-TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, TEXT_LOST, LATE)
+LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED = "LOW MEMORY", "LOW DISK", "MODEL FAILED", "TEXT PARKED"
+TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED, "LATE")
 """The words of a run that goes on and is not well."""
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
 in one that has not, which may be reading its weights; and in any case the time of so many of its longest batches."""
-ANSWERS, SLOW = 20, 1200.0
-"""A GPU has hung where a run makes no progress for the time of so many of its longest batches, and so many seconds."""
 DOING = {
     "starting": "looking for devices and models",
     "resolving": "checking the models' files",
@@ -44,48 +45,84 @@ ENDED: dict[str, tuple[str, Level]] = {
 }
 
 
+class Remedy(NamedTuple):
+    """A `command`, whole, and what an operator runs it for, or when."""
+
+    when: str
+    command: str
+
+
 @dataclass(frozen=True)
 class Health:
     """One word for how a run stands, what it is about, and how bad that is; whether it is `stuck`, as it stands still
-    or a fault ended it."""
+    or a fault ended it; the `remedy`, where that is a command."""
 
     word: str
     level: Level
     detail: str = ""
     stuck: bool = field(default=False, compare=False)
+    remedy: Remedy | None = field(default=None, compare=False)
+
+    @property
+    def told(self) -> str:
+        """The detail and the remedy, for where they stand on one line."""
+        return "; ".join(filter(None, [self.detail, " ".join(self.remedy or ())]))
 
 
-def health(snapshot: Snapshot, now: float) -> Health:
+class _Trouble(NamedTuple):
+    """Why a run is not well; when it is gone on with, with more of which `flags`, or what is run `instead`."""
+
+    why: str
+    when: str = ""
+    flags: Sequence[str] = ()
+    instead: str = ""
+
+
+def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     """Find how a run stands at `now`, in seconds since the epoch; the moment of its latest entry where it is replayed.
+    Where its directory is given, the commands that go on with it are written.
 
     What ended it comes first, then what keeps it from going on, then what it goes on without.
     """
-    if snapshot.over:
-        return ended(snapshot.phase, snapshot.reason, lacks=loses(snapshot))
-    if snapshot.phase == GONE:
-        return Health("RUN PROCESS DIED", "error", snapshot.reason, stuck=True)
+    if snapshot.over or snapshot.phase == GONE:
+        died = Health("RUN PROCESS DIED", "error", snapshot.reason, stuck=True)
+        state = ended(snapshot.phase, snapshot.reason, lacks=loses(snapshot)) if snapshot.over else died
+        return replace(state, remedy=_remedy([_Trouble("", "continue it with")], snapshot, run))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
-        return Health(STALLED, "error", f"no progress for {duration(still)}", stuck=True)
+        trouble = _Trouble(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
+        return Health(STALLED, "error", trouble.why, True, _remedy([trouble], snapshot, run))
     taken = [device for device in snapshot.devices if device.taken]
-    running, without = snapshot.phase == "running", degraded(snapshot)
+    running = snapshot.phase == "running"
     stopped = next((device for device in taken if not device.leased and running and not snapshot.paused), None)
     if stopped:
         return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there until they leave", stuck=True)
-    word = "RUN" if running else snapshot.phase.upper()
+    crowd = "; ".join(str(device.taken) for device in taken) + "; end those, or batches shrink, only slower" * bool(
+        taken
+    )
     found = {
-        LOW_MEMORY: outlook.low_memory(snapshot),
-        LOW_DISK: outlook.low_disk(snapshot),
-        DEGRADED: without and without + f", {snapshot.phase}" * (not running),
-        CROWDED: "; ".join(str(device.taken) for device in taken) + "; end those, or batches shrink" * bool(taken),
-        LATE: outlook.late(snapshot, now),
-        TEXT_LOST: _missing(snapshot) * bool(snapshot.parked),
+        MODEL_FAILED: _failed(snapshot),
+        TEXT_PARKED: _missing(snapshot),
+        LOW_MEMORY: _Trouble(outlook.low_memory(snapshot), "or stop it and continue it in less with", ["--warm", "0"]),
+        LOW_DISK: _Trouble(outlook.low_disk(snapshot), "if it stops for that, continue it with"),
+        DEGRADED: _degraded(snapshot),
+        CROWDED: _Trouble(crowd * bool(taken)),
+        "LATE": _Trouble(outlook.late(snapshot, now), "after that continue it with"),
     }
-    told = {PAUSED: _paused(snapshot, now)} if snapshot.paused else {}
-    told |= {word: why for word, why in found.items() if why}
-    if told:  # the first gives the word, none hides another
+    told = {PAUSED: _Trouble(_paused(snapshot, now))} if snapshot.paused else {}
+    told |= {word: trouble for word, trouble in found.items() if trouble.why}
+    if told:  # the first gives the word, red ones before amber ones; none hides another
         level: Level = "error" if loses(snapshot) else "warn"
-        return Health(next(iter(told)), level, "; ".join(filter(None, told.values())))
-    return Health(word, "ok" if running else "idle", DOING.get(snapshot.phase, ""))
+        why = "; ".join(each.why for each in told.values() if each.why)
+        return Health(next(iter(told)), level, why, remedy=_remedy(told.values(), snapshot, run))
+    return Health("RUN", "ok") if running else Health(snapshot.phase.upper(), "idle", DOING.get(snapshot.phase, ""))
+
+
+def _remedy(troubles: Iterable[_Trouble], snapshot: Snapshot, run: Path | None) -> Remedy | None:
+    """What to do about the first of these about which a command does something."""
+    known = [
+        (each.when, each.instead or (run and onward(snapshot, run, *each.flags))) for each in troubles if each.when
+    ]
+    return next((Remedy(when, told) for when, told in known if told), None)
 
 
 def _paused(snapshot: Snapshot, now: float) -> str:
@@ -95,54 +132,54 @@ def _paused(snapshot: Snapshot, now: float) -> str:
     return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause")]))
 
 
-def _missing(snapshot: Snapshot) -> str:
+def _missing(snapshot: Snapshot) -> _Trouble:
     """Say which text has no vector, the first of several, and why."""
     count, first = several(snapshot.parked, "text"), snapshot.first_parked
     where = first and f" ({'first ' * (snapshot.parked > 1)}{first.place or f'text {first.row + 1:,}'}: {first.reason})"
-    return f"{count} without a vector{where or ''}; once it is over, --resume --retry-parked tries again"
+    return _Trouble(f"{count} parked, no vector{where or ''}" * bool(snapshot.parked), "after the run retry with")
+
+
+def _failed(snapshot: Snapshot) -> _Trouble:
+    """Say which models a run goes on without."""
+    failed = [f"{each.model}: {each.failure}" for each in snapshot.passes if each.failure]
+    return _Trouble(f"{several(len(failed), 'model')} failed ({some(failed)})" * bool(failed), "mend it, continue with")
 
 
 def ended(status: str, reason: str, *, lacks: bool) -> Health:
     """Say how a run stands that has ended so, and `lacks` vectors or not; one that is completed for a `reason` lacks
     what was refused."""
     word, level = ENDED.get(status, (status.upper(), "error"))
-    stuck = level == "error"
-    return Health(word, "error" if lacks else "warn" if level == "ok" and reason else level, reason, stuck=stuck)
+    return Health(word, "error" if lacks else "warn" if level == "ok" and reason else level, reason, level == "error")
 
 
-def degraded(snapshot: Snapshot) -> str:
-    """Say what a run goes on without; empty where it has all that it began with."""
+def _degraded(snapshot: Snapshot) -> _Trouble:
+    """Say which devices a run goes on without, and which models the CPU computes since no GPU does."""
     gone, lost = [node.node for node in snapshot.nodes if node.lost], lost_devices(snapshot)
-    failed = [f"{each.model}: {each.failure}" for each in snapshot.passes if each.failure]
+    there = [device.facts.name for device in snapshot.devices if not device.lost]
+    to = "the other devices" if any(map(node_of, there)) else some(there) or "the CPU" * snapshot.cpu_fallback
+    whole = to and snapshot.phase == "running" and not loses(snapshot)
+    goes = f"no work lost: the batches go to {to}, only the end comes later"
+    goes = goes if whole else "the rest goes on" + f", {snapshot.phase}" * (snapshot.phase != "running")
+    parts = [f"{several(len(gone), 'node')} lost ({some(gone)})"] * bool(gone)
+    parts += [f"{several(len(lost), 'GPU')} lost ({some(lost)})"] * bool(lost)
+    told = [", ".join([*parts, goes])] * bool(parts) + ["a machine that is started again joins"] * bool(gone)
+    when, flags = "before the next run check it with" * bool(lost), list[str]()
     held = [lease for lease in snapshot.leases if lease.held] if snapshot.on_gpus else []
     on_gpu = {lease.model_pass for lease in held if not any(map(on_host, lease.devices))}  # whose texts may be tried
-    fell_back = [lease for lease in held if lease.model_pass not in on_gpu]
-    parts = [f"{several(len(gone), 'node')} lost ({_some(gone)})"] * bool(gone)
-    parts += [f"{several(len(lost), 'GPU')} lost ({_some(lost)})"] * bool(lost)
-    parts += [f"{several(len(failed), 'model')} failed ({_some(failed)})"] * bool(failed)
-    parts += [f"{_some([lease.model for lease in fell_back])} on the CPU"] * bool(fell_back)
-    moves = (snapshot.hosted.get(lease.model_pass) for lease in fell_back[:1])
-    told = [f"{move.cause}; {move.action}" for move in moves if move]
-    return ": ".join([", ".join(parts), *told]) + (_instead(snapshot, [*gone, *lost]) if gone or lost else "")
-
-
-def _instead(snapshot: Snapshot, gone: Sequence[str]) -> str:
-    """Say where the batches of what is `gone` are computed, if nothing else went wrong, and what to do."""
-    there = [device.facts.name for device in snapshot.devices if not device.lost]
-    its, it = ("its", "it") if len(gone) == 1 else ("their", "them")
-    to = "the other devices" if any(map(node_of, there)) else _some(there) or "the CPU" * snapshot.cpu_fallback
-    whole = not snapshot.parked and not any(each.failure for each in snapshot.passes)
-    if not whole or not to or snapshot.phase != "running":
-        return f"; check {it}, the rest goes on"
-    return f"; nothing is lost: {its} batches go to {to}; check {it}"
+    for lease in [each for each in held if each.model_pass not in on_gpu]:
+        told.append(f"{lease.model} on the CPU, only slower")
+        if not (move := snapshot.hosted.get(lease.model_pass)):
+            continue
+        raised = re.search(r"raise (--[\w-]+) to (\w\S*)", move.action)  # a journal has it in words alone
+        told[-1] += f": {move.cause.removeprefix(f'{lease.model} ')}" + f"; {move.action}" * (not raised)
+        if raised and not when:
+            when, flags = "for a GPU stop it and continue it with", [*raised.groups()]
+    return _Trouble("; ".join(told), when, flags, command(["doctor", "--gpu"]) * bool(lost))
 
 
 def loses(snapshot: Snapshot) -> bool:
-    """Tell whether a run goes on without something that does not come back by itself: a device, a node, a model, a
-    text's vector; whether one that has ended lacks one of the last two."""
-    lost = [*(node.lost for node in snapshot.nodes), *(device.lost for device in snapshot.devices)]
-    gone = any(lost) and not snapshot.over
-    return gone or bool(snapshot.parked) or any(each.failure for each in snapshot.passes)
+    """Tell whether a run lacks, or will lack in the end, what was wanted of it: a model, a text's vector."""
+    return bool(snapshot.parked) or any(each.failure for each in snapshot.passes)
 
 
 def goes_on(snapshot: Snapshot) -> bool:
@@ -155,7 +192,8 @@ def at_rest(snapshot: Snapshot) -> bool:
     return snapshot.paused or not goes_on(snapshot)
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Name two of these, and how many more there are."""
     return ", ".join(names[:2]) + f" and {len(names) - 2} more" * (len(names) > 2)
 
 
@@ -171,22 +209,6 @@ def _patience(snapshot: Snapshot) -> float:
     if snapshot.phase != "running" or not snapshot.progressed_at:
         return float("inf")
     return max(PATIENCE if snapshot.slowest else FIRST_PATIENCE, BATCHES * snapshot.slowest)
-
-
-def hung(snapshot: Snapshot, still: float) -> str:
-    """Say which GPUs have not answered for the `still` seconds in which they were awaited; empty where they may yet."""
-    held = awaited(snapshot)
-    if not held or still < max(SLOW, ANSWERS * snapshot.slowest):
-        return ""
-    return f"{_some(held)} {'has' if len(held) == 1 else 'have'} not answered for {duration(still)}"
-
-
-def awaited(snapshot: Snapshot) -> list[str]:
-    """Name the GPUs that are to answer now."""
-    if snapshot.phase != "running" or snapshot.paused:
-        return []
-    held = [device.facts.name for device in snapshot.devices if device.leased and not device.lost]
-    return [name for name in held if not on_host(name)]
 
 
 GOOD: tuple[Status, ...] = ("completed", "skipped")

@@ -15,7 +15,8 @@ import msgspec
 from msgspec.structs import fields
 
 from interlock.engine.record.facts import RosterEntry, Setting, rehearsed
-from interlock.engine.record.words import alike, argument, differences
+from interlock.engine.record.snapshot import Snapshot
+from interlock.engine.record.words import alike, argument, command, differences
 
 _USUAL = {each.name: each.default for each in fields(RosterEntry) if each.default is not msgspec.NODEFAULT} | {
     "heads": {}
@@ -205,6 +206,20 @@ def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[
     named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
     onward = ["--qdrant", str(config["server"].value)] if "server" in config else []
     return [*words, *needed(run, config), "--out", argument(str(run.parent)), *named, "--resume", *onward]
+
+
+RESUMABLE = ("stopped", "failed", "incomplete")
+
+
+def onward(seen: Snapshot, run: Path, *flags: str) -> str:
+    """Write the command that goes on with the run whose directory is `run`, with more `flags`, once its process has
+    ended: where nothing but parked texts is left, or some are parked so far, with these; empty where nothing is."""
+    if seen.over and (seen.phase not in RESUMABLE or not (seen.resumes or seen.untried)):
+        return ""
+    retries = not seen.resumes if seen.over else seen.parked > 0
+    chunks = str(seen.config["chunks"].value) if "chunks" in seen.config else seen.chunks
+    words = resume_words(chunks, run, seen.config)
+    return command([*words, *flags, *["--retry-parked"] * retries]) if chunks else ""
 
 
 def now_at(path: object, run: Path, config: Mapping[str, Setting]) -> str:

@@ -6,12 +6,13 @@ A pure function of a snapshot. What looks at runs adds where they lie; it decide
 
 import dataclasses
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from interlock.engine.record.facts import node_of
-from interlock.engine.record.health import STALLED, Health, Level, goes_on, health, lost_devices
+from interlock.engine.record.facts import node_of, on_host
+from interlock.engine.record.health import STALLED, Health, Level, Remedy, goes_on, health, lost_devices, some
 from interlock.engine.record.journal import INTERRUPTED, Upload
 from interlock.engine.record.outlook import Outlook, time_left
 from interlock.engine.record.rundir import NO_WORD
@@ -37,7 +38,7 @@ class Attention:
 
     @property
     def losses(self) -> "Attention":
-        """Only what is lost for good: GPUs, nodes, texts that have no vector."""
+        """What will not come back by itself: GPUs, nodes, vectors of parked texts. Of these alone results lack."""
         return Attention(lost=self.lost, parked=self.parked, nodes=self.nodes)
 
     @property
@@ -53,12 +54,12 @@ class Attention:
     def words(self) -> list[str]:
         """Name each count that is not zero, what matters most first."""
         named = [
-            (self.nodes, several(self.nodes, "node loss", "node losses")),
+            (self.nodes, several(self.nodes, "node lost", "node losses")),
             (self.lost, several(self.lost, "GPU") + " lost"),
             (self.parked, several(self.parked, "text") + " parked"),
             (self.warnings, several(self.warnings, "warning")),
             (self.mitigations, several(self.mitigations, "mitigation")),
-            (self.refused, f"{self.refused} refused"),
+            (self.refused, several(self.refused, "input") + " refused"),
         ]
         return [text for number, text in named if number]
 
@@ -69,6 +70,8 @@ SLOW = 15.0
 """Seconds without an answer from which on a server is waited for."""
 SAID = 100
 """Signs of what it says that leave room for all else."""
+ANSWERS, HUNG = 20, 1200.0
+"""A GPU has hung where a run makes no progress for the time of so many of its longest batches, and so many seconds."""
 HISTORY, NIGHT = 4, 86_400.0
 """The rank of a run that needs nobody any more, and seconds after which one is that with which nobody goes on."""
 
@@ -100,10 +103,10 @@ class Judgement:
 J = TypeVar("J", bound=Judgement)
 
 
-def judge(snapshot: Snapshot, now: float, upload: Upload | None = None) -> Judgement:
+def judge(snapshot: Snapshot, now: float, upload: Upload | None = None, run: Path | None = None) -> Judgement:
     """Judge a run at `now`, in seconds since the epoch; the moment of its latest entry where it is replayed. An
-    `upload` counts once the run has ended."""
-    state = health(snapshot, now)
+    `upload` counts once the run has ended. Where its directory is given, commands that go on with it are written."""
+    state = health(snapshot, now, run)
     computes = snapshot.phase == "running" and not snapshot.paused and state.word != STALLED
     judged = Judgement(
         health=state,
@@ -130,11 +133,15 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     going, state = upload.live and upload.latest.ended is None, judged.health
     found = _on_its_way(upload, now) if going else _broken_off(upload)
     worse = max(state.level, found.level, key=LEVELS.index)
-    ran = f"; the run is {state.word}" * (state.level in LEVELS[2:])
+    ran, remedy = f"the run is {state.word}" * (state.level in LEVELS[2:]), found.remedy
+    if going and ran and state.remedy:
+        ran, remedy = "", Remedy(f"{ran}: then {state.remedy.when}", state.remedy.command)
     share = upload.latest.rows / upload.to.rows if upload.to.rows else float(bool(upload.to.collection))
     return dataclasses.replace(
         judged,
-        health=Health(found.word, worse, found.detail + ran, stuck=found.stuck or state.stuck),
+        health=Health(
+            found.word, worse, "; ".join(filter(None, [found.detail, ran])), found.stuck or state.stuck, remedy
+        ),
         share_done=share,
         ran=judged,
     )
@@ -146,29 +153,31 @@ def _on_its_way(upload: Upload, now: float) -> Health:
     since = duration(max(0.0, now - (latest.since or latest.at)))
     ends = f"gives up in {duration(max(0.0, latest.until - now))}"
     if latest.attempts:
-        vain = f"asked in vain for {since} ({several(latest.attempts, 'attempt')}, {ends})"
-        why = f"{vain}: check the server, the upload goes on by itself; last: {safe(latest.waits, SAID)}"
+        why = f"check the server: no answer for {since}, goes on by itself or {ends}"
+        last = f", {several(latest.attempts, 'attempt')}, last: {safe(latest.waits, SAID)}"
     elif latest.at and now - latest.at > SLOW:
-        why = f"no answer for {duration(now - latest.at)}: check the server, the upload goes on by itself"
+        why, last = f"check the server: no answer for {duration(now - latest.at)}, goes on by itself", ""
     elif latest.waits:
-        why = f"{latest.waits} for {since}, {ends}: wait"
+        why, last = f"wait: {latest.waits} for {since}, {ends}", ""
         level = "warn" if latest.cut else "idle"
     else:
         left = "" if latest.left is None else f", {duration(latest.left)} left"
         return Health("UPLOADING", "ok", _points(upload) + left)
-    return Health("WAITING FOR SERVER", level, f"{_points(upload)}; {why}")
+    again = Remedy("if it gives up, upload the rest with", upload.onward)
+    return Health("WAITING FOR SERVER", level, f"{why}; {_points(upload)}{last}", remedy=again)
 
 
 def _broken_off(upload: Upload) -> Health:
     if not upload.to.collection:
         host = upload.to.url.partition("://")[2]
-        told = f"nothing is at {host}: unless its process compares the files now, upload it with {upload.onward}"
-        return Health("UPLOAD NOT BEGUN", "warn", told)
-    ended, unsaid = upload.latest.ended, " and the flags that it had" * (upload.to.flags is None)
-    told = f"{_points(upload)}; continue it with {upload.onward}{unsaid}: {ended or NO_WORD}"
+        begin = Remedy("unless its process compares the files now, upload it with", upload.onward)
+        return Health("UPLOAD NOT BEGUN", "warn", f"nothing is at {host}", remedy=begin)
+    ended, unsaid = upload.latest.ended, "the flags that it had and " * (upload.to.flags is None)
+    told = f"{_points(upload)}: {ended or NO_WORD}"
+    again = Remedy(f"continue it with {unsaid}".rstrip(), upload.onward)
     if ended == INTERRUPTED:
-        return Health("UPLOAD STOPPED", "warn", told)
-    return Health("UPLOAD DIED" if ended is None else "UPLOAD FAILED", "error", told, stuck=True)
+        return Health("UPLOAD STOPPED", "warn", told, remedy=again)
+    return Health("UPLOAD DIED" if ended is None else "UPLOAD FAILED", "error", told, True, again)
 
 
 def _points(upload: Upload) -> str:
@@ -190,7 +199,7 @@ def need(judged: Judgement, *, held: bool, latest_at: float, now: float) -> int:
     if judged.health.stuck:
         return 0
     level = judged.health.level
-    return 1 if level == "error" or judged.attention.losses.total else 2 if level == "warn" else 3
+    return 1 if level == "error" or judged.attention.parked else 2 if level == "warn" else 3
 
 
 def attention(snapshot: Snapshot) -> Attention:
@@ -209,3 +218,19 @@ def _losses(snapshot: Snapshot) -> int:
     """Count what was lost in all sessions, but for what went with its node."""
     gone = {node.node for node in snapshot.nodes if node.lost}
     return sum(node_of(each.device) not in gone for each in snapshot.losses)
+
+
+def hung(snapshot: Snapshot, still: float) -> str:
+    """Say which GPUs have not answered for the `still` seconds in which they were awaited; empty where they may yet."""
+    held = awaited(snapshot)
+    if not held or still < max(HUNG, ANSWERS * snapshot.slowest):
+        return ""
+    return f"{some(held)} {'has' if len(held) == 1 else 'have'} not answered for {duration(still)}"
+
+
+def awaited(snapshot: Snapshot) -> list[str]:
+    """Name the GPUs that are to answer now."""
+    if snapshot.phase != "running" or snapshot.paused:
+        return []
+    held = [device.facts.name for device in snapshot.devices if device.leased and not device.lost]
+    return [name for name in held if not on_host(name)]

@@ -178,7 +178,7 @@ def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Over
     """A run that is not closed, or whose summary cannot be read."""
     seen = snapshot(state, 0) if in_use else left_behind(snapshot(state, 0), death_of(directory))
     return Overview(
-        **vars(judge(seen, now)),
+        **vars(judge(seen, now, run=directory)),
         path=directory,
         began_at=seen.began_at,
         latest_at=seen.latest_at,

@@ -323,6 +323,8 @@ class RunStatus(Struct, kw_only=True):
     """When this session's first lease was granted or its latest batch done, by the seconds of work in all sessions; how
     many from the one to the other were no lease's and no pause's. How often a lease was granted where none was held and
     a batch followed, how long none was under way the last time, and whether one is to follow now."""
+    rows_before: int = 0
+    """What earlier sessions have computed."""
     current_pass: int | None = None
     batch_index: int | None = None
     """That of the latest batch."""

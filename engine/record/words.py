@@ -66,6 +66,11 @@ def duration(seconds: float) -> str:
     return sign + (f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}")
 
 
+def remaining(seconds: float) -> str:
+    """Write the seconds that are left of what goes on: they are never `0:00`."""
+    return duration(max(1.0, seconds))
+
+
 def parse_duration(text: str) -> float:
     """Read seconds as people write them: '8h30m', '90m', '45s', '1.5h'. Raises ValueError for anything else."""
     match = re.fullmatch(

@@ -63,15 +63,16 @@ def _paces(snapshot: Snapshot, width: int) -> list[tuple[int, list[Span]]]:
 
 
 def _facts(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
-    """What was saved and what went wrong, a line each with its rank."""
-    reused, wanted = _sums(snapshot.passes, "reused", "rows")
+    """What was saved and what was left out, a line each with its rank."""
+    (wanted,) = _sums(snapshot.passes, "rows")
     computed = sum(each.done.rows for each in snapshot.passes)
+    left = wanted - snapshot.rows_before
+    new = f"{count(computed - snapshot.rows_before)} of {count(left)} new"
     read, again, refused = _sums(snapshot.collections, "chunks", "duplicates", "refused")
     return [
         (2, _fact("models", _models(snapshot))),
-        (1, _fact("vectors", f"{count(reused)} reused, {count(computed)} of {count(wanted)} new")),
+        (1, _fact("vectors", ", ".join([*_spared(snapshot), new]))),
         (5, _fact("chunks", f"{count(read)} read, {several(again, 'duplicate')}, {refused} refused")),
-        (4, _fact("trouble", *_trouble(snapshot))),
     ]
 
 
@@ -146,10 +147,9 @@ def line(snapshot: Snapshot, width: int) -> Row:
     """Draw the most of it in one row, with as much of the history as there is room for."""
     rate = rates(snapshot)[0]
     hits, downloads = _outcomes(snapshot)
-    (reused,) = _sums(snapshot.passes, "reused")
     parts = [
         (0, f"{count(rate):>5} texts/s" + _note(snapshot), ""),
-        (1, f"{count(reused)} vectors reused", ""),
+        (1, ", ".join(each.replace(" ", " vectors ") for each in _spared(snapshot)), ""),
         (2, parked(snapshot.parked), "error"),
         (3, f"models {hits} on disk" + f" {downloads} new" * bool(downloads), "dim"),
     ]
@@ -193,11 +193,10 @@ def _models(snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
-def _trouble(snapshot: Snapshot) -> tuple[str, str]:
-    """What an operator may want to look into, and its style."""
-    parts = [parked(snapshot.parked)] * bool(snapshot.parked)
-    parts += [several(snapshot.warnings, "warning")] * bool(snapshot.warnings)
-    return (", ".join(parts), "error" if snapshot.parked else "warn") if parts else ("none", "")
+def _spared(snapshot: Snapshot) -> list[str]:
+    """Vectors that this session need not compute: of earlier sessions, and of other runs."""
+    (reused,), before = _sums(snapshot.passes, "reused"), snapshot.rows_before
+    return [f"{count(before)} kept"] * bool(before) + [f"{count(reused)} reused"] * bool(reused)
 
 
 def counter(snapshot: Snapshot) -> str:

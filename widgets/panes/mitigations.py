@@ -1,7 +1,7 @@
 """The pane of mitigations: a row for each ladder that was climbed, with the step that it has come to and how it ended.
 
 A ladder is all steps for one batch; of steps for a whole lease, those of one pass on one device. Those that are still
-climbed stand first, then the latest. Zoomed, the steps of one ladder stand below.
+climbed, or ended with a text parked, stand first, then the latest. Zoomed, the steps of one ladder stand below.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ def rows(view: View) -> list[Row]:
         shown = listed if len(listed) <= most else listed[: max(1, most - 1)]
         drawn = _table(shown, view, width, titled=titled)
         if rest := len(listed) - len(shown):
-            drawn.append(fitted([Span(f"and {rest} earlier", "dim")], width))
+            drawn.append(fitted([Span(f"and {rest} more", "dim")], width))
         return drawn[: max(1, height)]
     heads, *lines = _table(listed, view, width - 1, titled=True)
     drawn = [fitted([Span(" "), *heads], width)]
@@ -120,21 +120,19 @@ def rows(view: View) -> list[Row]:
 
 
 def _ordered(view: View) -> list[Ladder]:
-    """Those that are climbed, then the latest; of passes that the moment shown knows."""
+    """Those that helped nothing, or are climbed, then the latest; of passes that the moment shown knows."""
     known = [each for each in ladders(view.mitigations) if each.model_pass < len(view.snapshot.passes)]
     latest = sorted(known, key=lambda each: -each.steps[-1][0].seq)
-    return sorted(latest, key=lambda each: ended(each, view) != TRYING)
+    return sorted(latest, key=lambda each: not _style(ended(each, view)))
+
+
+def _style(text: str) -> str:
+    return STYLES.get(text, STYLES.get(text.rpartition(" ")[2], ""))
 
 
 def _table(listed: Sequence[Ladder], view: View, width: int, *, titled: bool) -> list[Row]:
     columns = [column for column, _ in COLUMNS]
-    lines = [
-        [
-            Span(text, STYLES.get(text, STYLES.get(text.rpartition(" ")[2], "")))
-            for text in (tell(each, view) for _, tell in COLUMNS)
-        ]
-        for each in listed
-    ]
+    lines = [[Span(text, _style(text)) for text in (tell(each, view) for _, tell in COLUMNS)] for each in listed]
     titles = [Span(column.title, "dim") for column in columns]
     said = [place for place in range(len(columns)) if any(line[place].text for line in lines)]
     columns, lines = [columns[at] for at in said], [[line[at] for at in said] for line in [titles] * titled + lines]

@@ -13,7 +13,7 @@ from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.health import DOING, at_rest, goes_on, outputs_of
 from interlock.engine.record.outlook import time_left_of
 from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
-from interlock.engine.record.words import duration, percent, several
+from interlock.engine.record.words import duration, percent, remaining, several
 from interlock.widgets import glyphs
 from interlock.widgets.formats import count, devices_of, parked, tally
 from interlock.widgets.pane import Cursor, PaneKind, View, around
@@ -220,7 +220,7 @@ def _time(each: PassView, snapshot: Snapshot) -> str:
     waits = each.word in ("running", "waiting") and not at_rest(snapshot)
     left = time_left_of(each, snapshot.passes) if waits else None
     if left:
-        return duration(left.seconds) + " left"
+        return remaining(left.seconds) + " left"
     return duration(each.wall_seconds) if each.done.seconds else ""
 
 
