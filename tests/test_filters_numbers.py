@@ -25,6 +25,9 @@ def store(tmp_path_factory, tiny_a):
     place = tmp_path_factory.mktemp("numbers")
     values = [*NUMBERS, *LARGE]
     records = [{"text": f"text {n}", "metadata": {"v": v, "w": [n, None][n % 2]}} for n, v in enumerate(values)]
+    inner = {"t": True, "n": 2**60, "s": "x"}
+    for record, within in zip(records, (inner, [inner], [{}, inner]), strict=False):
+        record["metadata"]["in"] = within
     corpus(place / "in", {"Docs": {"a.jsonl": records}})
     words = ("--roster", tiny_a, "--devices", "cpu", "--qdrant", place / "store", "--export", "parquet", "--quiet")
     interlock("run", place / "in", *words, "--out", place / "runs", "--run-id", "r", cwd=place)
@@ -64,6 +67,14 @@ def test_what_the_store_shows_is_found_by_it(store, bound):
         for sign, compare in SIGNS.items():
             wanted = {each for each, value in shown.items() if not isinstance(value, str) and compare(value, bound)}
             assert set(asked(store, f"metadata.v{sign}{written}")) == wanted
+
+
+@pytest.mark.parametrize("value", ["s=x", "t=true", f"n={2**60}", f"n>={2**60}"])
+def test_a_list_is_entered_by_its_brackets_alone_whatever_is_asked(store, value):
+    found = {path: [*asked(store, f"metadata.{path}.{value}")] for path in ("in", "in[]", "in[0]", "in[1]")}
+    assert {path: sorted(each) for path, each in found.items()} == {
+        "in": ["text 0"], "in[]": ["text 1", "text 2"], "in[0]": ["text 1"], "in[1]": ["text 2"],
+    }  # fmt: skip
 
 
 def test_chunks_without_a_value_are_found_by_null_and_by_none(store):

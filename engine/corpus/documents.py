@@ -90,6 +90,9 @@ def chunk_documents(
     short = min(counters, key=lambda each: each.most)
     if tokens > short.most:
         raise UsageError(f"--tokens {tokens}: {short.model} reads {short.most} of a text: set at most that")
+    wide = max(counters, key=lambda each: each.count(""))
+    if tokens <= (around := wide.count("")):
+        raise UsageError(f"--tokens {tokens}: {wide.model} puts {around} around a text: set more than that")
     if not 0 <= overlap < tokens:
         raise UsageError(f"--overlap {overlap}: expected less than --tokens, which is {tokens}: set it lower")
     report, root = ChunkedFiles(), Path(os.path.realpath(root))

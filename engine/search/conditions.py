@@ -31,7 +31,7 @@ _CONDITION = re.compile(
 )
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
-_PART = re.compile(r'"([^"]*)"|([^.\[\]"]+)')
+_PART = re.compile(r'"([^"]*)"|([^.\[\]"]+)|\[(\d*)\]')
 _RANGES: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
     ">=": ("gte", operator.ge),
     "<=": ("lte", operator.le),
@@ -185,7 +185,7 @@ def _looked_up(condition: Condition, store: Searched) -> "edge.HasIdCondition":
     import qdrant_edge as edge
 
     first, *parts = _parts(condition.key)
-    found = ((point, _values(payload, parts)) for point, payload in store.parts(first))
+    found = ((point, _values(payload, parts)) for point, payload in store.parts(str(first)))
     return edge.HasIdCondition({point for point, values in found if any(_holds(condition, each) for each in values)})
 
 
@@ -210,19 +210,22 @@ def _quoted(value: str) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _parts(key: str) -> list[str]:
-    return [quoted or plain for quoted, plain in _PART.findall(key)]
+def _parts(key: str) -> list[str | int]:
+    """The parts of a path: keys, and of a list which member, or with -1 each."""
+    found = _PART.finditer(key)
+    return [int(each[3] or -1) if each[3] is not None else each[1] or each[2] or "" for each in found]
 
 
-def _values(value: object, parts: Sequence[str]) -> Iterator[object]:
-    """What is at a path, in each of a list."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _values(each, parts)
+def _values(value: object, parts: Sequence[str | int]) -> Iterator[object]:
+    """What is at a path, in each of a list at its end."""
+    first = parts[0] if parts else -1
+    if isinstance(value, list) and isinstance(first, int):
+        for each in value if first == -1 else value[first : first + 1]:
+            yield from _values(each, parts[1:])
     elif not parts:
         yield value
-    elif isinstance(value, dict) and parts[0] in value:
-        yield from _values(value[parts[0]], parts[1:])
+    elif isinstance(value, dict) and first in value:
+        yield from _values(value[first], parts[1:])
 
 
 def _check_key(key: str) -> None:

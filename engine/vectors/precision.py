@@ -129,7 +129,8 @@ def rescored_best(
     first, _ = nearest(windows, queries, own, max(limit, rescored))
     rows, products = np.full((len(queries), limit), -1, np.int64), np.full((len(queries), limit), -np.inf, np.float32)
     for place, (found, query) in enumerate(zip(first, queries, strict=True)):
-        kept = np.sort(found[found >= 0])  # of equals the first row first
+        if not len(kept := np.sort(found[found >= 0])):  # of equals the first row first
+            continue
         scores = take(kept) @ query
         best = np.argsort(-scores, kind="stable")[:limit]
         rows[place, : len(best)], products[place, : len(best)] = kept[best], scores[best]
