@@ -194,6 +194,12 @@ def test_settings_that_are_equal_hash_alike(tiny_a):
     assert hash(interlock.Settings(roster=roster, dim=3)) == hash(interlock.Settings(roster=dict(roster), dim=3))
 
 
+@pytest.mark.parametrize("given", [{"roster": {"a"}}, {"export": (n for n in ["npy"])}, {"collections": iter(["A"])}])
+def test_a_setting_that_is_read_once_or_has_no_order_is_refused(given):
+    with pytest.raises(interlock.UsageError, match=r"expected a list, got .*: pass a list of it"):
+        interlock.Settings(**given).configuration()
+
+
 def test_a_home_directory_may_stand_for_the_chunks(place, settings, monkeypatch):
     monkeypatch.setenv("HOME", str(place))
     assert "Docs, all" in str(interlock.plan("~/in", settings))

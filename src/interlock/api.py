@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -70,6 +70,9 @@ class Settings(GivenSettings):
         """Resolve every setting, with where it came from. Raises UsageError naming the one that cannot be used."""
         values = {item.name: getattr(self, item.name) for item in fields(GivenSettings)}
         given = {name: value for name, value in values.items() if value is not None}
+        for name, value in given.items():  # one is empty when it is asked again, of the other each process has an order
+            if isinstance(value, Iterator) or (name == "roster" and isinstance(value, set | frozenset)):
+                raise UsageError(f"Settings.{name}: expected a list, got a {type(value).__name__}: pass a list of it")
         file = None if self.config in (None, "") else path_of(self.config, "Settings.config")
         if not isinstance(self.models, Mapping) or not all(isinstance(row, Mapping) for row in self.models.values()):
             raise UsageError(f"Settings.models: expected a table of rows by model, got {self.models!r:.100}")
