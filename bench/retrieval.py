@@ -25,7 +25,19 @@ from interlock.engine.flows.evaluate import EvaluationRequest, evaluate
 from interlock.engine.search.combine import SPARSE_SHARE
 from interlock.engine.settings import load
 
-SOURCES = ("engine/evaluation", "engine/search", "engine/vectors/fusion.py", "engine/vectors/fusion.py")
+SOURCES = (
+    "engine/evaluation/encoding.py",
+    "engine/evaluation/judging.py",
+    "engine/evaluation/nearest.py",
+    "engine/evaluation/report.py",
+    "engine/evaluation/ways.py",
+    "engine/evaluation/weighing.py",
+    "engine/search/combine.py",
+    "engine/search/rerank.py",
+    "engine/vectors/bm25.py",
+    "engine/vectors/fusion.py",
+    "engine/vectors/precision.py",
+)
 ROSTER, SPARSE, RERANKERS = "all-minilm-l6,all-mpnet-base-v2", "splade-tiny", ("maxsim",)
 HARM = {
     "default fusion below its best member": lambda way: way.group == "fusions" and way.name == "concat",
