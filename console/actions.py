@@ -43,19 +43,27 @@ class Action:
         return Binding(self.key, self.name, self.label, id=self.id, tooltip=self.help, show=self.footer)
 
 
-MAIN, VIEW, EVENT, HELP, SETUP, RUNS, SEARCH, HIT = SCREENS = (
-    "main", "view", "event", "help", "setup", "runs", "search", "chunk",
+MAIN, VIEW, EVENT, HELP, SETUP, RUNS, SEARCH, HIT, JUDGE = SCREENS = (
+    "main", "view", "event", "help", "setup", "runs", "search", "chunk", "judge",
 )  # fmt: skip
 
 ACTIONS = (
-    Action("help", "question_mark,f1", "Help", "show this page", (MAIN, VIEW, SETUP, RUNS, SEARCH), footer=True),
-    Action("ask", "slash", "Question", "type another question", (SEARCH,), footer=True),
-    Action("open_hit", "enter,space", "Open", "show the whole text and payload of the chunk", (SEARCH,), footer=True),
+    Action("help", "question_mark,f1", "Help", "show this page", (MAIN, VIEW, SETUP, RUNS, SEARCH, JUDGE),
+           footer=True),
+    Action("grade('relevant')", "r,2", "Relevant", "the chunk answers the question", (JUDGE,), footer=True),
+    Action("grade('partly')", "p,1", "Partly", "it answers a part of it, or leads there", (JUDGE,), footer=True),
+    Action("grade('not')", "n,0", "Not", "it does not answer it", (JUDGE,), footer=True),
+    Action("grade('skip')", "s", "Skip", "leave it: it counts as no answer", (JUDGE,), footer=True),
+    Action("turn('on')", "right", "Next", "show the next question", (JUDGE,), footer=True),
+    Action("turn('back')", "left", "Previous", "show the question before", (JUDGE,)),
+    Action("ask", "slash", "Question", "type another question", (SEARCH, JUDGE), footer=True),
+    Action("open_hit", "enter,space", "Open", "show the whole text and payload of the chunk", (SEARCH, JUDGE),
+           footer=True),
     Action("filters", "f", "Filters", "ask only chunks whose payload says KEY=VALUE", (SEARCH,), footer=True),
     Action("hybrid", "h", "Hybrid", "combine lists in the next way: weighted, rrf, dbsf, off", (SEARCH,), footer=True),
     Action("only", "w", "Models", "ask the next model alone, and after the last one all", (SEARCH,), footer=True),
     Action("rerank", "r", "Rerank", "score the best chunks anew, or not (begin with --rerank)", (SEARCH,), footer=True),
-    Action("copy_hit", "c,y", "Copy", "copy the chunk's id and text", (SEARCH, HIT), footer=True),
+    Action("copy_hit", "c,y", "Copy", "copy the chunk's id and text", (SEARCH, HIT, JUDGE), footer=True),
     Action("enter", "enter", "Open", "watch a run in progress, view one that is over", (RUNS,), footer=True),
     Action("mark", "space", "Mark", "mark a run to be compared", (RUNS,), footer=True),
     Action("compare", "o", "Compare", "compare the two marked runs", (RUNS,), footer=True),
@@ -98,21 +106,23 @@ ACTIONS = (
     Action("fold", "enter,space", "Fold", "expand or collapse the selected part", (VIEW,), footer=True),
     Action("move('in')", "right,l", "In", "expand, or go to the first child", (VIEW,)),
     Action("move('out')", "left,h", "Out", "collapse, or go to the parent", (VIEW,)),
-    *(Action(f"move('{name}')", keys, name.capitalize(), text, (VIEW, RUNS, SEARCH)) for name, keys, text in (
+    *(Action(f"move('{name}')", keys, name.capitalize(), text, (VIEW, RUNS, SEARCH, JUDGE)) for name, keys, text in (
         ("down", "down,j", "move down"), ("up", "up,k", "move up"),
         ("page_down", "pagedown", "page down"), ("page_up", "pageup", "page up"),
         ("first", "home,g", "go to the first line"), ("last", "end,G", "go to the last line"))),
-    Action("theme", "t", "Theme", "switch to the next theme", (MAIN, VIEW, RUNS, SEARCH), wide=200),
+    Action("theme", "t", "Theme", "switch to the next theme", (MAIN, VIEW, RUNS, SEARCH, JUDGE), wide=200),
     Action("redraw", "ctrl+l", "Redraw", "redraw the screen"),
     Action("copy", "y", "Copy", "copy the line, the path, or the event as JSON", (MAIN, VIEW, EVENT), wide=200),
     Action("copy_value", "Y", "Value", "copy the value", (VIEW,)),
     Action("open", "o", "Open", "compare with another summary", (VIEW,), footer=True),
     Action("close", "escape,q", "Close", "go back", (EVENT, HIT), footer=True),
-    Action("back", "escape", "Back", "go back", (VIEW, HELP, RUNS, SEARCH), footer=True),
+    Action("back", "escape", "Back", "go back", (VIEW, HELP, RUNS, SEARCH, JUDGE), footer=True),
     Action("runs", "R", "Runs", "list the runs: watch, view, resume, compare, delete", (MAIN, VIEW), wide=160),
-    Action("palette", "ctrl+p,colon", "Palette", "search all actions by name", (MAIN, VIEW, RUNS, SEARCH), wide=160),
-    Action("suspend", "ctrl+z", "Suspend", "suspend to the shell; fg returns", (MAIN, VIEW, RUNS, SEARCH)),
-    Action("quit", "q,ctrl+c", "Quit", "quit; asks first while a run is live", (MAIN, VIEW, RUNS, SEARCH), footer=True),
+    Action("palette", "ctrl+p,colon", "Palette", "search all actions by name", (MAIN, VIEW, RUNS, SEARCH, JUDGE),
+           wide=160),
+    Action("suspend", "ctrl+z", "Suspend", "suspend to the shell; fg returns", (MAIN, VIEW, RUNS, SEARCH, JUDGE)),
+    Action("quit", "q,ctrl+c", "Quit", "quit; asks first while a run is live", (MAIN, VIEW, RUNS, SEARCH, JUDGE),
+           footer=True),
 )  # fmt: skip
 
 

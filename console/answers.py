@@ -276,21 +276,12 @@ def eval(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Compare runs of TREC by judgements."""
     from interlock.console.text.evaluation_text import comparison_text
-    from interlock.engine.evaluation.comparing import compared
-    from interlock.engine.evaluation.judgements import read_grades, read_queries, read_run
-    from interlock.engine.evaluation.report import MEASURES, dumps, measures_of
+    from interlock.engine.evaluation.comparing import compare_files
+    from interlock.engine.evaluation.report import dumps
 
     check_directory("--json", options.json)
     check_own("--json", options.json, b'{\n "')
-    measures = measures_of(options.measures, None) or MEASURES
-    queries = read_queries(options.queries) if options.queries else {}
-    judged = read_grades(options.qrels, None, None)
-    stems = [file.name.removesuffix(".gz").rpartition(".")[0] or file.name for file in options.runs]
-    names = stems if len({*stems}) == len(stems) else [str(file) for file in options.runs]
-    runs = {name: read_run(file) for name, file in zip(names, options.runs, strict=True)}
-    if len(runs) < len(names):
-        raise UsageError("compare: a run is named twice: name each once")
-    found = compared(runs, judged.grades, measures, queries, judged.notes)
+    found = compare_files(options.runs, options.qrels, options.queries, options.measures)
     if options.json:
         atomic.write_bytes(options.json, dumps(found))
     tell(comparison_text(found))

@@ -73,6 +73,30 @@ def search(command: argparse.ArgumentParser) -> None:
     settings(command, *RERANKING, "theme", "ascii", "slow_link")
 
 
+def questions(command: argparse.ArgumentParser) -> None:
+    """Make judgements of one's own: ask STORE each question in every way that it can be searched, and show the chunks
+    that any way found, in an order that does not say which, on a screen where keys say whether they answer. SHEET is
+    a directory that is made, or gone on with: the questions, TREC's judgements (qrels.txt) and each way's lists. Each
+    judgement is on disk before the next key. At its end, and without a terminal, it says how the ways differ and how
+    many judged questions more tell them apart: 20 to 50 are wanted.
+    """
+    text = "--qdrant directory of a run, or the URL of a server, as in http://localhost:6333"
+    command.add_argument("store", type=place, metavar="STORE", help=text)
+    command.add_argument("sheet", type=PATH, metavar="SHEET", help="directory of the questions and judgements")
+    text = 'ask each line of a file too: .jsonl ({"id": ..., "text": ...}), .tsv (id, tab, text) or .txt'
+    command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
+    text = "number of hits of each way that are to be judged (default 10)"
+    command.add_argument("--depth", type=told(parsers.at_least_one), default=10, metavar="N", help=text)
+    command.add_argument(
+        "--collection", type=NAME, metavar="NAME", help="collection to ask; required if the store has several"
+    )
+    _copy(command)
+    text = "cross-encoders that score the best chunks anew, or maxsim: one way more"
+    command.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
+    _server(command)
+    settings(command, *RERANKING, "theme", "ascii", "slow_link")
+
+
 def encode(command: argparse.ArgumentParser) -> None:
     """Encode each TEXT as a question to what PLACE holds (or with --side document as one of its chunks) and print the
     vectors that its points have, by their names: a line of JSON for each text. PLACE is the directory of a run or of a

@@ -32,6 +32,7 @@ COMMANDS = {
     "view": "show a run's summary, or compare two",
     "upload": "upload what a run exported to a Qdrant server",
     "search": "search a run's store, or a server",
+    "questions": "judge what a store finds",
     "encode": "turn texts into the vectors that points have",
     "serve": "answer other programs: embeddings and search",
     "export": "deliver a finished run into other files or a store",
@@ -45,13 +46,26 @@ COMMANDS = {
     "schema": "print the JSON Schema of summary.json",
 }
 ROOMS = {
-    **dict.fromkeys(("search", "encode", "rerank"), "searching"),
+    **dict.fromkeys(("search", "questions", "encode", "rerank"), "searching"),
     "serve": "front_ends.serving",
     **dict.fromkeys(("export", "upload", "prune"), "delivery"),
     **dict.fromkeys(("chunk", "plan", "eval", "compare", "models", "config", "doctor", "schema"), "answers"),
 }
 """The module beside this one that does a command, where it is not `commands`."""
-LOADING = ("chunk", "run", "plan", "demo", "search", "encode", "serve", "rerank", "eval", "models", "doctor")
+LOADING = (
+    "chunk",
+    "run",
+    "plan",
+    "demo",
+    "search",
+    "questions",
+    "encode",
+    "serve",
+    "rerank",
+    "eval",
+    "models",
+    "doctor",
+)
 """The commands that look for models."""
 EXAMPLES = {
     "chunk": "examples:\n  interlock chunk handbook --out chunks/Handbook/pages.jsonl\n"
@@ -62,6 +76,9 @@ EXAMPLES = {
     "  interlock run chunks --resume   # after a kill: recomputes the batch in flight",
     "watch": "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20\n"
     "  interlock watch runs   # all of them, a line each",
+    "questions": "examples:\n  interlock questions store sheet --queries questions.txt\n"
+    "  interlock questions store sheet   # goes on with it\n"
+    "  interlock compare sheet/runs/*.run --qrels sheet/qrels.txt",
     "encode": "examples:\n"
     '  interlock encode store "how do I rotate the keys?" | jq .vectors.fused\n'
     "  interlock encode runs/20261121-120000 --file questions.txt --out asked.npy\n"
@@ -93,6 +110,14 @@ EXAMPLES = {
     "view": "example:\n  interlock view runs/20261121-120000\n  interlock view runs/before runs/after | grep seconds",
 }
 RAW = argparse.RawDescriptionHelpFormatter
+
+
+class CommandList(RAW):
+    """Has the longest command beside what it does, not above it."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._action_max_length = len(max(COMMANDS, key=len)) + 4
 
 
 class Parser(argparse.ArgumentParser):
@@ -151,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
         description="Embed document collections with an ensemble of models, one at a time under a\nmemory lease. "
         "Without a command, `interlock` opens a form that sets up a run.",
         epilog=EPILOG,
-        formatter_class=RAW,
+        formatter_class=CommandList,
     )
     root.add_argument("--version", action="version", version=f"interlock {__version__}")
     root.set_defaults(command="setup", config=None)

@@ -1,5 +1,6 @@
 """The commands that ask models: `interlock search`, one question, a file of them or a screen that takes one after
-another; `interlock encode`, texts as vectors; `interlock rerank`, a file of pairs."""
+another; `interlock questions`, whose answers are judged; `interlock encode`, texts as vectors; `interlock rerank`, a
+file of pairs."""
 
 import argparse
 import json
@@ -19,6 +20,7 @@ from interlock.console.writing import (
     progress,
     same_file,
     say,
+    tell,
     warn,
     writing,
 )
@@ -46,8 +48,8 @@ def search(options: argparse.Namespace) -> int:
     """Search a store for one question, or for those of a file, or open a screen that takes one after another."""
     from interlock.console.terminal.tty import takes_screens
     from interlock.engine.flows.rerank import rerank_of
-    from interlock.engine.flows.search import Answering, ask_of
-    from interlock.engine.search.ask import LIMIT, check_question
+    from interlock.engine.flows.search import Answering
+    from interlock.engine.search.ask import LIMIT, ask_of, check_question
 
     settings = configuration(options)
     limit_threads(settings)
@@ -103,6 +105,45 @@ def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask
             Frame[None](look, lambda: SearchScreen(retriever, shown, ask, look)).run()
     finally:
         retriever.close()
+    return ExitCode.COMPLETED
+
+
+def questions(options: argparse.Namespace) -> int:
+    """Prepare questions to a store with the candidates of every way, open a screen on which these are judged, and say
+    what the judgements tell."""
+    from interlock.console.apps.base import Frame
+    from interlock.console.look import look_of
+    from interlock.console.screens.judging import JudgingScreen
+    from interlock.console.terminal.tty import quiet_descriptors, takes_screens
+    from interlock.console.text.answer_rows import shown_of
+    from interlock.console.text.evaluation_text import sheet_text
+    from interlock.engine.corpus.questions import read_questions
+    from interlock.engine.evaluation.pooling import QUESTIONS, Sheet
+    from interlock.engine.flows.rerank import rerank_of
+    from interlock.engine.flows.search import Answering, Judging
+
+    settings, on_screen = configuration(options), takes_screens()
+    limit_threads(settings)
+    look, rerank = look_of(settings), rerank_of(settings, options.rerank or (), None, None)
+    asked = list(read_questions(options.queries)) if options.queries else []
+    if not (asked or on_screen or (options.sheet / QUESTIONS).exists()):
+        raise UsageError("questions: name a file of them with --queries, or type them on a terminal")
+    with (
+        Answering(settings, place_of(options), options.collection, rerank, no_events, kept=True) as answering,
+        atomic.locked(options.sheet),
+    ):
+        searcher = answering.searcher
+        warn(searcher.manifest.gap)
+        sheet = Sheet(options.sheet, searcher.manifest.collection, options.depth)
+        judging, new = Judging(answering, sheet), sheet.new(asked)
+        if new:
+            say(f"asking {several(len(new), 'question')} in every way")
+            judging.pool(new)
+        if on_screen:
+            shown = shown_of(searcher.manifest, searcher.store.count(), "")
+            with quiet_descriptors():
+                Frame[None](look, lambda: JudgingScreen(judging, shown, look)).run()
+        tell(sheet_text(sheet))
     return ExitCode.COMPLETED
 
 

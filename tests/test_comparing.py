@@ -4,9 +4,11 @@ import json
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
+import interlock as product
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.comparing import compared, hardest, judged_apart
 from interlock.engine.evaluation.judgements import Judged, read_run
@@ -279,6 +281,14 @@ def test_written_runs_are_compared_as_the_evaluation_compares_ways(place):
     assert "hybrid-bm25-words-0.2" in said and "wins" in said and told["query_ids"] == found["query_ids"]
     if told["apart"]:
         assert told["apart"][0]["text"][:40] in said
+    paths, more = [place / each for each in runs], {"queries": place / "set/queries.jsonl"}
+    in_python = product.compare(paths, place / "set/qrels/test.tsv", **more)
+    assert msgspec.to_builtins(in_python) == told
+    named = product.compare(dict(zip("ab", paths, strict=True)), place / "set/qrels/test.tsv", measures="P@5 AP")
+    assert [run.name for run in named.runs] == ["a", "b"] and [*named.runs[0].measures] == ["P@5", "AP"]
+    for wrong, why in {paths[0]: "give a list", (): "name each once"}.items():
+        with pytest.raises(UsageError, match=why):
+            product.compare(wrong, place / "set/qrels/test.tsv")
 
 
 @pytest.mark.usefixtures("written")

@@ -1,9 +1,11 @@
 """The search screen: what is typed is asked in a thread, what was found is shown at any size, and keys ask it anew."""
 
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 from textual import events
@@ -12,14 +14,22 @@ from interlock.console.apps.base import Frame
 from interlock.console.look import Look
 from interlock.console.screens.ask import Find
 from interlock.console.screens.hits import HitScreen
+from interlock.console.screens.judging import JudgingScreen
 from interlock.console.screens.search import SearchScreen, read_conditions
 from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import LINES, StoreShown
+from interlock.console.text.evaluation_text import sheet_text
+from interlock.engine.corpus.questions import Question, read_questions
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
-from interlock.engine.flows.search import Answers, SerialRetriever
+from interlock.engine.evaluation.judgements import read_grades, read_run
+from interlock.engine.evaluation.pooling import Sheet, needed
+from interlock.engine.evaluation.report import queries_to_tell, smallest_told
+from interlock.engine.flows import no_events
+from interlock.engine.flows.search import Answering, Answers, Judging, SerialRetriever
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit, StageScore
+from interlock.engine.settings import load
 from interlock.widgets.text import plain
 from tests.builders import corpus, interlock, tiny_scorer
 from tests.pty_harness import on_terminal
@@ -372,3 +382,137 @@ def test_what_can_be_known_is_told_before_the_screen_opens_and_without_a_termina
             terminal.wait_for(why)
             assert b"\x1b[?1049h" not in terminal.output
     assert "pass a query" in interlock("search", store, cwd=tmp_path, check=ExitCode.USAGE).stderr
+
+
+ASKED = {"q1": "the zebra", "q2": "chapter of alpha"}
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    file = tmp_path / "asked.tsv"
+    file.write_text("".join(f"{id}\t{text}\n" for id, text in ASKED.items()))
+    return file
+
+
+def ready(text: str) -> bool:
+    """Whether keys judge, and are not typed into the line."""
+    return "n Not" in text
+
+
+def test_candidates_are_judged_by_keys_and_a_kill_loses_nothing_that_was_said(store, asked, tmp_path, call):
+    words = ("questions", store, tmp_path / "sheet", "--queries", asked, "--offline")
+    with on_terminal(*words, cwd=tmp_path) as terminal:
+        screen = terminal.wait_for(lambda screen: "1 of 2: 0 of 7 chunks judged" in screen.text and ready(screen.text))
+        assert "JUDGE docs" in screen.text and "the zebra" in screen.text
+        assert "score" not in screen.text and "rank" not in screen.text  # who found what is not the judge's to know
+        for at, (key, said) in enumerate({"r": "relevant", "n": "not", "1": "partly", "s": "skipped"}.items(), 1):
+            terminal.press(key)
+            terminal.wait_for(lambda screen, at=at, said=said: f"{at} of 7" in screen.text and said in screen.text)
+        terminal.signal(signal.SIGKILL)
+        terminal.wait()
+    qrels = (tmp_path / "sheet" / "qrels.txt").read_text().split("\n")
+    assert [line.split()[::3] for line in qrels[:-1]] == [["q1", grade] for grade in ("2", "0", "1", "-1")]
+    code, out, err = call(*words)  # once more, where nobody can press a key
+    assert (code, err) == (0, "") and "2 questions, 0 of them done; 4 of 14 chunks judged" in " ".join(out.split())
+
+
+async def test_a_judge_goes_through_all_questions_and_types_others(store, asked, tmp_path):
+    answering = Answering(load({"offline": True}, {}), store, None, None, no_events, kept=True)
+    with answering:
+        sheet = Sheet(tmp_path / "sheet", "docs", depth=2)
+        judging = Judging(answering, sheet)
+        judging.pool(sheet.new(list(read_questions(asked))))
+        assert {name.partition("/")[0] for name in sheet.questions["q1"].ways} >= {"default", "rrf", "dbsf", "bm25"}
+        app = Frame(Look(), lambda: JudgingScreen(judging, SHOWN, Look()), driver=None)
+        async with app.run_test(size=(80, 24)) as pilot:
+            for number, id in enumerate(ASKED, 1):
+                count = len(sheet.questions[id].points)
+                for _ in range(count):
+                    asks = f"question {number} of 2: "
+                    await shows(pilot, lambda asks=asks: asks in text_of(app) and ready(text_of(app)))
+                    await pilot.press("r" if number == 1 else "n")
+            await shows(pilot, lambda: "every question is judged" in text_of(app))
+            assert "2 questions done, at least 18 more" in text_of(app)
+            await pilot.press(*"alpha", "enter")
+            await shows(pilot, lambda: "question 3 of 3: 0 of" in text_of(app) and ready(text_of(app)))
+            await pilot.press("right")
+            await shows(pilot, lambda: "question 1 of 3: " in text_of(app) and "relevant" in text_of(app))
+            await pilot.press("left", "left")
+            await shows(pilot, lambda: "question 2 of 3: " in text_of(app))
+        again = Sheet(tmp_path / "sheet", "docs")
+        assert again.grades == sheet.grades and [*again.questions.values()] == [*sheet.questions.values()]
+        assert again.asked("alpha").id == "q03" and again.left(again.asked("alpha")) > 0
+        found = again.comparison()  # of q1 alone: q2 has no answer, the other is not judged
+        assert found.query_ids == ["q1"] and {"default", "bm25"} <= {run.name for run in found.runs}
+        lists = read_run(tmp_path / "sheet" / "runs" / "hybrid-bm25.run")
+        assert lists["q1"].keys() <= sheet.grades["q1"].keys()
+        sheet.questions["q1"].points["gone"] = "00000000-0000-0000-0000-000000000000"
+        (answer,) = judging.answer(
+            ["the zebra"], Ask(), reranked=False
+        ).answers  # of what left the store nobody can say
+        assert "gone" not in sheet.questions["q1"].points and all(hit.grade == 2 for hit in answer.hits)
+
+
+def found_by(*ways: str) -> dict[str, list[Answer]]:
+    return {way: [Answer("q", [Hit(f"p{id}", 1.0, {"chunk_id": f"c{id}"}) for id in "123"])] for way in ways}
+
+
+def test_a_sheet_that_cannot_be_gone_on_with_is_refused_in_a_line(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").touch()
+    with pytest.raises(UsageError, match="has notes and no questions"):
+        Sheet(tmp_path / "other", "docs")
+    sheet = Sheet(tmp_path / "s", "docs")
+    (tmp_path / "s").mkdir()
+    sheet.add([Question("q1", "who")], found_by("default"))
+    sheet.judge("q1", "c1", 1)
+    for words, id in {("who", "q2"), ("what", "q1")}:
+        with pytest.raises(UsageError, match="drop one"):
+            sheet.new([Question(id, words)])
+    with pytest.raises(UsageError, match="no ids with blanks, as in 'q 2'"):
+        sheet.new([Question("q 2", "what")])
+    with pytest.raises(UsageError, match="no ids with blanks, as in 'c 2'"):
+        sheet.add([Question("q2", "what")], {"default": [Answer("q", [Hit("p", 1.0, {"chunk_id": "c 2"})])]})
+    two = {"default": [Answer("q", [Hit(id, 1.0, {"chunk_id": "c"}) for id in "12"])]}
+    with pytest.raises(UsageError, match="two chunks have the id 'c'"):
+        sheet.add([Question("q2", "what")], two)
+    with pytest.raises(UsageError, match="questions to docs, not to else"):
+        Sheet(tmp_path / "s", "else")
+    for name, line in {"qrels.txt": "q9 0 c1 1\n", "questions.jsonl": '{"_id": "q1", "te'}.items():
+        (tmp_path / "s" / name).write_text(line)
+        with pytest.raises(UsageError, match=f"{name}:1: "):
+            Sheet(tmp_path / "s", "docs")
+
+
+def test_judgements_are_trecs_and_tell_how_many_questions_more_it_takes(tmp_path):
+    sheet = Sheet(tmp_path, "docs")
+    generator, best = np.random.default_rng(1), ["c1", "c2", "c3"]
+    ids = [f"q{at}" for at in range(40)]
+    lists = {"default": [best] * 40, "worse": [best[::-1]] * 40}
+    lists["near"] = [best[::-1] if generator.random() < 0.1 else best for _ in ids]
+
+    def answered(order):
+        return Answer("q", [Hit(f"p{id}", 3.0 - at, {"chunk_id": id}) for at, id in enumerate(order)])
+
+    hits = {way: [*map(answered, orders)] for way, orders in lists.items()}
+    sheet.add([Question(id, f"asked {id}") for id in ids], hits)
+    orders = {tuple(each.candidates) for each in sheet.questions.values()}
+    assert len(orders) == 6  # every order of three: none of them says who found what
+    for at, id in enumerate(ids):
+        assert sheet.left(sheet.questions[id]) == 3
+        for chunk in best[: 1 if at % 2 else 2] if at < 39 else ["c1"]:
+            sheet.judge(id, chunk, 2)
+        for chunk in best if at < 39 else []:
+            sheet.judge(id, chunk, sheet.grades[id].get(chunk, -1))
+    assert len(sheet.done) == 39 and read_grades(tmp_path / "qrels.txt", None, {*best}).grades == sheet.grades
+    found = sheet.comparison()
+    assert found.queries == 39 and [run.name for run in found.runs] == [*lists]
+    worse, near = needed(found)
+    assert worse.more == 0 and near.more is not None
+    apart = np.subtract(found.runs[2].values["nDCG@10"], found.runs[0].values["nDCG@10"])
+    assert smallest_told(39 + near.more, apart.std(ddof=1)) <= abs(apart.mean())
+    assert near.more == 1 or smallest_told(38 + near.more, apart.std(ddof=1)) > abs(apart.mean())
+    assert queries_to_tell(0.0) is None and queries_to_tell(1.0) == 20
+    text = sheet_text(sheet)
+    assert "Told apart from default: worse." in text and "117 of 120 chunks judged" not in text
+    assert f"near ({apart.mean():+.3f}".replace("0.", ".") in " ".join(text.split())

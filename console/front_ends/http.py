@@ -26,8 +26,8 @@ from starlette.routing import Route
 from interlock.console.front_ends.connections import SLOW, Admission
 from interlock.console.text.answer_text import cut_text, plain_hit
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.flows.search import Service, ask_of
-from interlock.engine.search.ask import LIMIT, Ask, check_question
+from interlock.engine.flows.search import Service
+from interlock.engine.search.ask import LIMIT, Ask, ask_of, check_question
 from interlock.engine.search.batching import QueueFull, RequestBatcher
 from interlock.engine.search.encoding import check_texts
 from interlock.engine.search.hits import Answer, Side

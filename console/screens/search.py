@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
 class SearchScreen(Keyed):
     """Questions to one store."""
 
-    ACTIONS = SEARCH
+    ACTIONS, TITLE = SEARCH, "SEARCH"
     BINDINGS: ClassVar = bindings_of(SEARCH)
     HORIZONTAL_BREAKPOINTS = [(0, "-thin"), (LEAST_WIDTH, "-narrow"), (WIDE, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (LEAST_HEIGHT, "-high")]  # noqa: RUF012
@@ -78,7 +78,7 @@ class SearchScreen(Keyed):
         self._own = ask
         """How it was asked on the command line."""
         self._reranked = bool(shown.rerank)
-        self._wanted: Wanted | None = None
+        self._wanted: Wanted | None = Wanted("", ask, reranked=False)
         self._under_way: Wanted | None = None
         self._began = 0.0
         self._answer: Answer | None = None
@@ -101,7 +101,7 @@ class SearchScreen(Keyed):
     def on_mount(self) -> None:
         self._question.focus()
         self.set_interval(TICK, self._draw_status)
-        self._want(Wanted("", self._ask, reranked=False))
+        self._answer_on()
 
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self._draw)
@@ -217,7 +217,7 @@ class SearchScreen(Keyed):
         if not self.is_mounted:
             return
         told = answer_rows.head(self._shown, wide=self.size.width >= WIDE)
-        words = Span(f" SEARCH {drawn(self._shown.collection, 60)}  ", "title"), Span(told)
+        words = Span(f" {self.TITLE} {drawn(self._shown.collection, 60)}  ", "title"), Span(told)
         self._head.show([fitted(words, self.size.width)])
         self._draw_hits()
         self._draw_detail()

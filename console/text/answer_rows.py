@@ -12,7 +12,7 @@ from itertools import takewhile
 from interlock.engine.record.words import safe, several
 from interlock.engine.search.ask import DENSE, Ask
 from interlock.engine.search.combine import Hybrid, shares_of
-from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit
+from interlock.engine.search.hits import Answer, Candidate, Hit, LateHit, RankedHit
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.manifest import Manifest
 from interlock.widgets.text import ELLIPSIS, LONGEST, Row, Span, fit, fitted, row, width_of, wrapped
@@ -20,6 +20,8 @@ from interlock.widgets.text import ELLIPSIS, LONGEST, Row, Span, fit, fitted, ro
 LINES = 3
 """Rows of a chunk in the list: where it stands, and two of its text."""
 INDENT = "     "
+JUDGED = {2: "relevant", 1: "partly", 0: "not", -1: "skipped", None: "?"}
+"""How a candidate's grade is shown."""
 _COMMON = """
 a an and any are as at be been but by can could did do does for from get had has have how i if in into is it its may me
 my not of on or our should so that the their them then there these they this to was we were what when where which who
@@ -93,15 +95,17 @@ def marked(text: str, words: Sequence[str], style: str = "") -> list[Span]:
 
 
 def blocks(answer: Answer, width: int) -> list[list[Row]]:
-    """Draw each chunk of an answer in `LINES` rows of `width` cells."""
+    """Draw each chunk of an answer in `LINES` rows of `width` cells; one that is judged in one, with its grade."""
     words = words_of(answer.text)
     before = [f"(was {hit.before}.) " if isinstance(hit, RankedHit) else "" for hit in answer.hits]
     room = max(map(len, before), default=0)
     shown = []
     for place, hit in enumerate(answer.hits):
+        if isinstance(hit, Candidate):
+            shown.append([_head(hit, f"{place + 1:3}. {JUDGED[hit.grade]:10}", width)])
+            continue
         lead = f"{place + 1:3}. {before[place]:{room}}{hit.score:.3f}  "
-        block = [_head(hit, lead, width), *_lines(hit, words, width)]
-        shown.append(block)
+        shown.append([_head(hit, lead, width), *_lines(hit, words, width)])
     return shown
 
 
@@ -121,8 +125,8 @@ def whole(hit: Hit, question: str, width: int) -> list[Row]:
         return []
     near = "" if hit.cosine is None else f"cosine {hit.cosine:.3f}  "
     told = f"score {hit.score:.3f} among these hits  {near}{stages(hit)}"
-    shown = [row((line, "bold")) for line in wrapped(told, width)]
-    shown.append(())
+    judged = isinstance(hit, Candidate)  # by a reader, who is not to know how it was found
+    shown: list[Row] = [] if judged else [*(row((line, "bold")) for line in wrapped(told, width)), ()]
     words = words_of(question)
     for text in str(hit.payload.get("text", "")).expandtabs(4).splitlines():
         lines = wrapped(safe(text, sys.maxsize), width)

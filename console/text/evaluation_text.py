@@ -6,6 +6,7 @@ from textwrap import fill
 
 from interlock.engine.evaluation.comparing import RunComparison
 from interlock.engine.evaluation.encoding import Amount
+from interlock.engine.evaluation.pooling import Sheet, needed
 from interlock.engine.evaluation.report import Evaluation, Interval, MeasuredWay, WrongHit, signed
 from interlock.engine.record.words import duration, safe, several
 from interlock.widgets.formats import render
@@ -73,6 +74,34 @@ def comparison_text(found: RunComparison) -> str:
             values = ", ".join(f"{safe(name)} {_figure(value)}" for name, value in each.values.items())
             lines += [f"  {safe(each.query)}  {values}", *([f"      {safe(each.text, WIDTH)}"] if each.text else [])]
         parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def sheet_text(sheet: Sheet) -> str:
+    """Write how far a sheet of questions is judged, how its ways differ, and how many questions more tell them
+    apart."""
+    chunks, left = (
+        sum(len(each.points) for each in sheet.questions.values()),
+        sum(map(sheet.left, sheet.questions.values())),
+    )
+    done = f"{several(len(sheet.questions), 'question')}, {len(sheet.done):,} of them done"
+    head = safe(f"{sheet.directory}: {done}; {chunks - left:,} of {several(chunks, 'chunk')} judged")
+    if not (found := sheet.comparison()):
+        return _wrapped(
+            f"{head}. Nothing to compare yet: judge all chunks of a question that has an answer among them."
+        )
+    first, lacking, told = found.runs[0].name, list[str](), list[str]()
+    for each in needed(found):
+        if each.more == 0:
+            told.append(each.way)
+        else:
+            many = f"about {several(each.more, 'more question')}" if each.more else "more than a thousand"
+            lacking.append(f"{each.way} ({signed(each.difference)}: {many})")
+    parts = [_wrapped(head), comparison_text(found)] if found.runs[1:] else [_wrapped(head)]
+    parts += [_wrapped(safe(f"Told apart from {first}: {', '.join(told)}."))] if told else []
+    if lacking:
+        still = f"Not told apart from {first} yet, with what it takes if they go on to differ so: {', '.join(lacking)}."
+        parts.append(_wrapped(safe(still)))
     return "\n\n".join(parts)
 
 

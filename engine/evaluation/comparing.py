@@ -1,17 +1,19 @@
 """Ranked lists beside each other and beside what people judged: runs of TREC compared in pairs, the queries that are
-answered worst, and lists of which the judgements know too little. Pure.
+answered worst, and lists of which the judgements know too little. Pure, but for `compare_files`.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
 
 from interlock.engine.errors import UsageError
-from interlock.engine.evaluation.judgements import Found, Grades, Lists
+from interlock.engine.evaluation.judgements import Found, Grades, Lists, read_grades, read_queries, read_run
 from interlock.engine.evaluation.report import (
     MAIN,
+    MEASURES,
     HardQuery,
     Interval,
     Values,
@@ -19,6 +21,7 @@ from interlock.engine.evaluation.report import (
     differences,
     few_queries,
     measured,
+    measures_of,
     reach,
 )
 
@@ -122,6 +125,22 @@ def compared(
             *notes,
         ],
     )
+
+
+def compare_files(
+    runs: Sequence[Path], qrels: Path, queries: Path | None, measures: Sequence[str], names: Sequence[str] = ()
+) -> RunComparison:
+    """Compare runs of TREC by what their files have, as `compared` does, under `names` or those of the files. Raises
+    UsageError for a file that cannot be used, UnavailableError without ir-measures."""
+    wanted = measures_of(measures, None) or MEASURES
+    texts = read_queries(queries) if queries else {}
+    judged = read_grades(qrels, None, None)
+    stems = [file.name.removesuffix(".gz").rpartition(".")[0] or file.name for file in runs]
+    told = names or (stems if len({*stems}) == len(stems) else [str(file) for file in runs])
+    lists = {name: read_run(file) for name, file in zip(told, runs, strict=True)}
+    if len(lists) < len(told) or not lists:
+        raise UsageError("compare: a run is named twice, or none is: name each once")
+    return compared(lists, judged.grades, wanted, texts, judged.notes)
 
 
 def _outcomes(apart: Values) -> dict[str, int]:

@@ -175,10 +175,10 @@ def read_grades(
     Raises UsageError for a line that is none, for a query or a text that is not there (unless judgements of those are
     dropped, or these are None and nobody knows), for a text that is judged twice, and where no query has an answer.
     """
-    return _graded(_judgements(file), str(file), queries, texts, drop=drop)
+    return _graded(judged_lines(file), str(file), queries, texts, drop=drop)
 
 
-def _judgements(file: Path) -> Iterator[tuple[str, str, str, str]]:
+def judged_lines(file: Path) -> Iterator[tuple[str, str, str, str]]:
     """The lines of a file of judgements: place, query, text and grade. The first line says of which form it is."""
     form = ""
     for number, line in enumerate(lines_of(file), 1):

@@ -28,6 +28,8 @@ FEWEST = 20
 SPREAD, POWER = 0.15, 0.8
 """The standard deviation over queries that a difference in nDCG@10 mostly has (bench/intervals.py: .06 to .23), and
 how often it is to be found."""
+MOST = 1000
+"""Judged queries beyond which nobody is sent to judge more: ways that differ so little find the same."""
 FEW = 30
 """Judged queries below which every interval is wide, or says nothing: where none of a few differ it is from 0 to 0."""
 ALIKE = 0.01
@@ -222,7 +224,7 @@ def differences(pairs: Sequence[Values]) -> list[Interval]:
     ]
 
 
-def smallest_told(queries: int) -> float:
+def smallest_told(queries: int, spread: float = SPREAD) -> float:
     """Return the difference in nDCG@10 that so many judged queries tell from chance `POWER` of the time; 1 for fewer
     than `FEWEST`."""
     from scipy.special import stdtrit
@@ -230,7 +232,13 @@ def smallest_told(queries: int) -> float:
     if queries < FEWEST:
         return 1.0
     both = stdtrit(queries - 1, (1 + CONFIDENCE) / 2) + stdtrit(queries - 1, POWER)
-    return float(both * SPREAD / np.sqrt(queries))
+    return float(both * spread / np.sqrt(queries))
+
+
+def queries_to_tell(difference: float, spread: float = SPREAD) -> int | None:
+    """Return how many judged queries tell such a difference in nDCG@10 from chance `POWER` of the time; None where
+    `MOST` are too few."""
+    return next((many for many in range(FEWEST, MOST + 1) if smallest_told(many, spread) <= abs(difference)), None)
 
 
 def dumps(found: Struct) -> bytes:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from interlock.engine.compute.context import Granted
 from interlock.engine.compute.texts import GpuJobs, HeldJobs, Progress, TextJobs
+from interlock.engine.corpus.questions import Question
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows import EventSink, Listener
 from interlock.engine.flows.rerank import free_devices, rerankers
@@ -21,8 +22,6 @@ from interlock.engine.gpu.locks import holding
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import extended
 from interlock.engine.search.ask import MAXSIM, Ask
-from interlock.engine.search.combine import SPARSE_SHARE, Hybrid
-from interlock.engine.search.conditions import conditions_in
 from interlock.engine.search.encoding import Meaning, check_texts, encode, meaning_of, points_behind
 from interlock.engine.search.hits import Answer, EncodedTexts, Side
 from interlock.engine.search.rerank import Rerank, late_reordered, reordered
@@ -30,6 +29,9 @@ from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.search.served import Place
 from interlock.engine.search.store_models import StoreModels
 from interlock.engine.settings import Configuration
+
+if TYPE_CHECKING:
+    from interlock.engine.evaluation.pooling import Sheet
 
 WINDOW = 512
 """Questions that are answered and then reranked together; all of them have been encoded before."""
@@ -107,6 +109,11 @@ class Answering:
     def close(self) -> None:
         """Let models and store go."""
         self._stack.close()
+
+    @property
+    def reranks(self) -> bool:
+        """Whether anything scores chunks anew."""
+        return self._rerank is not None
 
     def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool = True) -> Answers:
         """Answer questions, and score their best chunks anew where that was asked for, and is wanted this time."""
@@ -293,27 +300,37 @@ class SerialRetriever:
             self._answering.close()
 
 
-def ask_of(
-    limit: int,
-    weights: Sequence[tuple[str, float]] | Mapping[str, float] | None,
-    only: str | None,
-    hybrid: str | None,
-    sparse_share: float | None,
-    where: object,
-) -> Ask:
-    """Make what is asked for of what was given; None takes the default, `where` is what `conditions_in` reads. Raises
-    UsageError for what cannot be."""
-    try:
-        weighed = None if weights is None else dict(weights)
-    except (TypeError, ValueError):
-        raise UsageError(f"--weights: expected numbers by model, got {weights!r:.100}: give each model one") from None
-    if hybrid is not None and hybrid not in [*Hybrid]:
-        raise UsageError(f"--hybrid {hybrid!r}: choose one of {', '.join(Hybrid)}")
-    return Ask(
-        limit=limit,
-        weights=weighed,
-        only=only or "",
-        hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
-        sparse_share=SPARSE_SHARE if sparse_share is None else sparse_share,
-        where=() if where == () else conditions_in(where),
-    )
+class Judging(SerialRetriever):
+    """Answers a judge's screen with the candidates that all ways have for a question: a known one without a search."""
+
+    def __init__(self, answering: Answering, sheet: "Sheet") -> None:
+        """Raises as `StoreSearcher.check` does."""
+        super().__init__(answering)
+        self.sheet, searcher = sheet, answering.searcher
+        self._ways = sheet.ways(searcher.manifest, searcher.store.dims)
+        for ask in self._ways.values():
+            searcher.check(ask)
+
+    def pool(self, questions: Sequence[Question]) -> None:
+        """Ask these in every way, and keep what was found. Raises what a reranker fails with."""
+        texts, found, ask = [each.text for each in questions], dict[str, list[Answer]](), self._answering.answer
+        with self._turn:
+            for way, rules in self._ways.items():
+                found[way] = ask(texts, rules, reranked=False).answers
+            if self._answering.reranks:
+                made = ask(texts, next(iter(self._ways.values())))
+                if made.failure:
+                    raise made.failure
+                found["reranked"] = made.answers
+        self.sheet.add(questions, found)
+
+    def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool) -> Answers:
+        store, answers = self._answering.searcher.store, list[Answer]()
+        for text in texts:
+            known = self.sheet.asked(text)
+            if not known or len(store.payloads([*known.points.values()])) < len(known.points):  # some left the store
+                self.pool([Question(known.id if known else self.sheet.new_id(), text)])
+            known = self.sheet.asked(text)
+            assert known, "which was pooled"
+            answers.append(Answer(text, self.sheet.shown(known, store.payloads([*known.points.values()]))))
+        return Answers(answers)

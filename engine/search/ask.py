@@ -8,7 +8,7 @@ from interlock.engine.corpus.tokens import is_text
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, shares_of
-from interlock.engine.search.conditions import Condition
+from interlock.engine.search.conditions import Condition, conditions_in
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.manifest import Manifest
 
@@ -57,6 +57,32 @@ class Ask:
     def to(self, limit: int) -> Self:
         """The same for another number of chunks."""
         return replace(self, limit=limit)
+
+
+def ask_of(
+    limit: int,
+    weights: Sequence[tuple[str, float]] | Mapping[str, float] | None,
+    only: str | None,
+    hybrid: str | None,
+    sparse_share: float | None,
+    where: object,
+) -> Ask:
+    """Make what is asked for of what was given; None takes the default, `where` is what `conditions_in` reads. Raises
+    UsageError for what cannot be."""
+    try:
+        weighed = None if weights is None else dict(weights)
+    except (TypeError, ValueError):
+        raise UsageError(f"--weights: expected numbers by model, got {weights!r:.100}: give each model one") from None
+    if hybrid is not None and hybrid not in [*Hybrid]:
+        raise UsageError(f"--hybrid {hybrid!r}: choose one of {', '.join(Hybrid)}")
+    return Ask(
+        limit=limit,
+        weights=weighed,
+        only=only or "",
+        hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
+        sparse_share=SPARSE_SHARE if sparse_share is None else sparse_share,
+        where=() if where == () else conditions_in(where),
+    )
 
 
 @dataclass(frozen=True)

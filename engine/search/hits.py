@@ -85,6 +85,13 @@ class RankedHit(Hit):
 
 
 @dataclass(frozen=True)
+class Candidate(Hit):
+    """A chunk to be judged, whoever found it: its `grade`, None before anybody judged it. Its score says nothing."""
+
+    grade: int | None
+
+
+@dataclass(frozen=True)
 class Answer:
     """What was found for one question, best first.
 

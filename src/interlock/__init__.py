@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from interlock.api import Plan as Plan
     from interlock.api import Settings as Settings
     from interlock.api import embed as embed
-    from interlock.api import evaluate as evaluate
     from interlock.api import plan as plan
     from interlock.api import term_weights as term_weights
     from interlock.api import upload as upload
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from interlock.engine.errors import Stopped as Stopped
     from interlock.engine.errors import UnavailableError as UnavailableError
     from interlock.engine.errors import UsageError as UsageError
+    from interlock.engine.evaluation.comparing import RunComparison as RunComparison
     from interlock.engine.evaluation.report import Evaluation as Evaluation
     from interlock.engine.record import events as events
     from interlock.engine.record.events import Entry as Entry
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from interlock.engine.search.hits import Hit as Hit
     from interlock.engine.search.hits import RankedHit as RankedHit
     from interlock.engine.targets.upload_plan import UploadReport as UploadReport
+    from interlock.judging import compare as compare
+    from interlock.judging import evaluate as evaluate
     from interlock.recorded import DeliveredBits as DeliveredBits
     from interlock.recorded import DeliveredVectors as DeliveredVectors
     from interlock.recorded import RecordedRun as RecordedRun
@@ -71,6 +73,7 @@ __all__ = [
     "RankedHit",
     "RecordedRun",
     "Reranker",
+    "RunComparison",
     "Searcher",
     "Settings",
     "SparseRows",
@@ -80,6 +83,7 @@ __all__ = [
     "UploadReport",
     "UsageError",
     "__version__",
+    "compare",
     "embed",
     "encode",
     "evaluate",
@@ -101,7 +105,9 @@ _ELSEWHERE = {
     ),
     **dict.fromkeys(("Answer", "EncodedTexts", "Hit", "RankedHit"), "interlock.engine.search.hits"),
     **dict.fromkeys(("Reranker", "Searcher", "encode", "rerank", "search"), "interlock.asking"),
+    **dict.fromkeys(("compare", "evaluate"), "interlock.judging"),
     "Evaluation": "interlock.engine.evaluation.report",
+    "RunComparison": "interlock.engine.evaluation.comparing",
     "SparseRows": "interlock.engine.compute.parts.terms",
     "Summary": "interlock.engine.record.summary",
     "UploadReport": "interlock.engine.targets.upload_plan",

@@ -9,10 +9,9 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -33,7 +32,6 @@ from interlock.wording import in_python, python_wording
 
 if TYPE_CHECKING:
     from interlock.engine.compute.parts.terms import SparseRows
-    from interlock.engine.evaluation.report import Evaluation
     from interlock.engine.flows.forecast import Forecast
     from interlock.engine.targets.upload_plan import UploadReport
 
@@ -197,45 +195,6 @@ def term_weights(
 
     with python_wording():
         return term_rows(configuration, str(model), texts_in(texts), side)
-
-
-def evaluate(
-    data: RecordedRun | AnyPath,
-    settings: Settings = DEFAULTS,
-    *,
-    rerank: str | Sequence[str] = (),
-    limit: int | None = None,
-    seed: int = 0,
-    queries: AnyPath | None = None,
-    qrels: AnyPath | None = None,
-    collection: str | None = None,
-    split: str | None = None,
-    measures: str | Sequence[str] = (),
-    run_out: AnyPath | None = None,
-    missing: Literal["error", "drop"] = "error",
-) -> "Evaluation":
-    """Judge the roster of `settings` by the judged collection in `data` (a directory, or a name of ir_datasets behind
-    `irds:`) or what a run has delivered of `collection`, by its `split` or by the files `queries` and `qrels`: the
-    figures of `interlock eval --json`.
-
-    `limit` judges by so many queries, which `seed` draws. `measures` are named as ir-measures does (`"nDCG@10 AP"`);
-    what every way found is written into `run_out` as TREC runs; judgements of what is `missing` may be dropped. Texts
-    are encoded once, on GPUs where there are some, and kept; progress goes to stderr. Raises UsageError for what cannot
-    be judged by, naming file and line, UnavailableError for a model that is not there, and without ir-measures.
-    """
-    configuration = configured(settings)
-    from interlock.console.writing import Telemetry, progress, say
-    from interlock.engine.flows import Listener
-    from interlock.engine.flows.evaluate import EvaluationRequest
-    from interlock.engine.flows.evaluate import evaluate as judge
-
-    names = [rerank] if isinstance(rerank, str) else list(rerank)
-    place = data.path if isinstance(data, RecordedRun) else path_of(data, "data")
-    wanted = measures.split() if isinstance(measures, str) else list(measures)
-    asked, judged, lists = (_path(queries, "queries"), _path(qrels, "qrels"), _path(run_out, "run_out"))
-    with python_wording(), progress() as done:
-        request = EvaluationRequest(place, names, limit, seed, asked, judged, collection, split, wanted, lists, missing)
-        return judge(configuration, request, Listener(partial(Telemetry, None), say, done))
 
 
 def upload(

@@ -141,7 +141,8 @@ class Searcher(_Held):
         if unknown := options.keys() - SearchOptions.__annotations__.keys():
             raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
         from interlock.engine.flows.rerank import rerank_of  # loads torch
-        from interlock.engine.flows.search import Answering, ask_of
+        from interlock.engine.flows.search import Answering
+        from interlock.engine.search.ask import ask_of
         from interlock.engine.search.served import StoreCopy
 
         configuration = configured(settings)

@@ -9,7 +9,7 @@ import shtab
 from interlock.console import cli
 from interlock.engine.models.registry import REGISTRY
 
-_PATH = re.compile(r"DIR|FILE|PATH|STORE|CHUNKS|DATA|jsonl")
+_PATH = re.compile(r"DIR|FILE|PATH|STORE|SHEET|CHUNKS|DATA|jsonl")
 _WORDS = re.compile(r"[a-z0-9]+(\|[a-z0-9]+)+")
 
 

@@ -71,6 +71,7 @@ def test_the_commands_and_codes_of_the_reference_are_those_of_the_help():
 NEEDED = {
     "chunk": ["x", "--out", "y.jsonl"],
     "encode": ["x", "y"],
+    "questions": ["x", "y"],
     "ctl": ["x", "status"],
     "upload": ["x", "--qdrant", SERVER],
     "rerank": ["x", "--model", "y"],
