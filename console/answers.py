@@ -49,7 +49,8 @@ def chunk(options: argparse.Namespace) -> int:
     for name in ("config", "models", "roster", "sparse", "offline", "allow_pickle"):
         given = getattr(options, name, None)
         flag = flag_of(name) if given is not False else f"--no-{name}"
-        words += [] if given is None else [flag] if isinstance(given, bool) else [flag, argument(given)]
+        value = argument(given) if isinstance(given, Path) else str(given)
+        words += [] if given is None else [flag] if isinstance(given, bool) else [flag, value]
     words += [] if settings.settings.qdrant else ["--qdrant", "store"]
     print(f"next: {command(words)}")
     return ExitCode.FAILED if made.refusals else ExitCode.COMPLETED

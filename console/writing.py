@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from interlock.engine import parsers
-from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.errors import InterlockError, UsageError, check_apart
 from interlock.engine.record import atomic
 from interlock.engine.record.words import LONG, drawn, safe, several
 from interlock.widgets.formats import width_of
@@ -66,7 +66,7 @@ def check_own(flag: str, file: Path | None, begin: bytes) -> None:
                 raise UsageError(f"{flag}: {file} holds something else, which stays: name another file")
 
 
-def check_outputs(events: str | None, summary: str | None) -> None:
+def check_outputs(events: str | None, summary: str | None, chunks: Path) -> None:
     """Raise UsageError where events and summary both want stdout, and for a place where no summary can be."""
     if events and summary == "-":
         raise UsageError("--events - and --summary - both write to stdout: give --summary a path")
@@ -79,6 +79,7 @@ def check_outputs(events: str | None, summary: str | None) -> None:
     if path.is_dir():
         raise UsageError(f"--summary {summary}: expected a file, found a directory: name a file in it")
     check_own("--summary", path, b'{\n  "schema_version": "1",\n  "run_id"')
+    check_apart("--summary", path, chunks)
 
 
 def check_summary(summary: str | None, out: Path) -> None:

@@ -64,6 +64,14 @@ def near(path: Path) -> str:
     return ""
 
 
+def check_apart(flag: str, path: Path, chunks: Path) -> None:
+    """Raise UsageError where what `flag` writes at `path` lies in the chunks of a run, through a link too."""
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(chunks)):
+        raise UsageError(
+            f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
+        )
+
+
 _OF_NOTEBOOKS = re.compile(r"[\\/](IPython|ipykernel)[\\/]")
 IN_NOTEBOOKS = 12
 """Lines that a notebook shows of an error at most."""

@@ -283,7 +283,9 @@ def flag(value: object) -> bool:
 def path(value: object) -> Path:
     """Read a path that a file can have, its `~` resolved."""
     try:
-        path = Path(value).expanduser()  # type: ignore[arg-type]
+        path = Path(value)  # type: ignore[arg-type]
+        if str(path).startswith("~"):  # of `./~` libraries do not know that it is a name
+            path = path.expanduser() if str(value).startswith("~") else path.absolute()
         writable = value != "" and _nameable(str(path))
     except RuntimeError:
         raise ValueError("expected the home directory of a known user") from None

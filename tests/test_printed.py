@@ -105,14 +105,14 @@ def test_a_run_whose_models_a_file_names_goes_on_by_the_file(pasted, chunks, mod
         assert pasted(next_of(done.stderr, "view")).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["a b", "it's", "ünï-日本", "$HOME", "-dash"])
+@pytest.mark.parametrize("name", ["a b", "it's", "ünï-日本", "$HOME", "-dash", "~"])
 def test_a_model_a_run_and_a_place_of_any_name_go_on(pasted, tmp_path, name):
     here = tmp_path / name
     chunks = corpus(here / f"{name} chunks", {"Docs": {"a_chunks.json": sentences(60)}})
     model = tiny_model(here / f"{name} model", seed=1)
     place = f"./{name}" if name.startswith("-") else name
-    words = ("--roster", f"./{place}/{name} model", "--out", f"./{place}/runs", *ENDS)
-    said = interlock("run", chunks, *words, cwd=tmp_path, check=4)
+    named = model if name == "~" else f"./{place}/{name} model"  # of a model's source `./~` is a home
+    said = interlock("run", chunks, "--roster", named, "--out", f"./{place}/runs", *ENDS, cwd=tmp_path, check=4)
     assert model.exists()
     done = pasted(next_of(said.stderr))
     assert done.returncode in (0, 4), done.stderr

@@ -39,6 +39,8 @@ def test_an_output_inside_the_chunks_is_refused_before_it_becomes_input(chunks, 
     said = interlock("run", ".", "--roster", tiny_a, cwd=chunks, check=2)
     assert "is inside" in said.stderr
     assert not (chunks / "runs").exists()
+    said = interlock("run", chunks, "--roster", tiny_a, "--summary", chunks / "Docs" / "s.jsonl", check=2)
+    assert "is inside" in said.stderr and not (chunks / "Docs" / "s.jsonl").exists()
 
 
 FLAGS = ["--no-exclusive", "--bm25-language=german", "--partial", "--refresh=2", "--readonly", "--no-bm25"]

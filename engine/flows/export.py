@@ -20,7 +20,7 @@ from msgspec import json, structs
 from interlock.engine.compute import reuse
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_corpus
-from interlock.engine.errors import UsageError, near
+from interlock.engine.errors import UsageError, check_apart, near
 from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import RunPlan
 from interlock.engine.parsers import OFF
@@ -135,10 +135,8 @@ def _check(settings: RunSettings, now: Configuration, asked: ExportRequest, chun
             f"--export {narrower}, or drop it (a store has --quantise)"
         )
     for flag, path in (("--to", asked.to), ("--to-store", asked.store)):
-        if path and _real(path).is_relative_to(_real(chunks)):
-            raise UsageError(
-                f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
-            )
+        if path:
+            check_apart(flag, path, chunks)
 
 
 def _check_places(rows: Rows, asked: ExportRequest, directory: RunDirectory) -> None:

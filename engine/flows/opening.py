@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.metadata
-import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 from interlock.engine.compute.cluster.members import RemoteDevice
 from interlock.engine.compute.job import Job, token_bytes
 from interlock.engine.compute.schedule import Schedule
-from interlock.engine.errors import DiskError, InterlockError, UnavailableError, UsageError, reason
+from interlock.engine.errors import DiskError, InterlockError, UnavailableError, UsageError, check_apart, reason
 from interlock.engine.gpu.device import Device, facts_of
 from interlock.engine.gpu.devices import arithmetic_of, describe_host
 from interlock.engine.models.registry import ModelSpec
@@ -63,10 +62,8 @@ def check(settings: RunSettings, chunks: Path | None = None) -> None:
     if settings.qdrant and not (there := existing(settings.qdrant)).is_dir():
         raise UsageError(f"--qdrant {settings.qdrant}: {there} is not a directory: choose another")
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
-        if path and chunks and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(chunks)):
-            raise UsageError(
-                f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
-            )
+        if path and chunks:
+            check_apart(flag, path, chunks)
 
 
 def check_cut(configuration: Configuration, specs: Sequence[ModelSpec]) -> None:

@@ -234,8 +234,8 @@ def _bytes(sign: str) -> str:
 
 
 def argument(path: object) -> str:
-    """Write a path so that no command takes it for an option."""
-    return f"./{path}" if str(path).startswith("-") else str(path)
+    """Write a path so that no command takes it for an option, or its `~` for a home."""
+    return f"./{path}" if str(path).startswith(("-", "~")) else str(path)
 
 
 def typed(path: object) -> str:
