@@ -1,14 +1,25 @@
-"""Which rows are computed together: a network that may see what lies beside a row is given rows of one length."""
+"""Which rows are computed together: as many as a lease holds, and where a network may see what lies beside a row, rows
+of one length."""
+
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from interlock.engine.compute.checks.findings import Finding, Remembered
 from interlock.engine.compute.encoder import Apart, PaddedRows
+from interlock.engine.compute.schedule import Schedule
+from interlock.engine.flows.plan import Models, requested, sized
+from interlock.engine.gpu.device import RESERVE
+from interlock.engine.gpu.sim import CONTEXT, simulated
 from interlock.engine.models.networks.batching import Batching, batching_of
-from tests.builders import corpus, interlock, tiny_model
+from interlock.engine.record import events as ev
+from interlock.engine.settings import load
+from tests.builders import corpus, interlock, tiny_model, toml
 from tests.contract.conftest import cosines, told
+from tests.weightless import T4, Desk, card_of, law
 
 
 class Longest(torch.nn.Module):
@@ -84,3 +95,54 @@ def test_a_fault_that_stays_is_climbed_for_a_few_texts_and_not_for_each(tmp_path
     done = tmp_path / "runs" / "one"
     assert 4 < len(told(done, "mitigated")) < 80
     assert len(told(done, "row_parked")) == (120 if more else 0)
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """What a run of 64 MiB of texts is asked for, with this row and these flags, on a host with 64 GiB of memory."""
+
+    def ask(row=(), size=64 << 20, host=64 << 30, **flags):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=host))
+        (tmp_path / "in").mkdir(exist_ok=True)
+        with (tmp_path / "in" / "a.jsonl").open("wb") as file:
+            file.truncate(size)
+        tables = toml(tmp_path / "interlock.toml", {"one": {"source": "/m", **dict(row)}})
+        return requested(tmp_path / "in", load({"roster": "one", **flags}, {}, tables))
+
+    return ask
+
+
+def tokens_of(request, devices, begun=()):
+    """The tokens in a batch of XLM-R-large."""
+    models = Models({0: card_of("XLM-R-large", packed=True)}, {})
+    return sized(request, models, simulated(devices), law, begun).cards[0].batch_tokens
+
+
+def test_batches_fill_what_a_lease_of_the_model_alone_holds_while_a_run_has_many(asked):
+    assert tokens_of(asked(), "sim:2xT4") == tokens_of(asked(), "sim:H100") == 65536
+    assert tokens_of(asked(window="shared"), "sim:2xT4") == 65536  # all schedules walk the same batches
+    assert tokens_of(asked(size=5 << 20), "sim:2xT4") == 32768
+    assert tokens_of(asked(size=1), "sim:2xT4") == 16384
+    room = CONTEXT + RESERVE + law(card_of("XLM-R-large", packed=True), "sim").weights
+    small = tokens_of(asked(ceiling=f"{(room >> 20) + 300}MiB"), "sim:2xT4")
+    assert 16384 < small < 32768
+    streamed = tokens_of(asked(ceiling=f"{(room >> 20) - 100}MiB"), "sim:2xT4")
+    assert 16384 < streamed <= 65536
+    assert tokens_of(asked(ceiling="400MiB"), "sim:2xT4") == 2048  # it goes to the CPU
+    assert tokens_of(asked(host=4 << 30), "sim:4xT4") < 32768  # which that host computes at the same time
+
+
+def test_batches_are_as_a_row_or_the_run_that_goes_on_has_them(asked):
+    assert tokens_of(asked({"batch_tokens": 300}), "sim:2xT4") == 300
+    assert tokens_of(asked({"batch_tokens": 300, "gpu_batch_tokens": 400}), "sim:2xT4") == 400
+    assert tokens_of(asked({"gpu_batch_tokens": 400}), "sim:2xT4", [{"batch_tokens": 777}]) == 777
+    assert tokens_of(asked(), "sim:2xT4", [{"batch_tokens": 0}]) == 65536  # it was missing then
+
+
+def test_a_share_that_does_not_hold_a_batch_has_it_computed_in_several_forwards_and_that_is_no_mitigation():
+    cards = [card_of(name, packed=True) for name in ("XLM-R-large", "MiniLM-L6")]
+    room = CONTEXT + RESERVE + sum(law(card, "sim").weights for card in cards)
+    desk = Desk(cards, [512] * 100, [T4(0)], room + (150 << 20))
+    desk.compute(Schedule.SHARED, cpu_fallback=False)
+    assert next(batch.forwards for batch in desk.of(ev.BatchCommitted) if batch.model_pass == 0) > 1
+    assert not desk.of(ev.Mitigated)

@@ -110,5 +110,8 @@ def test_a_plan_with_chunks_says_where_passes_would_be_computed(
         return interlock(*plan, ceiling).stdout
 
     assert "cuda:0,cuda:1\n" in said("1GiB")
-    assert "cuda:0,cuda:1 streamed" in said("372MiB")
+    streamed = said("372MiB")
+    assert "cuda:0,cuda:1 streamed" in streamed
+    assert "tall is streamed under --ceiling 372.0 MiB, which is slower: raise it to 0.4GiB to hold" in streamed
+    assert "cuda:0,cuda:1\n" in said("0.4GiB")
     assert " cpu\n" in said("365MiB")

@@ -62,12 +62,7 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
         lines.append("time: unknown until each model has run once on this kind of device")
     cards = [each.layout.card for each in seen.passes]
     lines += map(told_of, cards)
-    lines += [
-        f"{each.layout.card.key}: batches of up to {max(map(each.layout.computed, each.layout.batches)):,} tokens; on "
-        "a GPU {:,} fit while it is alone there, {:,} beside the others (--shared)".format(*each.most_tokens)
-        for each in seen.passes
-        if each.most_tokens
-    ]
+    lines += filter(None, map(forwards, seen.passes))
     both = [card.key for card in cards if card.kind == "dense" and "sparse" in card.outputs]
     lines += [f"weights of terms: {key} gives them in the pass of its vectors" for key in both]
     lines += [f"padded: {card.key}, because {card.padded_because}" for card in cards if card.padded_because]
@@ -83,6 +78,17 @@ def told_of(card: "ModelCard") -> str:
     told = [f"before {side} {json.dumps(safe(prompt), ensure_ascii=False)}" for side, prompt in prompts if prompt]
     limit = f"at most {card.max_tokens:,} tokens"
     return f"{safe(card.key)}: " + ", ".join([f"pooling {card.how_pooled}", limit, *(told or ["no prompts"])])
+
+
+def forwards(each: "PassForecast") -> str:
+    """Tell how large the batches of a pass are, and how much of them a GPU computes at a time, alone and shared."""
+    if not each.most_tokens:
+        return ""
+    sizes = [*map(each.layout.computed, each.layout.batches)]
+    alone, shared = (sum(-(-size // max(1, most)) for size in sizes) for most in each.most_tokens)
+    room = "{:,} fit while it is alone there, {:,} beside the others (--shared)".format(*each.most_tokens)
+    told = f": {several(alone, 'forward')}, {shared:,} shared" if max(alone, shared) > len(sizes) else ""
+    return f"{each.layout.card.key}: batches of up to {max(sizes):,} tokens; on a GPU {room}{told}"
 
 
 def sizes_of(seen: "Forecast") -> str:

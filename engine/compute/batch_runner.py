@@ -228,17 +228,17 @@ class BatchRunner:
         if allowed >= tokens:
             return
         cuts = slices(lengths, allowed, padded=instance.encoder.padded)
-        now.pieces, now.calm = deque(replace(whole, indices=whole.indices[cut]) for cut in cuts), len(cuts) == 1
-        if len(cuts) > 1 and not self._pressed:
+        now.pieces = deque(replace(whole, indices=whole.indices[cut]) for cut in cuts)
+        now.calm = len(cuts) == 1 or instance.besides
+        if not now.calm and not self._pressed:
             self._pressed = True
-            predicted, room = instance.predicted(lengths), max(0, instance.room())
-            needs, free = distinct_sizes(predicted, room)
+            needs, free = distinct_sizes(needed, room := max(0, instance.room()))
             cause = (
                 f"too large for the free memory ({several(len(lengths), 'text')}, {tokens:,} tokens: needs {needs}, "
                 f"{free} free)"
             )
             action = f"computing in {len(cuts)} forwards of at most {max(allowed, now.batch.longest):,} tokens"
-            short = Shortfall(Trouble.MEMORY, cause, predicted, room, 0.0, foreseen=True)
+            short = Shortfall(Trouble.MEMORY, cause, needed, room, 0.0, foreseen=True)
             self._mitigated(now, Rung.REPLAN, cause, action, whole, short)
 
     def _try(self, piece: Piece, now: Unfinished) -> list[Piece]:

@@ -82,6 +82,11 @@ class ModelInstance:
         return self.device.metered or self.stays
 
     @property
+    def besides(self) -> bool:
+        """Whether what bounds a forward is its share of a device that others have shares of."""
+        return self.lease.shared and self.room() >= self.lease.budgets[self.device.name] - self.resident_bytes
+
+    @property
     def way(self) -> str:
         """How its weights come to the device."""
         return "streamed" if self.streamed else "whole"

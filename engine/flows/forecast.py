@@ -11,11 +11,11 @@ from interlock.engine.compute import reuse
 from interlock.engine.compute.context import REAL, MemoryPlanner, rooms, too_small
 from interlock.engine.compute.instance import first_calibration
 from interlock.engine.compute.job import Layout
-from interlock.engine.compute.schedule import Assignment, DeviceRoom, Schedule, budgets, next_placement
+from interlock.engine.compute.schedule import Assignment, DeviceRoom, MemoryNeed, Schedule, budgets, next_placement
 from interlock.engine.corpus.corpus import Corpus, Rows
 from interlock.engine.errors import UsageError
 from interlock.engine.flows.opening import form_of, schedule_of
-from interlock.engine.flows.plan import PlannedPass, RunPlan, read, requested, resolve
+from interlock.engine.flows.plan import PlannedPass, RunPlan, read, requested, resolve, sized
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose as choose_devices
@@ -27,6 +27,7 @@ from interlock.engine.record.events import AnyEvent, Warned
 from interlock.engine.record.facts import RosterEntry, joined
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.runs import paces
+from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets import mirror
 from interlock.engine.targets.files.formats import file_bytes
@@ -127,6 +128,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
             said.append(event.message)
 
     models = resolve(REAL, request.specs, policy, devices, hear, allowed=settings.allow_missing)
+    models = sized(request, models, devices, REAL.laws)
     roster, source = request.roster(models), reuse.check(settings.reuse) if settings.reuse else None
 
     def reusable(number: int, card: ModelCard, corpus: Corpus) -> reuse.Mask:
@@ -203,6 +205,7 @@ def _forecasts(
         seconds = each.tokens / pace / max(1, len(each.devices)) if pace else None if each.rows else 0.0
         short = too_small(planner.of(each.layout), gpus, lessor) if each.devices == (host.name,) else None
         warning = f"{each.layout.card.key} {short[0]}: it is computed on the CPU; {short[1]}" if short else ""
+        warning = warning or (_streamed(planner.of(layout), gpus, lessor) if each.streamed else "")
         have = beside.get(number, {})
         if shared and set(have) == {host.name} and not short:
             others = joined(other.card.key for other in layouts if other is not layout)
@@ -215,6 +218,16 @@ def _forecasts(
             most = fits(free[0].room - law.weights), fits(min(have.values()) - law.weights)
         found.append(replace(each, seconds=seconds, warning=warning, most_tokens=most))
     return found, max(0, free[0].room)
+
+
+def _streamed(need: MemoryNeed, gpus: Sequence[Device], lessor: Lessor) -> str:
+    """Say what a ceiling costs that keeps a model's weights off a GPU which has room for them; empty where none has."""
+    best = max(gpus, key=lambda gpu: gpu.room(gpu.total))
+    if need.whole > best.room(best.total) - lessor.margin:
+        return ""
+    tenths = -(-10 * (lessor.ceiling + need.whole - lessor.budget(best)) >> 30)  # of a GiB, rounded up
+    under = f"under --ceiling {human_bytes(lessor.ceiling)}"
+    return f"{need.model} is streamed {under}, which is slower: raise it to {tenths / 10:g}GiB to hold its weights"
 
 
 def _side_by_side(

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 
-from interlock.engine.compute.context import Backend
+from interlock.engine.compute.context import Backend, Laws
 from interlock.engine.compute.job import Layout, lay_out
 from interlock.engine.compute.reuse import Mask
 from interlock.engine.corpus.collections import Collection, discover, overlooked
@@ -26,11 +28,20 @@ from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.flows.opening import check, check_cut, form_of, without_effect
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
+from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, changed_files
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.memory import Calibration, Law
 from interlock.engine.models.networks.attention import older_transformers
-from interlock.engine.models.registry import ModelSpec, check_beside, extended, find
-from interlock.engine.models.roster import delivered_dim, entry_of, entry_without, token_key, tokenisings
+from interlock.engine.models.registry import LARGE_BATCH, ModelSpec, check_beside, extended, find
+from interlock.engine.models.roster import (
+    delivered_dim,
+    entry_of,
+    entry_without,
+    fewest_processors,
+    token_key,
+    tokenisings,
+)
 from interlock.engine.record import health
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import MissingModel, RosterEntry
@@ -43,6 +54,10 @@ from interlock.engine.targets.stores import is_store
 from interlock.engine.vectors.fusion import Fusion, shares
 from interlock.engine.vectors.manifest import CollectionSpec, Manifest, remaining
 
+BATCHES, TOKEN = 32, 4
+"""How many batches a run has at least where that leaves them large, and the bytes of its files that are a token."""
+Roster = Sequence[Mapping[str, Any]]
+"""Entries of models as `run.json` keeps them."""
 OFFER = "add --allow-missing to deliver what the other models make"
 """What is said where a model is missed and the rest could be delivered."""
 
@@ -247,6 +262,45 @@ def resolve(
     if errors and not any(card.kind == "dense" for card in cards.values()):
         raise next(iter(errors.values()))
     return Models(cards, {number: reason(error) for number, error in errors.items()})
+
+
+def sized(request: RunRequest, models: Models, devices: Sequence[Device], laws: Laws, begun: Roster = ()) -> Models:
+    """Have each model take the batches that the run was `begun` with; else, on GPUs and where its row leaves that open,
+    as large ones as a lease of its own holds, up to 65,536 tokens, while a run has some `BATCHES` of them.
+
+    The schedule has no say, since all of them walk the same batches: beside others, one may take several forwards.
+    """
+    kind, cards = devices[0].kind, dict[int, ModelCard]()
+    gpus = [] if request.settings.cluster else [device for device in devices if device.kind != "cpu"]
+    before = {number: each.get("batch_tokens", 0) for number, each in enumerate(begun)}
+    files = sum((each.root / name).stat().st_size for each in request.collections for name in each.files)
+    for number, card in models.cards.items():
+        spec, tokens = request.specs[number], before.get(number, 0)
+        if gpus and not tokens:
+            said = (
+                spec.batch_tokens if kind == "sim" else ModelSpec.batch_tokens
+            )  # a simulated GPU computes on the host
+            tokens = spec.gpu_batch_tokens or (said if said != ModelSpec.batch_tokens else 0)
+            most = files // TOKEN // BATCHES if card.kind == "dense" else 0
+            tokens = tokens or _fitting(
+                spec, card, laws(card, kind), most, gpus, Lessor(gpus, *request.settings.limits)
+            )
+        cards[number] = replace(card, batch_tokens=tokens or card.batch_tokens)
+    return replace(models, cards=cards)
+
+
+def _fitting(spec: ModelSpec, card: ModelCard, law: Law, most: int, gpus: Sequence[Device], lessor: Lessor) -> int:
+    """Count the tokens of the largest batch that a model alone on each of `gpus` holds, and is of use; those of the
+    host where it fits none."""
+    tokens = spec.tokens_for("cuda", fewest_processors(gpus))
+    while card.kind == "dense" and 2 * tokens <= min(LARGE_BATCH, most):
+        tokens *= 2
+    room = min(map(lessor.budget, gpus))
+    if gpus[0].kind == "sim":  # what it counts in float16 the host computes in float32, for all of them
+        room = min(room, law.weights + psutil.virtual_memory().available // (4 * len(gpus)))
+    ways = [law.weights, *([law.slots] if law.slots else [])]
+    fits = (Calibration().most_tokens(law, card.max_tokens, room - kept) for kept in ways)
+    return min(tokens, next((each for each in fits if each >= card.max_tokens), 0)) or spec.tokens_for("cpu", 0)
 
 
 def offering(error: UnavailableError, specs: Sequence[ModelSpec], number: int) -> UnavailableError:

@@ -126,8 +126,8 @@ def configured(configuration: Configuration) -> Configuration:
     knobs, origins = replace(knobs, **wanted), origins | dict.fromkeys(wanted, REHEARSAL)
     if knobs.qdrant is None:
         knobs = replace(knobs, qdrant=knobs.out / "rehearsal-store")
-    dims = [DEFAULTS["dim"]]
-    models = {key: {"source": f"weightless:{key.removeprefix(MARK)}", "matryoshka": dims} for key in CONFIGS}
+    row = {"matryoshka": [DEFAULTS["dim"]], "gpu_batch_tokens": BATCH_TOKENS}
+    models = {key: {"source": f"weightless:{key.removeprefix(MARK)}", **row} for key in CONFIGS}
     return replace(configuration, settings=knobs, origins=origins, models=models)
 
 

@@ -40,6 +40,7 @@ from interlock.engine.flows.plan import (
     read,
     requested,
     resolve,
+    sized,
 )
 from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
@@ -246,6 +247,8 @@ class Run:
         models = resolve(
             self._backend, request.specs, request.policy, self._devices, self._emit, allowed=settings.allow_missing
         )
+        begun = self.directory.inputs().get("roster", ())
+        models = sized(request, models, self._devices, self._backend.laws, begun)
         completed = recorder.look(lambda state: {*state.passes_completed})
         computing.read_ahead(self._masters, models, completed, self._devices[0], self._backend)
         plan = self._read(models, scratch)

@@ -50,7 +50,7 @@ class Device(Protocol):
     capability: tuple[int, int] | None = None
     """The compute capability of a GPU; None of a host and of a simulated one, which computes on the host."""
     processors: int = 0
-    """The multiprocessors of a GPU; 0 of what computes on the host."""
+    """The multiprocessors of a GPU, simulated or not; 0 of a host, and where they are not known."""
     lasting: bool = True
     """Whether what was found out about it holds for the next process."""
     next_need: tuple[int, int] = (0, 0)

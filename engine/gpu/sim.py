@@ -52,19 +52,21 @@ _REFUSALS = {
 
 @dataclass(frozen=True)
 class Card:
-    """A make of GPU: all its memory as torch reports it, and what a process takes of that at once."""
+    """A make of GPU: all its memory as torch reports it, what a process takes of that at once, and its
+    multiprocessors (0: unknown)."""
 
     label: str
     total: int
     context: int = CONTEXT
+    processors: int = 0
 
 
 CARDS = {
-    "T4": Card("Tesla T4", 15095 << 20),
-    "P100": Card("Tesla P100-PCIE-16GB", 16276 << 20),
-    "L4": Card("NVIDIA L4", 22563 << 20),
-    "A100": Card("NVIDIA A100-SXM4-40GB", 40326 << 20),
-    "H100": Card("NVIDIA H100 80GB HBM3", 81004 << 20),
+    "T4": Card("Tesla T4", 15095 << 20, processors=40),
+    "P100": Card("Tesla P100-PCIE-16GB", 16276 << 20, processors=56),
+    "L4": Card("NVIDIA L4", 22563 << 20, processors=58),
+    "A100": Card("NVIDIA A100-SXM4-40GB", 40326 << 20, processors=108),
+    "H100": Card("NVIDIA H100 80GB HBM3", 81004 << 20, processors=132),
 }
 
 
@@ -107,7 +109,7 @@ class SimDevice(Device):
         self.name = name
         self.key = key
         self.label = f"{card.label} (simulated)"
-        self.total = card.total
+        self.total, self.processors = card.total, card.processors
         self.torch = torch.device("cpu")
         self.others = 0
         """Bytes that other processes hold."""

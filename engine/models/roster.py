@@ -82,7 +82,7 @@ def lowest_capability(devices: Sequence[Device]) -> Capability | None:
 
 
 def fewest_processors(devices: Sequence[Device]) -> int:
-    """Count the multiprocessors of the smallest GPU among `devices`; 0 where there is none that computes itself."""
+    """Count the multiprocessors of the smallest GPU among `devices`; 0 where that is not known."""
     return min((device.processors for device in devices if device.processors), default=0)
 
 
