@@ -1,7 +1,9 @@
 """Token ids are what the model's own tokenizer gives, special tokens and truncation included."""
 
 import json
+import threading
 from contextlib import contextmanager
+from itertools import count
 
 import numpy as np
 import pytest
@@ -10,13 +12,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from interlock.engine.corpus.collections import discover
+from interlock.engine.corpus.corpus import WINDOW, Onlooker, Tokenising, read_and_tokenise
 from interlock.engine.corpus.tokens import Specials, TokenStore, load_tokenizer, specials_of
 from interlock.engine.errors import DiskError, UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import find
 from interlock.engine.models.roster import cards_of, token_key, tokenisings
-from tests.builders import SPECIALS, sentences, tiny_model
+from tests.builders import SPECIALS, corpus, sentences, tiny_model
 
 TEXTS = [*sentences(40), "a", "unbelievable " * 80, "  spaces  and\nlines  ", "[SEP] inside [PAD] [CLS]", "日本語 ✓"]
 
@@ -145,3 +149,27 @@ def test_models_of_one_tokenizer_tokenise_once_for_each_prompt(tmp_path, tiny_a)
 def test_read_rows_are_what_the_encoder_takes(tmp_path, tiny_a):
     with filled(tmp_path, load_tokenizer(tiny_a / "tokenizer.json"), ["the"]) as store:
         assert store.row(0, 128).dtype == np.int64
+
+
+def test_texts_are_tokenised_in_their_order_while_those_behind_them_are_read(tmp_path, tiny_a, monkeypatch):
+    texts, read, every, add = sentences(2 * WINDOW + 1), count(1), threading.Event(), TokenStore.add
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": texts}})
+
+    def patient(store, window):
+        if window[0] == texts[WINDOW]:
+            assert every.wait(60), "nothing is read before these are tokenised"
+        add(store, window)
+
+    def look(_):
+        if next(read) == len(texts):
+            every.set()
+
+    monkeypatch.setattr(TokenStore, "add", patient)
+    wanted = {
+        key: Tokenising(tiny_a / "tokenizer.json", prompt, 64, ["m"]) for key, prompt in (("a", ""), ("b", "is "))
+    }
+    _, stores = read_and_tokenise(discover(root), wanted, tmp_path, lambda _: None, lambda: False, Onlooker(each=look))
+    for key, job in wanted.items():
+        with filled(tmp_path / "alone", load_tokenizer(job.tokenizer), texts, job.prompt, job.cap) as alone:
+            for text in range(len(texts)):
+                np.testing.assert_array_equal(stores[key].stored(text), alone.stored(text))

@@ -11,6 +11,7 @@ import hashlib
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -254,44 +255,33 @@ def read_and_tokenise(
             with naming(job.models, job.tokenizer):
                 store = TokenStore(directory / key, load_tokenizer(job.tokenizer), job.prompt, job.cap)
             stores[key] = stack.enter_context(store)
+        workers = stack.enter_context(ThreadPoolExecutor(max(1, len(wanted)), "tokenising"))
+        under_way = list[Future[None]]()
+
+        def tokenise(key: str, texts: list[str]) -> None:
+            began = time.monotonic()
+            with naming(wanted[key].models, wanted[key].tokenizer):
+                stores[key].add(texts)
+            spent[key] += time.monotonic() - began
+
+        def settle() -> None:
+            while under_way:
+                under_way.pop().result()
 
         def take(texts: list[str]) -> None:
+            """Have a window tokenised while the next is read; the library computes beside the interpreter."""
             if stop():
                 raise Stopped("stopped by the operator while reading: this session did nothing, repeat the command")
-            for key, store in stores.items():
-                began = time.monotonic()
-                with naming(wanted[key].models, wanted[key].tokenizer):
-                    store.add(texts)
-                spent[key] += time.monotonic() - began
+            settle()
+            under_way.extend(workers.submit(tokenise, key, texts) for key in stores)
             beside.texts(texts)
 
         corpus = read_corpus(collections, take, beside.each, beside.features)
+        settle()
     if not corpus.chunks:  # one error tells them all
         raise UsageError("nothing to embed: " + _refusals(corpus.rows))
     for rows in corpus.rows:
-        refusals = rows.refusals
-        for refusal in [*refusals.told, *(each for each in refusals.files if each not in refusals.told)]:
-            emit(RecordRefused(collection=rows.collection.name, **asdict(refusal)))
-        emit(
-            CollectionRead(
-                collection=rows.collection.name,
-                qdrant_collection=rows.collection.qdrant_collection,
-                files=len(rows.collection.files),
-                chunks=rows.chunks,
-                duplicates=rows.duplicates,
-                refused=len(rows.refusals),
-                borrows=corpus.owners(rows),
-                reasons=dict(rows.refusals.reasons),
-                records=rows.counts.records,
-                same=rows.counts.same,
-                renamed=rows.counts.renamed,
-                refused_files=rows.refusals.broken,
-                unread=len(rows.collection.unread),
-                seconds=round(rows.seconds, 3),
-            )
-        )
-        if told := rows.renamed:
-            emit(Warned(message=told, collection=rows.collection.name))
+        _tell_read(rows, corpus, emit)
     for key, store in stores.items():
         emit(
             CorpusTokenised(
@@ -303,6 +293,33 @@ def read_and_tokenise(
             )
         )
     return corpus, stores
+
+
+def _tell_read(rows: Rows, corpus: Corpus, emit: Emit) -> None:
+    """Emit what was read of a collection, and what was refused."""
+    refusals = rows.refusals
+    for refusal in [*refusals.told, *(each for each in refusals.files if each not in refusals.told)]:
+        emit(RecordRefused(collection=rows.collection.name, **asdict(refusal)))
+    emit(
+        CollectionRead(
+            collection=rows.collection.name,
+            qdrant_collection=rows.collection.qdrant_collection,
+            files=len(rows.collection.files),
+            chunks=rows.chunks,
+            duplicates=rows.duplicates,
+            refused=len(rows.refusals),
+            borrows=corpus.owners(rows),
+            reasons=dict(rows.refusals.reasons),
+            records=rows.counts.records,
+            same=rows.counts.same,
+            renamed=rows.counts.renamed,
+            refused_files=rows.refusals.broken,
+            unread=len(rows.collection.unread),
+            seconds=round(rows.seconds, 3),
+        )
+    )
+    if told := rows.renamed:
+        emit(Warned(message=told, collection=rows.collection.name))
 
 
 def _refusals(corpus: Sequence[Rows]) -> str:
