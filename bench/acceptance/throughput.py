@@ -6,12 +6,15 @@ The share of the products' rate counts the layers' weights alone, two operations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from acceptance.goals import Timed, Tree
 from acceptance.inputs import least_cosine, lengths_of, stored, texts_of
 from acceptance.workbench import Bench, seated
+from transformers.integrations import sdpa_attention
 
 from interlock.engine.compute.instance import ModelInstance, Shortfall
 from interlock.engine.compute.job import plan
@@ -24,6 +27,8 @@ from interlock.engine.models.weights import DTYPES
 
 MODELS = ("XLM-R-large", "Qwen3-0.6B", "ModernBERT-base")
 MIXES = ("chunks", "mixed")
+_GROUPED = sdpa_attention.use_gqa_in_sdpa
+"""How transformers decides on fewer heads of keys, before the engine decides it."""
 RUNS = 30
 """About how often as long as one run of ours a race takes: a sweep of five sizes, and the rounds."""
 
@@ -66,6 +71,25 @@ def _peer(bench: Bench, card: ModelCard) -> Any:
     if (given := next(peer.parameters()).dtype) is not dtype:
         raise InterlockError(f"sentence-transformers computes in {given}, not in {dtype}")
     return peer
+
+
+@contextmanager
+def _their_switches() -> Iterator[None]:
+    """Compute as torch and transformers come: what the engine has set for its own process is not theirs."""
+    cuda = torch.backends.cuda
+    reduced, grouped = cuda.matmul.allow_fp16_reduced_precision_reduction, sdpa_attention.use_gqa_in_sdpa
+    ours = reduced, cuda.cudnn_sdp_enabled(), grouped
+    try:
+        _switch(True, True, _GROUPED)
+        yield
+    finally:
+        _switch(*ours)
+
+
+def _switch(reduced: bool, cudnn: bool, grouped: Callable[..., bool]) -> None:
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = reduced
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    sdpa_attention.use_gqa_in_sdpa = grouped
 
 
 class _Race:
@@ -153,4 +177,7 @@ class _Race:
         store.path.unlink()
 
     def _theirs(self, texts: Sequence[str], size: int) -> None:
-        self._other = np.asarray(self._peer.encode(list(texts), batch_size=size, show_progress_bar=False), np.float32)
+        with _their_switches():
+            self._other = np.asarray(
+                self._peer.encode(list(texts), batch_size=size, show_progress_bar=False), np.float32
+            )
