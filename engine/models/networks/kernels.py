@@ -26,8 +26,8 @@ BFLOAT16_FROM: Capability = (8, 0)
 
 HALVES = frozenset({"bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert", "nomic_bert"})
 """Encoders with a norm after each half layer: what flows between layers is of the size of one, far from 65,504, where
-float16 ends; its three more bits than bfloat16 has are worth having. ModernBERT's norms stand before the halves, and what
-flows grows with the layers: it is here because no overflow of it is known."""
+float16 ends; its three more bits than bfloat16 has are worth having. ModernBERT has its norms before the halves, and
+what flows grows from layer to layer: it is here because no overflow of it is known."""
 HALVES_BELOW = frozenset({"qwen3"})
 """No overflow of Qwen3-Embedding-0.6B in float16 is known; of the 8B there is one (QwenLM/Qwen3-Embedding#164), which
 shows as a vector that is not finite and is computed anew."""
