@@ -273,18 +273,17 @@ def sized(request: RunRequest, models: Models, devices: Sequence[Device], laws: 
     kind, cards = devices[0].kind, dict[int, ModelCard]()
     gpus = [] if request.settings.cluster else [device for device in devices if device.kind != "cpu"]
     before = {number: each.get("batch_tokens", 0) for number, each in enumerate(begun)}
-    files = sum((each.root / name).stat().st_size for each in request.collections for name in each.files)
+    files, size = [each.root / name for each in request.collections for name in each.files if gpus], 0
+    for file in files:
+        with suppress(OSError):  # who reads it says what is wrong with it
+            size += file.stat().st_size
     for number, card in models.cards.items():
         spec, tokens = request.specs[number], before.get(number, 0)
         if gpus and not tokens:
-            said = (
-                spec.batch_tokens if kind == "sim" else ModelSpec.batch_tokens
-            )  # a simulated GPU computes on the host
-            tokens = spec.gpu_batch_tokens or (said if said != ModelSpec.batch_tokens else 0)
-            most = files // TOKEN // BATCHES if card.kind == "dense" else 0
-            tokens = tokens or _fitting(
-                spec, card, laws(card, kind), most, gpus, Lessor(gpus, *request.settings.limits)
-            )
+            on_host = kind == "sim" and spec.batch_tokens != ModelSpec.batch_tokens  # as a simulated GPU computes
+            most, lessor = size // TOKEN // BATCHES, Lessor(gpus, *request.settings.limits)
+            tokens = spec.gpu_batch_tokens or (spec.batch_tokens if on_host else 0)
+            tokens = tokens or _fitting(spec, card, laws(card, kind), most, gpus, lessor)
         cards[number] = replace(card, batch_tokens=tokens or card.batch_tokens)
     return replace(models, cards=cards)
 
