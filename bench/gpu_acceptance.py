@@ -55,6 +55,7 @@ from acceptance.residue import residue
 from acceptance.streaming import streaming
 from acceptance.throughput import throughput
 from acceptance.wall import wall
+from acceptance.whole import whole
 from acceptance.workbench import CEILING, REAL, SMALL, Bench
 
 from interlock.engine.errors import ExitCode, UnavailableError
@@ -79,9 +80,10 @@ def models(bench: Bench) -> Iterator[tuple[str, Any]]:
 SECTIONS: Mapping[str, tuple[float, Section]] = {
     "probes": (10, probes),
     "models": (60, models),
-    "law": (110, law),
-    "plans": (60, plans),
-    "throughput": (115, throughput),
+    "law": (90, law),
+    "plans": (50, plans),
+    "throughput": (95, throughput),
+    "whole": (60, whole),
     "wall": (8, wall),
     "ladder": (50, ladder),
     "streaming": (12, streaming),

@@ -49,6 +49,8 @@ class Scale:
     leases: int
     text_tokens: tuple[int, int]
     """The fewest and the most tokens of the texts that are raced over."""
+    run_tokens: int
+    """Tokens of the texts of a whole run."""
     sizes: tuple[int, ...]
     """Batch sizes of sentence-transformers, its default first."""
     long_row: int
@@ -70,6 +72,7 @@ REAL = Scale(
     repeats=5,
     leases=50,
     text_tokens=(16_000, 160_000),
+    run_tokens=2_000_000,
     sizes=(32, 16, 64, 8, 128),
     long_row=8192,
     stream_tokens=(512, 8192),
@@ -87,6 +90,7 @@ SMALL = Scale(
     repeats=1,
     leases=6,
     text_tokens=(500, 500),
+    run_tokens=6000,
     sizes=(4, 8),
     long_row=1024,
     stream_tokens=(64, 512),
