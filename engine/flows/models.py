@@ -97,7 +97,8 @@ def _surveyed(
     packed = packable(config) or not why_padded(config, spec.attention)
     kernel = kernel_for(config, dtype, capability, packed=packed) if kind == "cuda" else Kernel.HOST
     law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention, kernel, spec.kind)
-    tokens = spec.tokens_for(kind, processors)
+    heeded = kind != "sim" or spec.batch_tokens != ModelSpec.batch_tokens  # what is said of the host
+    tokens = spec.tokens_for(kind if heeded else "cuda", processors)
     known = Calibration(scale=HEAP_FACTOR, margin=0.0) if kind == "cpu" else Calibration()
     room = ceiling - law.weights - (0 if kind == "cpu" else CONTEXT)
     row = min(longest, tokens)
