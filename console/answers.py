@@ -58,7 +58,7 @@ def chunk(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Show what a run would do."""
-    from interlock.console.text.plan_text import plan_text
+    from interlock.console.text.plan_text import cluster_text, plan_text
     from interlock.engine.flows.forecast import forecast
 
     if options.chunks is None:
@@ -67,6 +67,8 @@ def plan(options: argparse.Namespace) -> int:
     limit_threads(settings)
     seen = forecast(options.chunks, settings)
     print(plan_text(seen))
+    if options.nodes:
+        print(f"\n{cluster_text(seen.work, options.nodes)}")
     left = any(each.layout.card.kind == "dense" and not each.refused for each in seen.passes)
     refused = [each.refused for each in seen.passes if each.refused]
     if refused and not (settings.settings.allow_missing and left):

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,7 @@ def prune(options: argparse.Namespace) -> int:
 
 def upload(options: argparse.Namespace) -> int:
     """Upload a run, or say what that would send."""
+    from interlock.console.front_ends.exposing import Ended, exposed
     from interlock.engine.flows import upload as flow
     from interlock.engine.targets.layout import (
         parse_indexes,
@@ -101,7 +103,8 @@ def upload(options: argparse.Namespace) -> int:
         payload=payload_of(options.payload),
         flags=tuple(_flags(options)),
     )
-    with uploading() as listener:
+    run = cache(lambda: Ended.of(options.run))
+    with exposed(None if options.dry_run else options.metrics, run, say), uploading() as listener:
         if options.json:
             _print_json((flow.plan_upload if options.dry_run else flow.upload)(request, listener))
         elif options.dry_run:

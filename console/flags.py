@@ -50,6 +50,8 @@ def plan(command: argparse.ArgumentParser) -> None:
     """
     text = "directory of collections, or one file"
     command.add_argument("chunks", type=PATH, nargs="?", metavar="CHUNKS", help=text)
+    text = "also price a cluster of N machines like this one: time, what limits it, head, network"
+    command.add_argument("--nodes", type=told(parsers.some_counts), metavar="N,...", help=text)
     settings(command)
 
 
@@ -160,6 +162,9 @@ def upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("--grpc-port", type=told(parsers.port), metavar="PORT", help=text)
     text = "once all is verified, remove points that earlier uploads put there and that are not of this run"
     command.add_argument("--prune", action="store_true", help=text)
+    _metrics(command)
+    text = "each line of stderr a JSON object: time, level, event, message"
+    command.add_argument("--log-json", action="store_true", help=text)
     text = (
         "show points, bytes, requests and the collection's configuration, and ask no server; with --prune ask it how "
         "many points would be removed"
@@ -266,13 +271,17 @@ def _front_end(command: argparse.ArgumentParser) -> None:
     group.add_argument("--events", choices=["-"], help="stream events to stdout as JSON lines")
     group.add_argument("--summary", metavar="PATH|-", help="also write summary.json to PATH, or to stdout")
     group.add_argument("--quiet", action="store_true", help="print errors only")
-    text = "serve the run's numbers to Prometheus (any host but this one takes a key), or keep them in a .prom file"
-    group.add_argument("--metrics", metavar="[HOST:]PORT|FILE", help=text)
+    _metrics(group)
     text = (
         "at the very end, after an upload too, call this command with the path of summary.json, and {run}, {state}, "
         "{reason}, {done} and {next} in it filled in; it changes no exit code"
     )
     group.add_argument("--notify", metavar="COMMAND", help=text)
+
+
+def _metrics(group: argparse._ActionsContainer) -> None:
+    text = "serve the run's numbers to Prometheus (any host but this one takes a key), or keep them in a .prom file"
+    group.add_argument("--metrics", metavar="[HOST:]PORT|FILE", help=text)
 
 
 def told(parse: Callable[[object], T]) -> Callable[[str], T]:

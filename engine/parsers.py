@@ -187,6 +187,11 @@ def at_least_one(value: object) -> int:
     return _whole(value, 1)
 
 
+def some_counts(value: object) -> tuple[int, ...]:
+    """Read whole numbers above 0 with commas between."""
+    return tuple(_whole(each, 1) for each in str(value).split(","))
+
+
 def port(value: object) -> int:
     """Read the number of a port; 0: none."""
     number = _whole(value, 0)

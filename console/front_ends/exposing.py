@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from interlock.console.metrics import Scrape, families
 from interlock.console.writing import check_own
@@ -18,6 +18,7 @@ from interlock.engine import parsers
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.record.journal import Upload, upload_of
 from interlock.engine.record.recorder import Recorder
+from interlock.engine.record.runs import state_of
 from interlock.engine.record.state import RunState
 
 if TYPE_CHECKING:
@@ -28,8 +29,27 @@ MOST_CLIENTS, ENDING = 8, 1
 """Connections at a time: a run's descriptors are its own; and seconds for them to end with it."""
 EVERY = 5.0
 """Seconds between two writings of a file."""
-Find = Callable[[], Recorder | None]
+T = TypeVar("T")
 Say = Callable[[str], object]
+
+
+class Ended(NamedTuple):
+    """A run that is over, whose uploads go on: its directory, and what its journal says."""
+
+    run: Path
+    state: RunState
+
+    @classmethod
+    def of(cls, run: Path) -> Self:
+        """Read the journal of a run."""
+        return cls(run, state_of(run))
+
+    def look(self, read: Callable[[RunState], T]) -> T:
+        """Let `read` look at the state."""
+        return read(self.state)
+
+
+Find = Callable[[], Recorder | Ended | None]
 
 
 class RunCollector:
@@ -49,8 +69,8 @@ class RunCollector:
         if not recorder:
             yield from families(Scrape.of(RunState(), now=0.0))
             return
-        over = recorder.look(lambda state: state.status is not None)
-        uploads = uploads_of(recorder.journal.path.parent) if over else []
+        run = recorder.run if isinstance(recorder, Ended) else recorder.journal.path.parent
+        uploads = uploads_of(run) if recorder.look(lambda state: state.status is not None) else []
         yield from families(recorder.look(lambda state: Scrape.of(state, uploads)))
 
 

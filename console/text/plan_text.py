@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import asdict
 
 from interlock.console.text.event_text import counted, line_of
+from interlock.engine.compute.cluster.pricing import priced
 from interlock.engine.record.events import RecordRefused
 from interlock.engine.record.words import duration, human_bytes, safe, several
 from interlock.widgets.formats import render
 
 if TYPE_CHECKING:
+    from interlock.engine.compute.cluster.pricing import ClusterWork
     from interlock.engine.compute.pairs.scorer import PairPlan
     from interlock.engine.flows.forecast import Forecast, PassForecast
     from interlock.engine.models.card import ModelCard
@@ -70,6 +72,32 @@ def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
     warnings = (*(each.warning for each in seen.passes), *emptied(seen), *seen.overlooked)
     lines += [f"warning: {each}" for each in warnings if each]
     return "\n".join(lines)
+
+
+def cluster_text(work: "ClusterWork", counts: Sequence[int]) -> str:
+    """Draw a table of what a cluster of each of these numbers of nodes takes, and what its head needs at any."""
+    prices = [priced(work, nodes) for nodes in counts]
+    rows = [
+        [
+            f"{each.nodes:,}",
+            "?" if each.wall is None else duration(each.wall),
+            each.limits,
+            duration(each.idle),
+            human_bytes(each.sent_bytes),
+        ]
+        for each in prices
+    ]
+    any_number = prices[0]
+    return "\n".join(
+        [
+            render(["nodes", "to the last batch", "limited by", "nodes held idle", "to nodes"], rows),
+            "",
+            f"of that reading and tokenising on the head: {duration(work.reading)}; then delivery and upload, at any "
+            "number of nodes",
+            f"head: {human_bytes(any_number.memory_bytes)} of memory beside the program, "
+            f"{human_bytes(any_number.disk_bytes)} of disk, {human_bytes(any_number.back_bytes)} of vectors from nodes",
+        ]
+    )
 
 
 def told_of(card: "ModelCard") -> str:

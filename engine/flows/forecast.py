@@ -1,5 +1,6 @@
 """What a plan would take, without doing it: batches, tokens, predicted memory and time, and no weights loaded."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from interlock.engine.compute import reuse
+from interlock.engine.compute.cluster.pricing import ClusterWork
 from interlock.engine.compute.context import REAL, MemoryPlanner, rooms, too_small
 from interlock.engine.compute.instance import first_calibration
 from interlock.engine.compute.job import Layout
@@ -105,6 +107,24 @@ class Forecast:
     """Bytes of these in a store, whether one is asked for or not; 0 where no store keeps them so."""
     overlooked: Sequence[str] = ()
     """What is there or asked for and not used: files beside the chunk files, GPUs, and --dim."""
+    reading_seconds: float = 0.0
+    """What it took to read and tokenise the chunks, as a run has to."""
+    to_store: bool = False
+
+    @property
+    def work(self) -> ClusterWork:
+        """What its passes are for a cluster."""
+        seconds = [each.seconds for each in self.passes]
+        chunks = sum(rows.chunks for rows in self.collections)
+        return ClusterWork(
+            sum(each.rows for each in self.passes),
+            sum(each.batches for each in self.passes),
+            self.reading_seconds,
+            None if None in seconds else sum(filter(None, seconds)),
+            sum(4 * each.layout.card.dim * each.rows + each.token_bytes for each in self.passes),
+            sum(each.weights_bytes for each in self.passes),
+            chunks * (self.file_bytes + self.stored_bytes * self.to_store),
+        )
 
 
 def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], bool] = lambda: False) -> Forecast:
@@ -138,7 +158,9 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
         return mask
 
     with atomic.scratch("interlock-plan-") as scratch:
-        plan = read(request, models, roster, scratch, lambda _: None, stopped).laid_out(reusable)
+        began = time.monotonic()
+        plan = read(request, models, roster, scratch, lambda _: None, stopped)
+        took, plan = time.monotonic() - began, plan.laid_out(reusable)
         longs = [_long(each) for each in plan.passes]
         passes, budget = _forecasts([each.layout for each in plan.passes], devices, settings)
     passes = [replace(each, long=long) for each, long in zip(passes, longs, strict=True)]
@@ -163,7 +185,8 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
         *filter(None, (_refusing(settings.qdrant, rows, dense) for rows in plan.corpus.rows if settings.qdrant)),
     ]
     sizes = file_bytes(settings.export, form, fusion, members), stored_bytes(kept, form.quantise)
-    return Forecast(plan.corpus.rows, passes, budget, settings.margin, kept.get(FUSED), *sizes, unused)
+    told = plan.corpus.rows, passes, budget, settings.margin, kept.get(FUSED)
+    return Forecast(*told, *sizes, unused, took, bool(settings.qdrant))
 
 
 def _refusing(store: Path, rows: Rows, dense: Sequence[RosterEntry]) -> str:
