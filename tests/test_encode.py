@@ -34,6 +34,7 @@ FORMS = {
     "projected": {"project": "12", "keep": "fused"},
     "rounded": {"quantise": "int8"},
     "bits": {"quantise": "binary", "project": "16"},
+    "computed-in-int8": {"precision": "int8", "keep": "both"},
 }
 
 

@@ -93,9 +93,10 @@ class StoreModels:
             return self._found[key]
         known, device = self._registry.get(member.model), self._devices[0].kind
         beside: list[Output] = [each for each in BESIDE if name_of_output(member.model, each) in names]
-        # On a CPU questions are as precise as the store's vectors, but not in float16, which takes it 100 times as
-        # long, and not in int8, which is for many texts; on a GPU the card decides.
-        dtype = {device: "float32" if member.dtype in ("float16", "int8") else member.dtype}
+        # On a CPU texts are as precise as the store's vectors, but not in float16, which takes it 100 times as long,
+        # and questions not in int8, which is for many texts; on a GPU the card decides.
+        wide = ("float16", "int8") if side == "query" else ("float16",)
+        dtype = {device: "float32" if member.dtype in wide else member.dtype}
         spec = ModelSpec(
             member.model,
             tuple(dict.fromkeys((self._sources[member.model], *(known.sources if known else ())))),
