@@ -167,7 +167,7 @@ import threading
 from interlock.console.sources import session
 from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.record import judgement
-session.LOOK, judgement.SLOW, attempt, tried = 0.2, 1.0, ModelInstance.attempt, []
+session.LOOK, judgement.HUNG, attempt, tried = 0.2, 1.0, ModelInstance.attempt, []
 def hangs(self, rows, *more):
     tried.append(len(rows))
     return threading.Event().wait() if len(tried) == 4 else attempt(self, rows, *more)
@@ -191,7 +191,7 @@ def test_a_gpu_that_hangs_ends_the_run_which_goes_on_from_there(tmp_path, tiny_a
 def test_only_a_gpu_that_is_to_answer_ends_a_run_and_not_one_that_waited_long(monkeypatch, tmp_path, what):
     """A pause of half an hour ends; then the GPUs have all their time again."""
     monkeypatch.setattr(sources, "LOOK", 0.01)
-    monkeypatch.setattr(judgement, "SLOW", 0.2)
+    monkeypatch.setattr(judgement, "HUNG", 0.2)
     idle = snapshots.sample(slowest=0.0)
     runs = replace(idle, devices=tuple(replace(each, leased=True) for each in idle.devices))
     waits = {"hung": runs, "paused": replace(runs, paused=True), "unleased": idle}[what]
