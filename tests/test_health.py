@@ -204,7 +204,7 @@ def test_a_run_that_will_not_be_done_by_its_deadline_is_late_and_one_that_may_no
     left = time_left(run)
     assert left and left.spread
     told = {}
-    for still in (left.seconds - 1, left.seconds + left.spread / 2, left.seconds + left.spread + 1):
+    for still in (left.seconds - left.spread - 1, left.seconds, left.seconds + left.spread + 1):
         found = now(replace(run, deadline=run.latest_at + still))
         told[found.word, "may be" in found.detail] = found.level
     assert told == {("LATE", False): "warn", ("LATE", True): "warn", ("RUN", False): "ok"}

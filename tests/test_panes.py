@@ -232,12 +232,15 @@ def test_the_reason_of_a_state_is_never_cut_and_what_else_there_is_to_know_stays
 def test_a_command_that_goes_on_stands_on_a_line_of_its_own_where_it_fits() -> None:
     onward = "interlock run Docs --out runs --run-id 20260901-080000 --resume"
     state = Health("STOPPED", "warn", "by kim", remedy=Remedy("continue it with", onward))
-    judged = dataclasses.replace(_now(sample()), health=state)
-    assert plain(header.rows(sample(), 80, judged, lines=3))[1:] == [
+    run = sample(phase="stopped")
+    judged = dataclasses.replace(_now(run), health=state)
+    assert plain(header.rows(run, 80, judged, lines=3))[1:] == [
         f"   {text}".ljust(80) for text in ("by kim; continue it with", onward)
     ]
-    told = " ".join(" ".join(plain(header.rows(sample(), 50, judged, lines=4))).split())
+    told = " ".join(" ".join(plain(header.rows(run, 50, judged, lines=4))).split())
     assert told.endswith(f"continue it with {onward}")
+    (_, alone) = plain(header.rows(sample(), 50, judged, lines=4))  # while it goes on, a small screen has its panes
+    assert alone.strip() == "by kim"
 
 
 def test_bars_under_one_another_have_one_scale_whatever_is_known_of_one_device() -> None:

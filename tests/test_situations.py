@@ -12,7 +12,8 @@ AGAIN = "interlock demo --scripted --out . --run-id 20260901-080000 --resume"
 SAID = {
     "well": ("● RUN", "SIMULATED", "eta ", "2 inputs refused, records or files: s says which and why"),
     "taken": (
-        "▲ CROWDED", "cuda:0: others hold 2.0 GiB (pid 4711 kim)", "next batch needs 740.0 MiB", "end those", "eta ",
+        "▲ CROWDED", "cuda:0: others hold 2.0 GiB (pid 4711 kim)", "next batch needs 740.0 MiB",
+        "until those end", "eta ",
     ),
     "card-lost": (
         "▲ DEGRADED", "1 GPU lost (cuda:1), no work lost: the batches go to cuda:0", "interlock doctor --gpu",
@@ -23,7 +24,8 @@ SAID = {
         "after the run retry with", f"{AGAIN} --retry-parked", "eta ",
     ),
     "disk": (
-        "▲ LOW DISK", "412.0 MiB free on the disk of /home/operator", "free some, or the run stops there", "eta ",
+        "▲ LOW DISK", "412.0 MiB free on the disk of /home/operator",
+        "have 1.0 GiB free, or the run stops once it is full", "eta ",
         f"if it stops for that, continue it with {AGAIN}",
     ),
     "memory": ("▲ LOW MEMORY", "187.0 MiB of the host's memory free: end other programs", f"{AGAIN} --warm 0", "eta "),
@@ -32,7 +34,7 @@ SAID = {
         "✖ WAITING FOR SERVER  watch", "61% uploaded", "1,280 of 2,096 points", "7 attempts", "check the server",
         "the run is INCOMPLETE: then continue it with", f"{AGAIN} --retry-parked",
     ),
-    "deadline": ("▲ LATE", "of work is more than the 0:40 left: it stops then, to be resumed", AGAIN, "eta "),
+    "deadline": ("▲ LATE", "of work may be more than the 0:40 left: if so it stops then, to be resumed", AGAIN, "eta "),
     "paused": ("■ PAUSED", "by operator", "P resumes", "P Resume", "S Stop"),
     "cpu": (
         "▲ DEGRADED", "sim-bge-m3 on the CPU, only slower: fits on no GPU", f"{AGAIN} --ceiling 3.5GiB", "eta ",

@@ -96,9 +96,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     stopped = next((device for device in taken if not device.leased and running and not snapshot.paused), None)
     if stopped:
         return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there until they leave", stuck=True)
-    crowd = "; ".join(str(device.taken) for device in taken) + "; end those, or batches shrink, only slower" * bool(
-        taken
-    )
+    crowd = "; ".join([str(device.taken) for device in taken] + ["smaller batches, only slower, until those end"])
     found = {
         MODEL_FAILED: _failed(snapshot),
         TEXT_PARKED: _missing(snapshot),

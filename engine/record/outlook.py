@@ -188,5 +188,6 @@ def late(snapshot: Snapshot, now: float) -> str:
     left, still = time_left(snapshot) if snapshot.deadline else None, max(0.0, snapshot.deadline - now)
     if not left or left.seconds + left.spread <= still:
         return ""
-    sure = "may be" if left.seconds <= still else "is"
-    return f"{duration(left.seconds)} of work {sure} more than the {duration(still)} left: it stops then, to be resumed"
+    sure, then = ("is", "it") if left.seconds - left.spread > still else ("may be", "if so it")
+    more = f"of work {sure} more than the {duration(still)} left"
+    return f"{duration(left.seconds)} {more}: {then} stops then, to be resumed"
