@@ -209,6 +209,7 @@ def test_a_module_that_is_not_computed_is_refused_by_name_before_what_lacks(tmp_
         ("config.json", {"is_causal": True}),
         ("config.json", {"transformers_weights": "other.safetensors"}),
         ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}),
+        ("config_sentence_transformers.json", {"model_type": None}),
         ("config_sentence_transformers.json", {"default_prompt_name": "none"}),
         ("config_sentence_transformers.json", {"requirements": {"torch": ">=99"}}),
         ("sentence_bert_config.json", {"modality_config": {}}),

@@ -107,7 +107,8 @@ def check_whole(model: str, path: Path, dense: bool) -> int | None:
         ("requirements", _met, "versions that are installed"),
         ("__version__", lambda said: isinstance(said, dict), "versions by library"),
     ):
-        if told.get(key) is not None and not fits(told[key]):
+        asked = key in told and (told[key] is not None or key == "model_type")  # null is another type
+        if asked and not fits(told[key]):
             raise UnavailableError(f"model {model}: {file}: {key}: expected {wanted}, got {told[key]!r:.100}")
     cut = told.get("truncate_dim")
     if not dense or cut is None:
