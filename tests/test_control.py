@@ -459,7 +459,7 @@ async def test_a_watched_run_is_steered_from_the_screen(running):
             await pilot.press("x")
             await shows(pilot, lambda: len(app.screen_stack) > 2)
             await pilot.press("escape", "P")
-            assert app.main.pending == {"pause": "yes"}
+            await shows(pilot, lambda: app.main.pending == {"pause": "yes"} or app.main.snapshot.paused)
             await shows(pilot, lambda: app.main.snapshot.paused and not app.main.pending)
             await pilot.press("S", "y")
             await shows(pilot, lambda: app.main.snapshot.over)
