@@ -65,7 +65,8 @@ def plan(options: argparse.Namespace) -> int:
         return _survey(configuration(options))
     settings = configuration(options)
     limit_threads(settings)
-    seen = forecast(options.chunks, settings)
+    with progress("record") as told:
+        seen = forecast(options.chunks, settings, reached=lambda name, records: told(name, records, 0))
     print(plan_text(seen))
     if options.nodes:
         print(f"\n{cluster_text(seen.work, options.nodes)}")

@@ -12,7 +12,8 @@ import pytest
 
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
-from interlock.engine.corpus.corpus import read_corpus, reread
+from interlock.engine.corpus.corpus import read_corpus
+from interlock.engine.corpus.rereading import reread
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.facts import Refusal
 from tests.builders import ROOT, corpus, environment

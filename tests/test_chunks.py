@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
-from interlock.engine.corpus.corpus import read_corpus, reread
+from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.corpus.records import LIST_KEYS
+from interlock.engine.corpus.rereading import reread
 from interlock.engine.errors import InterlockError
 from tests.builders import corpus
 

@@ -8,8 +8,9 @@ import pytest
 
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
-from interlock.engine.corpus.corpus import read_corpus, reread
+from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.corpus.identity import point_of
+from interlock.engine.corpus.rereading import reread
 from interlock.engine.search.hits import Hit
 from tests.builders import corpus
 

@@ -21,7 +21,7 @@ import pytest
 from interlock.console.text.recap import recap
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
-from interlock.engine.corpus.placing import LOOKED_UP, placed
+from interlock.engine.corpus.rereading import LOOKED_UP, placed
 from interlock.engine.record.events import BatchCommitted, RowParked, RunClosed
 from interlock.engine.record.judgement import judge, left_behind
 from interlock.engine.record.runs import overview, state_of

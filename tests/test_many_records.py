@@ -8,16 +8,22 @@ import time
 import numpy as np
 import pytest
 
+from interlock.console.text.progress_text import progress
 from interlock.engine.compute.controls import Controls
 from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover
-from interlock.engine.corpus.corpus import read_corpus, reread
+from interlock.engine.corpus.corpus import read_and_tokenise, read_corpus
 from interlock.engine.corpus.identity import point_of
 from interlock.engine.corpus.places import Numbered
+from interlock.engine.corpus.rereading import reread
+from interlock.engine.errors import Stopped
 from interlock.engine.flows.run import Run
 from interlock.engine.record.events import CollectionRead, RecordRefused
+from interlock.engine.record.fold import fold
+from interlock.engine.record.snapshot import snapshot
+from interlock.engine.record.state import RunState
 from interlock.engine.settings import load
-from tests.builders import corpus, events_of, summary_of
+from tests.builders import corpus, entries, events_of, summary_of
 from tests.test_changing_input import reading
 
 GROWTH = (
@@ -71,6 +77,30 @@ def test_equal_ids_and_texts_on_both_sides_of_what_is_held_are_those_of_a_dict(t
     assert all(points[one] == point_of("docs", "a.jsonl", str(one[0])).bytes for one in firsts.items())
     assert len(set(points.values())) == len(kept)
     assert [each.text for each in reread(rows, read.digests)] == [text for _, text in kept]
+
+
+@pytest.mark.parametrize("record", [b'{"text": "same"}\n', b"7\n"], ids=["copies", "refused"])
+def test_reading_is_told_and_stopped_though_no_record_brings_a_text(tmp_path, record):
+    found, reached = discover(written(tmp_path, record * 2000)), []
+    read_corpus(found, lambda _: None, reached=lambda *place: reached.append(place))
+    assert reached == [("Docs", records) for records in (512, 1024, 1536, 2000)]
+    with pytest.raises(Stopped):
+        read_and_tokenise(found, {}, tmp_path, lambda _: None, iter([False, True]).__next__)
+
+
+def test_a_plan_and_a_run_say_how_many_records_they_have_read(tmp_path, tiny_a, call, monkeypatch):
+    monkeypatch.setattr("interlock.engine.corpus.corpus.BEAT", 0.0)
+    monkeypatch.setattr("interlock.console.writing.PAUSE", -1.0)
+    root = written(tmp_path / "in", b'{"text": "same"}\n' * 600)
+    words = (root, "--roster", tiny_a, "--out", tmp_path / "runs", "--devices", "cpu")
+    _, _, said = call("plan", *words)
+    assert said.splitlines()[:2] == [f"interlock: Docs: {records} records so far" for records in (512, 600)]
+    call("run", *words, "--run-id", "r", "--quiet")
+    state, told = RunState(), set()
+    for entry in entries(tmp_path / "runs" / "r"):
+        fold(state, entry)
+        told.add(progress(snapshot(state, entry.seq)))
+    assert "reading and tokenising chunks: Docs, 512 records so far" in told
 
 
 def test_repeated_texts_are_numbered_around_the_ids_that_were_given(tmp_path):

@@ -22,7 +22,8 @@ from bench.campaigns.process import carry_out, wrongs
 from bench.campaigns.tally import Campaign, Report, Room
 from interlock.engine.corpus.chunks import Chunk
 from interlock.engine.corpus.collections import discover
-from interlock.engine.corpus.corpus import Corpus, read_corpus, reread
+from interlock.engine.corpus.corpus import Corpus, read_corpus
+from interlock.engine.corpus.rereading import reread
 
 Record = dict[str, Any]
 WORDS = [

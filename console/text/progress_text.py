@@ -2,8 +2,8 @@
 
 from interlock.console.text.machine_text import feigned
 from interlock.engine.record.facts import timed
-from interlock.engine.record.health import DOING, batches_of
-from interlock.engine.record.outlook import time_left, time_left_of
+from interlock.engine.record.health import batches_of
+from interlock.engine.record.outlook import DOING, doing, time_left, time_left_of
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import drawn, duration, pass_of, percent
 from interlock.widgets.formats import cut, width_of
@@ -44,7 +44,7 @@ def bar(snapshot: Snapshot, width: int) -> str:
 def progress(snapshot: Snapshot) -> str:
     """Say what is being done and how far it has come: the run, then the pass; nothing of a run that is over."""
     if snapshot.over or not snapshot.running or snapshot.phase in DOING:
-        return "" if snapshot.over else DOING.get(snapshot.phase, "")
+        return "" if snapshot.over else doing(snapshot)
     now, *others = snapshot.running
     parts = ["paused"] * snapshot.paused + [f"{percent(snapshot.share_done).strip()} of the run"]
     told = [f"{each.model} {percent(each.share_done).strip()}" for each in snapshot.running]

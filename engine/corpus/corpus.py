@@ -2,15 +2,13 @@
 
 Texts themselves stay in their files; what is kept is 4 bytes a row (its text's number) and, in temporary files, 24 (its
 point id, and what tells copies) and 16 a text (its digest). A text that stands in several chunks is one row of work.
-With these the same files are read once more when they are delivered, and nothing is taken from them that is not the
-text that was embedded. While they are read the tokens of each distinct text are kept; what was read and what was
-refused is told.
+While they are read the tokens of each distinct text are kept; what was read and what was refused is told.
 """
 
 import hashlib
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,14 +24,13 @@ from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.places import DIGEST, Numbered, Places, release
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
-from interlock.engine.errors import InterlockError, Stopped, UsageError
-from interlock.engine.record import atomic
-from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, Warned
+from interlock.engine.errors import Stopped, UsageError
+from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, RecordsRead, Warned
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import safe, several
 
 Digests = npt.NDArray[np.void]
-WINDOW = 512
+WINDOW, BEAT = 512, 1.0
 FEW = 3
 """Places, and records of a file, that are named where nothing can be embedded."""
 
@@ -104,19 +101,29 @@ def read_corpus(
     take: Callable[[list[str]], object],
     each: Callable[[Chunk], object] = lambda _: None,
     features: Features = no_features,
+    reached: Callable[[str, int], object] = lambda *_: None,
 ) -> Corpus:
-    """Read every collection; `take` gets the distinct texts in order, a window at a time, and `each` every chunk."""
+    """Read every collection; `take` gets the distinct texts in order, a window at a time, and `each` every chunk.
+    `reached` hears now and then, and at its end, how many records of which collection were read."""
     seen = Numbered()
-    rows = [_read(Rows(collection, len(seen), features), seen, take, each) for collection in collections]
+    rows = [_read(Rows(collection, len(seen), features), seen, take, each, reached) for collection in collections]
     return Corpus(rows, seen.records)
 
 
-def _read(rows: Rows, seen: Numbered, take: Callable[[list[str]], object], each: Callable[[Chunk], object]) -> Rows:
+def _read(
+    rows: Rows,
+    seen: Numbered,
+    take: Callable[[list[str]], object],
+    each: Callable[[Chunk], object],
+    reached: Callable[[str, int], object],
+) -> Rows:
     began = time.monotonic()
     reader = ChunkReader(rows.collection, rows.features)
     texts = array("i")
     window: list[str] = []
-    for chunk in reader:
+    for number, chunk in enumerate(reader, 1):
+        if number % WINDOW == 0:  # of whatever comes: there may be millions that bring no text
+            reached(rows.collection.name, reader.counts.records)
         if isinstance(chunk, Refusal):
             rows.refusals.add(chunk)
             continue
@@ -130,6 +137,7 @@ def _read(rows: Rows, seen: Numbered, take: Callable[[list[str]], object], each:
         if len(window) == WINDOW:
             take(window)
             window = []
+    reached(rows.collection.name, reader.counts.records)
     take(window)
     rows.texts, rows.points = np.frombuffer(texts, np.int32), reader.points
     rows.hashes, rows.counts, rows.seconds = reader.hashes, reader.counts, time.monotonic() - began
@@ -152,68 +160,6 @@ def digest_of_texts(digests: Digests) -> str:
         digest.update(digests[start : start + (1 << 16)].tobytes())
         release(digests)
     return digest.hexdigest()
-
-
-def reread(rows: Rows, digests: Digests) -> Iterator[Chunk]:
-    """Read the good chunks of a collection once more, in row order, each with the point id and the text of its row.
-
-    `digests` are those of the corpus. Raises InterlockError where a file, a chunk or a refusal is not what it was when
-    the run read it; what came before may then belong to a file that is no longer the one that was read.
-    """
-    reader, planned, known = ChunkReader(rows.collection, rows.features), _planned(rows, digests), len(rows.refusals)
-    files = refused = 0
-
-    def check_files() -> int:
-        """Compare the files that were read since; how many that makes."""
-        for name, digest in islice(reader.hashes.items(), files, None):
-            if rows.hashes.get(name) != digest:
-                raise _changed(rows, name, "different contents")
-        return len(reader.hashes)
-
-    for chunk in reader:
-        if len(reader.hashes) != files:  # a file has been read to its end: the next chunk may be of one that changed
-            files = check_files()
-        if isinstance(chunk, Chunk):
-            if next(planned, None) != (bytes.fromhex(chunk.point_id.replace("-", "")), digest_of(chunk.text)):
-                raise _changed(rows, _differing(rows), "different chunks")
-            yield chunk
-            continue
-        expected = rows.refusals.told[refused : refused + 1]  # empty behind those that were kept by name
-        refused += 1
-        if expected not in ([chunk], []) or refused > known:
-            raise _changed(rows, chunk.file, chunk.reason)
-    check_files()
-    for name in rows.hashes.keys() - reader.hashes.keys():
-        raise _changed(rows, name, "deleted")
-    if next(planned, None) or refused < known:
-        raise _changed(rows, _differing(rows), "fewer records")
-
-
-def _planned(rows: Rows, digests: Digests) -> Iterator[tuple[bytes, bytes]]:
-    """The point id and the text's digest of every row."""
-    for start in range(0, rows.chunks, WINDOW):
-        points, texts = rows.points[start : start + WINDOW], digests[rows.texts[start : start + WINDOW]]
-        yield from zip(points.tolist(), texts.tolist(), strict=True)
-
-
-def _differing(rows: Rows) -> str | None:
-    """The first file that is not now what it was when the run read it."""
-    for name in rows.collection.files:
-        try:
-            digest = atomic.sha256_of(rows.collection.root / name)
-        except OSError:
-            digest = None
-        if digest != rows.hashes.get(name):
-            return name
-    return None
-
-
-def _changed(rows: Rows, file: str | None, what: str) -> InterlockError:
-    name = rows.collection.name
-    advice = "no file was delivered for this collection, a store may hold part of it; restore the file, then --resume"
-    if file is None:
-        return InterlockError(f"{name}: its files are unchanged but gave different records when read again; {advice}")
-    return InterlockError(f"{name}/{file} changed during the run ({what}); {advice}")
 
 
 @dataclass(frozen=True)
@@ -268,15 +214,23 @@ def read_and_tokenise(
             while under_way:
                 under_way.pop().result()
 
-        def take(texts: list[str]) -> None:
-            """Have a window tokenised while the next is read; the library computes beside the interpreter."""
+        beat = time.monotonic()
+
+        def reached(collection: str, records: int) -> None:
+            nonlocal beat
             if stop():
                 raise Stopped("stopped by the operator while reading: this session did nothing, repeat the command")
+            if (now := time.monotonic()) - beat >= BEAT:
+                beat = now
+                emit(RecordsRead(collection=collection, records=records))
+
+        def take(texts: list[str]) -> None:
+            """Have a window tokenised while the next is read; the library computes beside the interpreter."""
             settle()
             under_way.extend(workers.submit(tokenise, key, texts) for key in stores)
             beside.texts(texts)
 
-        corpus = read_corpus(collections, take, beside.each, beside.features)
+        corpus = read_corpus(collections, take, beside.each, beside.features, reached)
         settle()
     if not corpus.chunks:  # one error tells them all
         raise UsageError("nothing to embed: " + _refusals(corpus.rows))

@@ -25,7 +25,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, rundir
-from interlock.engine.record.events import AnyEvent, Warned
+from interlock.engine.record.events import AnyEvent, RecordsRead, Warned
 from interlock.engine.record.facts import RosterEntry, joined
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.runs import paces
@@ -127,9 +127,15 @@ class Forecast:
         )
 
 
-def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], bool] = lambda: False) -> Forecast:
+def forecast(
+    chunks: Path,
+    configuration: Configuration,
+    stopped: Callable[[], bool] = lambda: False,
+    reached: Callable[[str, int], object] = lambda *_: None,
+) -> Forecast:
     """Plan a run of `chunks` by its files, models and devices; of the run's directory is looked at only whether one to
-    be resumed is there, and of a store only which points it has.
+    be resumed is there, and of a store only which points it has. `reached` hears about once a second how
+    many records of a collection were read.
 
     Raises Stopped once `stopped` says so, UsageError for chunks or settings that no run can have, UnavailableError for
     a model or device that is not there, unless models may be missing; a pass that fits nowhere says why itself.
@@ -146,6 +152,8 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
     def hear(event: AnyEvent) -> None:
         if isinstance(event, Warned):
             said.append(event.message)
+        elif isinstance(event, RecordsRead):
+            reached(event.collection, event.records)
 
     models = resolve(REAL, request.specs, policy, devices, hear, allowed=settings.allow_missing)
     models = sized(request, models, devices, REAL.laws)
@@ -159,7 +167,7 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
 
     with atomic.scratch("interlock-plan-") as scratch:
         began = time.monotonic()
-        plan = read(request, models, roster, scratch, lambda _: None, stopped)
+        plan = read(request, models, roster, scratch, hear, stopped)
         took, plan = time.monotonic() - began, plan.laid_out(reusable)
         longs = [_long(each) for each in plan.passes]
         passes, budget = _forecasts([each.layout for each in plan.passes], devices, settings)
@@ -180,7 +188,6 @@ def forecast(chunks: Path, configuration: Configuration, stopped: Callable[[], b
         ),
         *request.unused(devices),
         *_too_few(plan),
-        *filter(None, (rows.renamed for rows in plan.corpus.rows)),
         *filter(None, (mirror.unplanned(settings.qdrant, rows) for rows in plan.corpus.rows if settings.qdrant)),
         *filter(None, (_refusing(settings.qdrant, rows, dense) for rows in plan.corpus.rows if settings.qdrant)),
     ]

@@ -18,7 +18,7 @@ from interlock.engine.compute.context import CLOSING_SECONDS, REAL, Backend, Dea
 from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.compute.job import Job
 from interlock.engine.corpus.corpus import Corpus
-from interlock.engine.corpus.placing import placed
+from interlock.engine.corpus.rereading import placed
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.flows import computing
 from interlock.engine.flows.opening import (

@@ -18,7 +18,7 @@ from interlock.engine.compute.job import Job
 from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.compute.source import completed
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
-from interlock.engine.corpus.placing import placed
+from interlock.engine.corpus.rereading import placed
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows.plan import OFFER, PlannedPass, RunPlan, lacking
 from interlock.engine.models.card import ModelCard

@@ -1,8 +1,7 @@
 """Every fact of a run as one small frozen type; journal, state and summary are folds of these.
 
 An event says what happened and never how it is shown. What it tells that state and summary use too is a type of
-`facts`, which the event extends by its place. Types are only ever extended by optional fields. A run is
-seen to go on by the events of `Progress` alone: a new one that is not named there hides no stall.
+`facts`, which the event extends by its place. Types are only ever extended by optional fields.
 """
 
 from collections.abc import Callable
@@ -101,6 +100,13 @@ class DeviceSampled(Heartbeat, frozen=True, tag="device_sampled"):
     readings: Readings | None = None
 
 
+class RecordsRead(Heartbeat, frozen=True, tag="records_read"):
+    """How many records of a collection have been read so far, about once a second."""
+
+    collection: str
+    records: int
+
+
 class DeviceLost(DeviceLoss, Event, frozen=True, kw_only=True, tag="device_lost"):
     """A device that failed for good, as far as this process goes."""
 
@@ -197,12 +203,10 @@ class RecordRefused(Refusal, Event, frozen=True, kw_only=True, tag="record_refus
 
 
 class CollectionRead(Event, frozen=True, tag="collection_read"):
-    """What a collection holds; some of its texts stood in the collections of `borrows` before, and are theirs.
-
-    `reasons` counts everything that was refused, told or not, by its reason; `refused_files` of it are files, whole or
-    from some place on. Of its `records` each is a chunk, the `same` as an earlier one in all that it holds and left
-    out, or refused; `renamed` of the chunks have ids that others gave themselves too. `unread` files beside them only
-    look like chunk files. All five are 0 in older journals.
+    """What a collection holds; texts that stood in those of `borrows` before are theirs. `reasons` counts all that was
+    refused by its reason, `refused_files` of it are files, whole or from some place on. Each of its `records` is a
+    chunk, the `same` as an earlier one in all that it holds and left out, or refused; `renamed` chunks have ids that
+    others gave themselves too. `unread` files beside them only look like chunk files. All five are 0 in older journals.
     """
 
     collection: str
@@ -232,9 +236,8 @@ class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
 
 
 class PassPlanned(Planned, Event, frozen=True, kw_only=True, tag="pass_planned"):
-    """What one model will do for one collection; `batches` of the pass begin at `first_batch`, each predicted to cost
-    what `cost` says, None in older journals. `seen_tokens` are those of all its texts, reused ones too, that the
-    model's limit lets it see, None in older journals."""
+    """What one model will do for one collection; `batches` of the pass begin at `first_batch`. `cost` predicts each,
+    `seen_tokens` are all, reused texts' too, that the model's limit lets it see; None of both in older journals."""
 
     model_pass: int
     model: str
@@ -408,8 +411,7 @@ class ResidueFound(Residue, Event, frozen=True, tag="residue_found"):
 
 class EnsemblePassCompleted(Event, frozen=True, tag="ensemble_pass_completed"):
     """The end of a pass, over all sessions: `rows` that were not reused, parked ones included, `seconds` of their
-    batches added up (two devices at work for 10 s are 20 s), and the devices and precisions that computed them, sorted
-    and joined by commas; both are empty where nothing was left to compute."""
+    batches added up (two devices at work for 10 s are 20 s); `device` and `dtype` name all, empty where none was."""
 
     model_pass: int
     model: str
@@ -468,13 +470,11 @@ class RunClosed(Event, frozen=True, tag="run_closed"):
     status: Status
     reason: str
     exit_code: int
-    mitigations: int = 0
-    """Of all sessions; 0 in older journals."""
+    mitigations: int = 0  # of all sessions; 0 in older journals
 
 
 Begins = RunStarted | RunResumed | DeadlineSet | DevicesFound
-Beats = DeviceSampled
-"""Those derived from `Heartbeat`."""
+Beats = DeviceSampled | RecordsRead
 Joins = NodeJoined | NodeLost | NodeRefused | BatchesDoubled
 Steers = DeviceLost | MemoryTaken | DiskLow | MemoryLow | ControlApplied | ControlRefused | ControlReached
 Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised

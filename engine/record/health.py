@@ -28,14 +28,6 @@ Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
 in one that has not, which may be reading its weights; and in any case the time of so many of its longest batches."""
-DOING = {
-    "starting": "looking for devices and models",
-    "resolving": "checking the models' files",
-    "reading": "reading and tokenising chunks",
-    "planning": "planning the passes",
-    "delivering": "writing files and points",
-}
-"""What is being done while no pass is at work."""
 ENDED: dict[str, tuple[str, Level]] = {
     "completed": ("DONE", "ok"),
     "incomplete": ("INCOMPLETE", "warn"),
@@ -112,7 +104,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
         level: Level = "error" if loses(snapshot) else "warn"
         why = "; ".join(each.why for each in told.values() if each.why)
         return Health(next(iter(told)), level, why, remedy=_remedy(told.values(), snapshot, run))
-    return Health("RUN", "ok") if running else Health(snapshot.phase.upper(), "idle", DOING.get(snapshot.phase, ""))
+    return Health("RUN", "ok") if running else Health(snapshot.phase.upper(), "idle", outlook.doing(snapshot))
 
 
 def _remedy(troubles: Iterable[_Trouble], snapshot: Snapshot, run: Path | None) -> Remedy | None:

@@ -11,18 +11,33 @@ from collections.abc import Sequence
 from itertools import filterfalse
 from typing import NamedTuple
 
-from interlock.engine.record.events import DeviceSampled
+from interlock.engine.record.events import DeviceSampled, RecordsRead
 from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, DiskShortage, MemoryShortage, on_host
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_side
 from interlock.engine.record.state import HEAD, Lately
-from interlock.engine.record.words import duration
+from interlock.engine.record.words import duration, safe, several
 
+DOING = {
+    "starting": "looking for devices and models",
+    "resolving": "checking the models' files",
+    "reading": "reading and tokenising chunks",
+    "planning": "planning the passes",
+    "delivering": "writing files and points",
+}
+"""What is being done while no pass is at work."""
 LEAST, FEW, KNOWN, UNKNOWN = 0.10, 0.40, 0.20, 0.80
 """How far a pace is said to be off, as a share of it: at least; after one batch, beside how much they differ, less with
 the root of how many; at that of an earlier run, as leases to come are; at that of other models. `bench/eta.py` measures
 how much of what comes lies within: some 85 % is wanted."""
 SETTLED, BATCHES = 3, 10
 """Batches from which on a model's own pace is better than that of an earlier run, and of which a pace is the mean."""
+
+
+def doing(snapshot: Snapshot) -> str:
+    """Say what is done while no pass is at work, and how far reading has come."""
+    read = snapshot.latest(RecordsRead) if snapshot.phase == "reading" else None
+    so_far = f": {safe(read.collection)}, {several(read.records, 'record')} so far" if read else ""
+    return DOING.get(snapshot.phase, "") + so_far
 
 
 class Outlook(NamedTuple):

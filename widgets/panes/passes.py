@@ -10,8 +10,8 @@ from itertools import groupby
 
 from interlock.engine.record.events import BatchCommitted
 from interlock.engine.record.facts import node_of, on_host
-from interlock.engine.record.health import DOING, at_rest, goes_on, outputs_of
-from interlock.engine.record.outlook import time_left_of
+from interlock.engine.record.health import at_rest, goes_on, outputs_of
+from interlock.engine.record.outlook import doing, time_left_of
 from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, remaining, several
 from interlock.widgets import glyphs
@@ -138,7 +138,7 @@ def _cell(index: int, cells: PassCells, digits: int) -> list[Span]:
 
 def _before(snapshot: Snapshot, width: int) -> Row:
     """What is done while there are no passes yet."""
-    text = DOING.get(snapshot.phase, f"{snapshot.phase}, no pass planned")
+    text = doing(snapshot) or f"{snapshot.phase}, no pass planned"
     if snapshot.phase == "resolving" and snapshot.models:
         text += f": {several(len(snapshot.models), 'model')} so far"
     if snapshot.over and snapshot.reason:
