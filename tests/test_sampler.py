@@ -131,7 +131,7 @@ def test_a_disk_is_told_once_when_it_falls_below_the_limit_and_once_when_it_is_w
     ]  # fmt: skip
     low, well, _ = [describe(each) for each in told if isinstance(each, DiskLow)]
     assert (low.severity, well.severity) == ("warning", "notice")
-    assert low.text == f"1.0 GiB free on the disk of {tmp_path}: have 1.0 GiB free, or the run stops once it is full"
+    assert low.text == f"1.0 GiB free on the disk of {tmp_path}: make that 1.0 GiB, or the run stops once it is full"
     assert well.text == f"2.0 GiB free on the disk of {tmp_path} again"
 
 

@@ -25,14 +25,15 @@ SAID = {
     ),
     "disk": (
         "▲ LOW DISK", "412.0 MiB free on the disk of /home/operator",
-        "have 1.0 GiB free, or the run stops once it is full", "eta ",
+        "make that 1.0 GiB, or the run stops once it is full", "eta ",
         f"if it stops for that, continue it with {AGAIN}",
     ),
     "memory": ("▲ LOW MEMORY", "187.0 MiB of the host's memory free: end other programs", f"{AGAIN} --warm 0", "eta "),
     "node-lost": ("▲ DEGRADED", "1 node lost (node-3), no work lost: the batches go to the other devices", "eta "),
     "server": (
         "✖ WAITING FOR SERVER  watch", "61% uploaded", "1,280 of 2,096 points", "7 attempts", "check the server",
-        "the run is INCOMPLETE: then continue it with", f"{AGAIN} --retry-parked",
+        "once that is over the run is INCOMPLETE still: for the missing vectors continue it with",
+        f"{AGAIN} --retry-parked",
     ),
     "deadline": ("▲ LATE", "of work may be more than the 0:40 left: if so it stops then, to be resumed", AGAIN, "eta "),
     "paused": ("■ PAUSED", "by operator", "P resumes", "P Resume", "S Stop"),

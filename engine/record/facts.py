@@ -189,7 +189,7 @@ class DiskShortage(Struct, frozen=True, kw_only=True):
     over: bool = False
 
     def __str__(self) -> str:
-        again = " again" if self.over else f": have {human_bytes(LEAST_DISK)} free, or the run stops once it is full"
+        again = " again" if self.over else f": make that {human_bytes(LEAST_DISK)}, or the run stops once it is full"
         return f"{human_bytes(self.free_bytes)} free on the disk of {self.place}{again}"
 
 
@@ -200,7 +200,7 @@ class MemoryShortage(Struct, frozen=True, kw_only=True):
     over: bool = False
 
     def __str__(self) -> str:
-        wanted = f": end other programs until {human_bytes(LEAST_MEMORY)} are, or the system may kill it"
+        wanted = f": end other programs ({human_bytes(LEAST_MEMORY)} are needed), or the system may kill the run"
         return f"{human_bytes(self.free_bytes)} of the host's memory free{' again' if self.over else wanted}"
 
 

@@ -79,7 +79,9 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     if snapshot.over or snapshot.phase == GONE:
         died = Health("RUN PROCESS DIED", "error", snapshot.reason, stuck=True)
         state = ended(snapshot.phase, snapshot.reason, lacks=loses(snapshot)) if snapshot.over else died
-        return replace(state, remedy=_remedy([_Trouble("", "continue it with")], snapshot, run))
+        lacks = snapshot.phase == "incomplete" and loses(snapshot)  # which is all that the command mends
+        when = "for the missing vectors " * lacks + "continue it with"
+        return replace(state, remedy=_remedy([_Trouble("", when)], snapshot, run))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
         trouble = _Trouble(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
         return Health(STALLED, "error", trouble.why, True, _remedy([trouble], snapshot, run))
@@ -92,7 +94,9 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     found = {
         MODEL_FAILED: _failed(snapshot),
         TEXT_PARKED: _missing(snapshot),
-        LOW_MEMORY: _Trouble(outlook.low_memory(snapshot), "or stop it and continue it in less with", ["--warm", "0"]),
+        LOW_MEMORY: _Trouble(
+            outlook.low_memory(snapshot), "or stop it and continue it without weights kept there with", ["--warm", "0"]
+        ),
         LOW_DISK: _Trouble(outlook.low_disk(snapshot), "if it stops for that, continue it with"),
         DEGRADED: _degraded(snapshot),
         CROWDED: _Trouble(crowd * bool(taken)),
