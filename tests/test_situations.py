@@ -32,7 +32,7 @@ SAID = {
     "node-lost": ("▲ DEGRADED", "1 node lost (node-3), no work lost: the batches go to the other devices", "eta "),
     "server": (
         "✖ WAITING FOR SERVER  watch", "61% uploaded", "1,280 of 2,096 points", "7 attempts", "check the server",
-        "once that is over the run is INCOMPLETE still: for the missing vectors continue it with",
+        "then the run is INCOMPLETE: continue it with",
         f"{AGAIN} --retry-parked",
     ),
     "deadline": ("▲ LATE", "of work may be more than the 0:40 left: if so it stops then, to be resumed", AGAIN, "eta "),

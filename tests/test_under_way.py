@@ -305,6 +305,6 @@ def test_how_a_run_ended_is_not_hidden_by_its_upload():
     again = Remedy("continue it with", "interlock run in --resume")
     waits = at_it._replace(latest=Acknowledged(rows=10, at=5.0, since=4.0, waits="503", attempts=2, until=65.0))
     found = uploaded(Judgement(health=Health("INCOMPLETE", "warn", "why", remedy=again)), waits, 5.0)
-    assert found.health.remedy == ("once that is over the run is INCOMPLETE still: continue it with", again.command)
+    assert found.health.remedy == ("then the run is INCOMPLETE: continue it with", again.command)
     whole = uploaded(Judgement(health=Health("DONE", "ok")), waits, 5.0)
     assert whole.health.remedy == ("if it gives up, upload the rest with", waits.onward)

@@ -80,7 +80,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
         died = Health("RUN PROCESS DIED", "error", snapshot.reason, stuck=True)
         state = ended(snapshot.phase, snapshot.reason, lacks=loses(snapshot)) if snapshot.over else died
         lacks = snapshot.phase == "incomplete" and loses(snapshot)  # which is all that the command mends
-        when = "for the missing vectors " * lacks + "continue it with"
+        when = "for missing vectors " * lacks + "continue it with"
         return replace(state, remedy=_remedy([_Trouble("", when)], snapshot, run))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
         trouble = _Trouble(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")

@@ -135,7 +135,7 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     worse = max(state.level, found.level, key=LEVELS.index)
     ran, remedy = f"the run is {state.word}" * (state.level in LEVELS[2:]), found.remedy
     if going and ran and state.remedy:
-        ran, remedy = "", Remedy(f"once that is over {ran} still: {state.remedy.when}", state.remedy.command)
+        ran, remedy = "", Remedy(f"then {ran}: continue it with", state.remedy.command)
     share = upload.latest.rows / upload.to.rows if upload.to.rows else float(bool(upload.to.collection))
     return dataclasses.replace(
         judged,
