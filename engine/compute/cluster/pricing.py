@@ -54,7 +54,7 @@ class ClusterPrice:
 
 
 def priced(work: ClusterWork, nodes: int) -> ClusterPrice:
-    """ClusterPrice a run on so many nodes."""
+    """Price a run on so many nodes."""
     head = work.texts * TEXT + work.batches * (BATCH + BATCH_NODE * nodes)
     spans = {"the head's processor": head, "vectors on their way to the head": work.vector_bytes / BACK}
     if work.computing is not None:
