@@ -93,7 +93,7 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
 @pytest.mark.parametrize(("changes", "remedy"), [
     ({"hosted": "raise --ceiling to 3.5GiB or more"}, ("for a GPU stop it and continue it with", "--ceiling 3.5GiB")),
     ({"deadline": 1.0}, ("after that continue it with", "")),
-    ({"memory_free": 1}, ("or stop it and continue it without weights kept there with", "--warm 0")),
+    ({"memory_free": 1}, ("or stop it and, to keep no weights in memory, continue it with", "--warm 0")),
     ({"disk_free": 1}, ("if it stops for that, continue it with", "")),
     ({"parked": 1}, ("after the run retry with", "--retry-parked")),
     ({"phase": "stopped"}, ("continue it with", "")),

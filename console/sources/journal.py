@@ -139,9 +139,8 @@ class Watched:
         if self.closed:
             return f"the run has ended: {command(['view', run])} shows its summary, {command(['watch', run])} the run"
         if self.gone:
-            return (
-                f"the run's process died: {self._death}; continue it with {onward(self.snapshot(), self.path.parent)}"
-            )
+            again = onward(self.snapshot(), self.path.parent)
+            return f"the run's process died: {self._death}" + f"; continue it with {again}" * bool(again)
         return f"the run goes on: {command(['watch', run])} shows it again"
 
     @property

@@ -95,7 +95,9 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
         MODEL_FAILED: _failed(snapshot),
         TEXT_PARKED: _missing(snapshot),
         LOW_MEMORY: _Trouble(
-            outlook.low_memory(snapshot), "or stop it and continue it without weights kept there with", ["--warm", "0"]
+            outlook.low_memory(snapshot),
+            "or stop it and, to keep no weights in memory, continue it with",
+            ["--warm", "0"],
         ),
         LOW_DISK: _Trouble(outlook.low_disk(snapshot), "if it stops for that, continue it with"),
         DEGRADED: _degraded(snapshot),
