@@ -155,6 +155,13 @@ def remedy(error: OSError) -> str:
     return {**_REMEDIES, **_FILE_SYSTEM}.get(error.errno or 0, "fix the cause, or choose another path")
 
 
+def onward(error: OSError) -> str:
+    """Say what to do where a run ended because of what the system says of its journal."""
+    full = {errno.EFBIG: "raise the file size limit (ulimit -f) or ", errno.ENOSPC: "", errno.EDQUOT: ""}
+    before = full.get(error.errno or 0)
+    return "fix the cause and --resume" if before is None else f"{before}free space and --resume"
+
+
 def reason(error: BaseException) -> str:
     """Say why it failed, in one line that is never empty: what it says, else the limit it met, else its type."""
     return " ".join(str(error).split()) or limit(error) or type(error).__name__

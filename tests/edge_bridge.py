@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from ssl import SSLContext
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from uuid import UUID
@@ -319,8 +320,8 @@ def _done(result: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(bridge: EdgeBridge) -> Iterator[str]:
-    """Put a bridge behind a socket of this machine; its URL."""
+def serving(bridge: EdgeBridge, tls: SSLContext | None = None) -> Iterator[str]:
+    """Put a bridge behind a socket of this machine, under `tls` if that is given; its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -339,7 +340,7 @@ def serving(bridge: EdgeBridge) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_PUT = do_POST = do_PATCH = _handle  # as the library calls them
+        do_GET = do_PUT = do_POST = do_PATCH = do_CONNECT = _handle  # as the library calls them
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
@@ -351,10 +352,12 @@ def serving(bridge: EdgeBridge) -> Iterator[str]:
             """Whoever asked was killed."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()

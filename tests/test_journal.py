@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zlib
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -184,6 +185,38 @@ def test_a_full_disk_is_reported_and_whole_lines_stay(path):
             kept.append(entry(2))
     kept.close()
     assert path.read_bytes() == encode(entry(0)) + encode(entry(1))
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.ENOSPC, "No space left on device; free space and --resume"),
+        (errno.EFBIG, "File too large; raise the file size limit (ulimit -f) or free space and --resume"),
+        (errno.EIO, "Input/output error; fix the cause and --resume"),
+    ],
+)
+def test_a_journal_that_cannot_be_written_is_told_with_what_helps_against_that(path, number, told, monkeypatch):
+    kept = Journal(path)
+
+    def refuse(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(kept, "_handle", SimpleNamespace(write=refuse, truncate=refuse, close=kept._handle.close))
+    with pytest.raises(DiskError) as refused:
+        kept.append(entry(0))
+    kept._handle.close()
+    assert str(refused.value) == f"cannot write {path}: {told}"
+
+
+def test_a_refused_session_says_why_though_its_journal_cannot_be_taken_back(call, tmp_path, monkeypatch):
+    def refuse(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Journal, "rewind", refuse)
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "models").mkdir()
+    code, _, err = call("run", "a.jsonl", "--roster", "./models", "--no-ui", "--quiet")
+    assert code in (2, 5) and "models" in err and "bug in interlock" not in err
 
 
 def test_the_journal_goes_on_once_a_full_disk_has_room(path):

@@ -7,6 +7,7 @@ goes by REST goes to the same engine.
 import json
 import shutil
 import socket
+import ssl
 import subprocess
 import time
 import traceback
@@ -475,6 +476,61 @@ def test_a_https_url_means_tls_for_gRPC_too_and_no_key_goes_to_whom_nobody_vouch
         assert objection(port) == "" and seen == ["sesame"]
     with serving_grpc(upload.bridge) as port:
         assert objection(port).startswith("gRPC UNAVAILABLE: ") and seen == ["sesame"]
+
+
+def test_what_the_environment_vouches_for_counts_for_a_server_of_this_machine_too(upload, certificate, monkeypatch):
+    key, cert = certificate
+    (tls := ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)).load_cert_chain(cert, key)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1")  # none is between a process and its own machine
+    with serving(upload.bridge, tls) as url:
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        with pytest.raises(UsageError, match=r"CERTIFICATE_VERIFY_FAILED.*: check the URL, or set SSL_CERT_FILE"):
+            asked(url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        assert asked(url) == "1.19.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        (
+            "SSL_CERT_FILE",
+            "/absent/of-all.pem",
+            r"SSL_CERT_FILE holds no certificates .*No such file.*: set it to a file that does",
+        ),
+        ("SSL_CERT_FILE", __file__, r"SSL_CERT_FILE holds no certificates .*: set it to a file that does"),
+        ("HTTPS_PROXY", "socks5://127.0.0.1:1", r"the proxy .* cannot be used: fix HTTPS_PROXY.*httpx\[socks\]"),
+        ("HTTPS_PROXY", "ftp://u:hunter2@127.0.0.1", r"the proxy .* cannot be used: fix HTTPS_PROXY"),
+        ("HTTPS_PROXY", "http://u:hunt#er2@127.0.0.1", r"the proxy .* cannot be used: fix HTTPS_PROXY"),
+    ],
+)
+def test_certificates_and_proxies_of_the_environment_that_cannot_be_used_are_told_by_their_variable(
+    name, value, told, monkeypatch
+):
+    for each in ("SSL_CERT_DIR", "https_proxy", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=told) as refused:
+        asked("https://192.0.2.1:6333")
+    assert "hunt" not in str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_asks_for_a_password_is_told_as_that(scheme, upload, monkeypatch):
+    for each in ("SSL_CERT_FILE", "SSL_CERT_DIR", "https_proxy", "http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(each, raising=False)
+    upload.bridge.before = lambda *_: (407, {"Proxy-Authenticate": "Basic"}, b"")
+    with serving(upload.bridge) as url:
+        monkeypatch.setenv(f"{scheme}_proxy", url)
+        with pytest.raises(UsageError, match=r"the proxy before .* asks for a password \(407\): put one into"):
+            asked(f"{scheme}://192.0.2.1:6333")
+
+
+def asked(url):
+    """What a server says it is."""
+    with QdrantServer(Address.parse(url), None, Patience(0)) as server:
+        return server.version()
 
 
 def test_a_key_that_would_be_readable_on_the_way_is_not_sent(upload, port):

@@ -6,7 +6,7 @@ or prints. A run that never came to work leaves nothing behind; one that did is 
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -212,7 +212,8 @@ class Run:
     def _leave_no_trace(self) -> None:
         """A session that was refused before it could work is no part of the run."""
         self._disperse()
-        self._journal.rewind()
+        with suppress(OSError):  # whoever raises says why; what then stays tells of a session that did no work
+            self._journal.rewind()
         self._journal.close()
         if self._fresh:
             atomic.remove(self.directory.path)

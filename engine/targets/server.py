@@ -7,13 +7,15 @@ REST does.
 """
 
 import json
+import os
 import re
+import ssl
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from interlock.engine.errors import InterlockError, UnavailableError, UsageError
+from interlock.engine.errors import InterlockError, UnavailableError, UsageError, reason
 from interlock.engine.targets.connection import VARIABLE, Address, ApiKey, Patience, TransientError, pause_of, within
 from interlock.engine.targets.target import TooLarge
 
@@ -58,8 +60,7 @@ class QdrantServer:
         self._pause = ""
         """What the last answer by REST said of when to come back."""
         hooks = {"request": [self._measure], "response": [self._bound]}
-        # No proxy is between a process and its own machine.
-        self.client = self.connected(key, trust_env=not address.loopback, transport=transport, event_hooks=hooks)
+        self.client = self.connected(key, transport=transport, event_hooks=hooks)
 
     def __enter__(self) -> "QdrantServer":
         return self
@@ -68,13 +69,31 @@ class QdrantServer:
         self.client.close()
 
     def connected(self, key: ApiKey | None, **how: Any) -> "QdrantClient":
-        """Make a client; it asks nothing yet."""
+        """Make a client; it asks nothing yet. Raises UsageError for certificates and proxies of the environment that
+        cannot be used."""
+        import httpx
         from qdrant_client import QdrantClient
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a key over http goes to this machine alone, which `read_key` saw to
-            secret = key.reveal() if key else None
-            return QdrantClient(url=self.address.url, api_key=secret, timeout=TIMEOUT, check_compatibility=False, **how)
+        url, secret, local = self.address.url, key.reveal() if key else None, self.address.loopback
+        roots = [os.environ.get(name) or None for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a key over http goes to this machine alone, which `read_key` saw to
+                # No proxy is between a process and its own machine, but what vouches for others vouches for it too.
+                if local and url.startswith("https:") and any(roots):
+                    how["verify"] = ssl.create_default_context(cafile=roots[0], capath=roots[1])
+                return QdrantClient(
+                    url=url, api_key=secret, timeout=TIMEOUT, check_compatibility=False, trust_env=not local, **how
+                )
+        except OSError as error:
+            raise UsageError(
+                f"SSL_CERT_FILE holds no certificates that can be read ({reason(error)}): set it to a file that does"
+            ) from None
+        except (ValueError, ImportError, httpx.InvalidURL):  # which may say a part of a proxy's password
+            raise UsageError(
+                f"the proxy that the environment names for {url} cannot be used: fix HTTPS_PROXY, HTTP_PROXY or "
+                "ALL_PROXY, or unset them; SOCKS takes `pip install 'httpx[socks]'`"
+            ) from None
 
     def _measure(self, request: "httpx.Request") -> None:
         self.sent_bytes = len(request.content)
@@ -244,6 +263,10 @@ class QdrantServer:
             return TransientError(f"{status}{reason}", pause_of(self._pause))
         if status in (401, 403):
             return self.forbidden(doing, f"{status}{reason}", right if status == 403 else "")
+        if status == 407:
+            return UsageError(
+                f"the proxy before {url} asks for a password (407): put one into HTTPS_PROXY, or the host into NO_PROXY"
+            )
         if status == 413:
             return TooLarge(f"{url} takes no request of this size (413{reason}): raise its max_request_size_mb")
         if 300 <= status < 400 or doing == ITS_VERSION:
@@ -264,11 +287,13 @@ class QdrantServer:
             if doing == ITS_VERSION:
                 return UsageError(f"{self.address.url} is not a Qdrant server: check the URL")
             return TransientError("an answer of another form")
-        reason = self.shown(f"{type(source).__name__}: {source}")
+        if isinstance(source, httpx.ProxyError) and str(source).startswith("407"):
+            return self._refusal(doing, 407, b"", READ)
+        said = self.shown(f"{type(source).__name__}: {source}")
         hopeless = isinstance(source, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.TooManyRedirects)
-        if hopeless or "CERTIFICATE_VERIFY_FAILED" in reason:
-            return UsageError(f"{self.address.url} cannot be asked ({reason}): check the URL, or set SSL_CERT_FILE")
-        return TransientError(reason)
+        if hopeless or "CERTIFICATE_VERIFY_FAILED" in said:
+            return UsageError(f"{self.address.url} cannot be asked ({said}): check the URL, or set SSL_CERT_FILE")
+        return TransientError(said)
 
     def shown(self, said: object) -> str:
         """Return the beginning of what a server says, in one line and without the key."""
