@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration
-from interlock.console.writing import Telemetry, check_directory, check_own, progress, say, tell
+from interlock.console.writing import Telemetry, check_directory, check_own, check_several, progress, say, tell
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows import Listener
 from interlock.engine.models.registry import label
@@ -255,6 +255,7 @@ def eval(options: argparse.Namespace) -> int:
     for flag, file, begin in (("--json", options.json, b'{\n "'), ("--calibrate", options.calibrate, b"roster = ")):
         check_directory(flag, file)
         check_own(flag, file, begin)
+    check_several({"--json": options.json, "--calibrate": options.calibrate, "--run-out": options.run_out})
     if options.calibrate and options.config:
         raise UsageError(
             f"--calibrate writes a file for --config, which takes one: drop it, and set roster in {options.config}"

@@ -71,8 +71,7 @@ def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
     from interlock.console.front_ends import dispatch
     from interlock.console.front_ends.exposing import check_target
 
-    check_outputs(options.events, options.summary, chunks)
-    check_target(options.metrics)
+    check_outputs(options.events, options.summary, chunks, check_target(options.metrics))
     try:
         settings = configuration(options)
     except UsageError as error:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -66,8 +67,17 @@ def check_own(flag: str, file: Path | None, begin: bytes) -> None:
                 raise UsageError(f"{flag}: {file} holds something else, which stays: name another file")
 
 
-def check_outputs(events: str | None, summary: str | None, chunks: Path) -> None:
-    """Raise UsageError where events and summary both want stdout, and for a place where no summary can be."""
+def check_several(files: Mapping[str, Path | None]) -> None:
+    """Raise UsageError where two of these flags would write one file, of which the last word is all that stays."""
+    given = [(flag, file) for flag, file in files.items() if file]
+    for (flag, file), (other, also) in combinations(given, 2):
+        if same_file(file, also):
+            raise UsageError(f"{flag} and {other} both write {file}: name another file for one")
+
+
+def check_outputs(events: str | None, summary: str | None, chunks: Path, numbers: Path | None = None) -> None:
+    """Raise UsageError where events and summary both want stdout, or `numbers` the file of the summary, and for a place
+    where no summary can be."""
     if events and summary == "-":
         raise UsageError("--events - and --summary - both write to stdout: give --summary a path")
     if summary is None or summary == "-":
@@ -78,6 +88,7 @@ def check_outputs(events: str | None, summary: str | None, chunks: Path) -> None
         raise UsageError(f"--summary: {wanted}, got {summary!r:.100}") from None
     if path.is_dir():
         raise UsageError(f"--summary {summary}: expected a file, found a directory: name a file in it")
+    check_several({"--metrics": numbers, "--summary": path})
     check_own("--summary", path, b'{\n  "schema_version": "1",\n  "run_id"')
     check_apart("--summary", path, chunks)
 

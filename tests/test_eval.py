@@ -548,6 +548,11 @@ def test_an_evaluation_is_written_over_nothing_else(place, evaluated, flag):
     assert corpus.read_bytes() == before
 
 
+def test_two_results_of_an_evaluation_are_not_written_to_one_file(place, evaluated):
+    said = run(place, "--json", "one.toml", "--calibrate", "./one.toml", check=2).stderr
+    assert "--json and --calibrate both write one.toml: name another file for one" in said
+
+
 def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(place, evaluated):
     plan, first = evaluated
     lines = [line.split()[:3] for line in plan.stdout.splitlines()[2:]]

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -24,7 +25,7 @@ from interlock.engine.targets.stores import check_names, check_store, collection
 from interlock.engine.targets.target import deliver
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import CollectionSpec
-from tests.builders import roster_entry
+from tests.builders import roster_entry, unprivileged
 
 ROOT = Path(__file__).parents[1]  # where a child process finds the engine
 MANIFEST = {"schema_version": 1, "fusion": "named", "models": [{"name": "a", "fingerprint": "f1"}]}
@@ -179,14 +180,14 @@ def test_a_file_system_that_does_not_say_what_is_free_is_written_to(tmp_path, mo
         assert store.count() == 1
 
 
-def test_a_disk_that_refuses_a_file_says_what_to_do_and_is_no_usage_error(tmp_path):
+def test_a_limit_of_files_says_what_to_do_and_is_no_usage_error(tmp_path):
     def limit_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 
     code = OPEN + "Store.open_for_write(Path(sys.argv[1]), 'docs', {'m': 8}, {})"
     failed = run_python(code, tmp_path, preexec_fn=limit_files)
     assert "interlock.engine.errors.InterlockError" in failed.stderr
-    assert "free space" in failed.stderr
+    assert "raise the file size limit (ulimit -f), then deliver again" in failed.stderr
 
 
 @pytest.mark.parametrize("spare", [1, 2, 3, 4])
@@ -401,6 +402,20 @@ while others.is_alive():
 """
     said = panicking(tmp_path, chatter, "0").split()
     assert [each for each in sorted(said) if each.startswith("[")] == sorted(f"[{number}]" for number in range(200))
+
+
+def test_a_collection_that_may_not_be_read_is_in_nobodys_way():
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        open_store(Path(directory)).close()
+        (Path(directory) / "closed").mkdir(mode=0)
+        (Path(directory) / "closed").chmod(0)
+        with unprivileged():
+            assert stores.alone(Path(directory), "docs").name == "docs"
+            with pytest.raises(
+                InterlockError, match=r"store .*closed .*Permission denied.*; let this user read it, then"
+            ):
+                shard.read_manifest(stores.alone(Path(directory), "closed"))
 
 
 def test_a_store_that_may_not_be_written_to_is_told_with_the_copy_that_is_read_instead(tmp_path, monkeypatch):

@@ -82,6 +82,8 @@ FILES = {
     "a_chunks.json.gz": gzip.compress(json.dumps(ROWS).encode()),
     "a.parquet": as_parquet(ROWS),
     "a.parquet.gz": gzip.compress(as_parquet(ROWS)),
+    "a.parquet.zst": zstd(as_parquet(ROWS)),
+    "a.arrow.zst": zstd(as_arrow(ROWS)),
     "a.arrow": as_arrow(ROWS),
     "file.arrow": as_arrow(ROWS, stream=False),
     "a.feather": as_feather(ROWS),

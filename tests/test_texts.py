@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,6 +106,34 @@ def test_bytes_in_a_record_are_the_utf_8_that_they_are(tmp_path):
         path_to([{"body": b"\xff"}], "texts", tmp_path, Naming(text="body"))
 
 
+def test_sets_and_bytes_at_any_depth_are_the_same_in_each_process(tmp_path):
+    @dataclasses.dataclass
+    class Tagged:
+        tags: frozenset
+
+    words = [f"w{number:02}" for number in range(40)]
+    metadata = {"tags": set(words), "deep": [{"more": (frozenset(words), b"\xc3\xa9")}], "of": Tagged(frozenset(words))}
+    (found,) = read([{"text": "a", "metadata": metadata}], tmp_path)
+    assert json.loads(found.payload) == {"tags": words, "deep": [{"more": [words, "é"]}], "of": {"tags": words}}
+    (found,) = read(pa.table({"text": ["a"], "parts": [[b"x", b"\xff"]]}), tmp_path)
+    assert json.loads(found.record) == {"parts": ["x", "/w=="]}
+
+
+def test_moments_of_numpy_are_texts_in_nanoseconds_too(tmp_path):
+    at = np.datetime64("2020-01-01T00:00:00.123456789")
+    record = {"text": "a", "at": at, "all": np.array([at, "NaT"], at.dtype), "for": np.timedelta64(5, "ns")}
+    (found,) = read([record], tmp_path)
+    said = str(at)
+    assert json.loads(found.record) == {"at": said, "all": [said, None], "for": "5 nanoseconds"}
+
+
+def test_documents_may_be_known_by_numbers_and_uuids(tmp_path):
+    ids = [7, uuid.UUID(int=5), True, ""]
+    found = read([SimpleNamespace(text=f"t{at}", metadata={}, id=each) for at, each in enumerate(ids)], tmp_path)
+    assert [each.chunk_id for each in found[:2]] == ["7", str(uuid.UUID(int=5))]
+    assert [len(each.chunk_id) for each in found[2:]] == [32, 32]
+
+
 def test_tables_are_streamed_as_arrow(tmp_path):
     table = pa.table({"id": [1, 2], "body": ["a", "b"], "title": ["t", None]})
     found = read(table, tmp_path, Naming(text="body", title="title"))
@@ -132,6 +161,7 @@ def test_a_data_frame_is_a_table(tmp_path, library):
         ([], "expected at least one text, got none"),
         (["a", 5], r"chunks\[1\]: expected a text, a record or a document, got 5"),
         ([{"text": "a", "raw": object()}], r"chunks\[0\]: .*object"),
+        ([{"text": "a", "of": {1: "x", "1": "y"}}], r"chunks\[0\]: .*a dict with the keys 1 and '1'"),
         (["\ud800"], r"chunks\[0\]: "),
         ([{"text": b"\xff"}], r"chunks\[0\]: .*codec can't decode"),
         ([None, "a"], r"chunks\[0\]: expected a text, a record or a document, got None"),

@@ -130,15 +130,16 @@ def exposed(target: str | None, recorder: Find, say: Say) -> Iterator[None]:
         yield
 
 
-def check_target(target: str | None) -> None:
-    """Raise UsageError or UnavailableError now for what `exposed` would refuse, but for a port that is taken."""
+def check_target(target: str | None) -> Path | None:
+    """Raise UsageError or UnavailableError now for what `exposed` would refuse, but for a port that is taken; the file
+    that it would keep."""
     if target is None:
-        return
+        return None
     _client()
     if place := Place.of(target):
         _admission(target, place)
-    else:
-        check_file(target)
+        return None
+    return check_file(target)
 
 
 def check_file(target: str) -> Path:

@@ -135,7 +135,8 @@ def opened_anywhere(path: Path, within: Path, read: Read, packing: str = "") -> 
         before = _stamp(handle)
         if packing:
             with tempfile.TemporaryFile() as scratch:
-                shutil.copyfileobj(_unpacked(handle, packing), scratch, 1 << 20)
+                unpacked = _unpacked(handle, packing)  # held: Arrow's closes the file when it goes
+                shutil.copyfileobj(unpacked, scratch, 1 << 20)
                 digest = handle.drain()
                 scratch.seek(0)
                 yield cast(BinaryIO, scratch)

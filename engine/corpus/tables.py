@@ -10,7 +10,8 @@ import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from io import BufferedReader, TextIOWrapper
 from itertools import chain
 from typing import Any, BinaryIO
@@ -27,6 +28,9 @@ END = b"\xff\xff\xff\xff\0\0\0\0"
 DELIMITERS = ",;\t|"
 LINES = 100
 """Lines that the names of columns may take."""
+_BYTES = (bytes, bytearray, memoryview)
+_PLAIN = {str, int, float, bool, type(None)}
+"""What JSON has as it is."""
 _BEGUN = re.compile(r'(?<![^,;\t|])"')
 _QUOTED = re.compile(_BEGUN.pattern + '(?:[^"]|"")*+"')
 
@@ -174,12 +178,33 @@ def _value(cell: Any) -> Any:
 
 
 def read_bytes(row: dict[str, Any], texts: Collection[str]) -> None:
-    """Make texts of the values of a row that are bytes in UTF-8. Raises UnicodeDecodeError for one under a name of
-    `texts` that is not."""
+    """Make texts of what of a row is bytes in UTF-8, at any depth, and lists of sets, in one order in each process.
+
+    Raises UnicodeDecodeError for bytes under a name of `texts` that are not, TypeError for two keys that JSON does not
+    tell apart.
+    """
     for name, value in row.items():
-        if isinstance(value, bytes | bytearray | memoryview):
-            with nullcontext() if name in texts else suppress(UnicodeDecodeError):
-                row[name] = bytes(value).decode()
+        if isinstance(value, _BYTES) and name in texts:
+            row[name] = bytes(value).decode()
+        elif type(value) not in _PLAIN:
+            row[name] = _legible(value)
+
+
+def _legible(value: Any) -> Any:
+    if isinstance(value, _BYTES):
+        with suppress(UnicodeDecodeError):
+            return bytes(value).decode()
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, dict):
+        if twice := next((key for key in value if not isinstance(key, str) and str(key) in value), None):
+            raise TypeError(f"a dict with the keys {twice!r} and {str(twice)!r}")
+        return {key: each if type(each) in _PLAIN else _legible(each) for key, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(_legible, value), key=repr)
+    if isinstance(value, list | tuple) and not _PLAIN.issuperset(map(type, value)):
+        return list(map(_legible, value))
+    return value
 
 
 def _encoded(row: dict[str, Any], texts: Collection[str]) -> bytes | str:

@@ -36,8 +36,8 @@ LEFT = ".atomicwrite*"  # directories in which the engine was about to write whe
 LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open
 COPY = "interlock-store-"  # directories of copies
 SPARE_BYTES = 64_000_000  # the engine writes through mmap: on a full disk it dies of SIGBUS, without an error
-DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS}
-LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+DISK_ERRORS = {errno.EACCES, errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS}
+LIMITS = {errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 ELSEWHERE = "choose another --qdrant DIR"
 STDERR = 2
 _LOADING = threading.Lock()
@@ -321,7 +321,9 @@ def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
     full = remedy(OSError(code or 0, "")).removesuffix(" and retry")
     advice = full if code in LIMITS else "free space or fix the permissions" if code in DISK_ERRORS else "fix the cause"
     denied = doing == "opening" and code in (errno.EACCES, errno.EROFS)  # the engine writes to what it opens
-    advice = "make it writable, or search a copy of it (--copy)" if denied else advice
+    if denied:
+        closed = not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
+        advice = "let this user read it" if closed else "make it writable, or search a copy of it (--copy)"
     if doing in READING:
         return InterlockError(f"the store {path} failed while {doing}: {cause}; {advice}, then try again")
     return InterlockError(

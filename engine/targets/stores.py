@@ -41,13 +41,21 @@ from interlock.engine.vectors.precision import ALL, Keep, Quantise, VectorForm
 def collections(directory: Path) -> list[str]:
     """List the collections of an embedded store by name. UsageError if it does not exist, is none or is closed."""
     try:
-        return sorted(path.name for path in directory.iterdir() if (path / shard.MANIFEST).exists())
+        return sorted(path.name for path in directory.iterdir() if _is_claimed(path))
     except FileNotFoundError:
         raise UsageError(f"no store at {directory}{near(directory)}: name the --qdrant directory of a run") from None
     except NotADirectoryError:
         raise UsageError(f"{directory} is not a store: name the --qdrant directory of a run") from None
     except OSError as error:
         raise UsageError(f"cannot read the store {directory}: {error.strerror}; {remedy(error)}") from None
+
+
+def _is_claimed(path: Path) -> bool:
+    """Whether it has a manifest, or keeps that to itself: who opens it is told, and who opens another is not."""
+    try:
+        return (path / shard.MANIFEST).exists()
+    except PermissionError:
+        return True
 
 
 def is_store(path: Path) -> bool:

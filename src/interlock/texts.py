@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
+from uuid import UUID
 
 import msgspec
 
+from interlock.engine.corpus.identity import named
 from interlock.engine.corpus.naming import USUAL, Naming
 from interlock.engine.corpus.tables import read_bytes
 from interlock.engine.errors import UsageError
@@ -114,8 +116,9 @@ def _record(item: object) -> Mapping[str, object]:
         raise TypeError(f"{item!r:.100}")
     said: object = next((value for name in _METADATA if (value := getattr(item, name, None)) is not None), {})
     metadata = dict(said if isinstance(said, Mapping) else _mapping(said))
-    own = next((value for name in _IDS if isinstance(value := getattr(item, name, None), str) and value), None)
-    return {"text": text, "metadata": metadata, **({"id": own} if own else {})}
+    said_ids = (getattr(item, name, None) for name in _IDS)
+    own = next((each for each in said_ids if named(each) or isinstance(each, UUID)), None)
+    return {"text": text, "metadata": metadata, **({} if own is None else {"id": own})}
 
 
 def _mapping(value: object) -> Mapping[str, object]:
@@ -135,7 +138,15 @@ def _plain(value: object) -> object:
     if isinstance(value, str):  # of a class of its own, as parsers of HTML have them
         return str.__str__(value)
     if callable(tolist := getattr(value, "tolist", None)):  # a number of NumPy's, or an array
-        return tolist()
+        return _time(value) if getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m") else tolist()
     if isinstance(value, Mapping):
         return dict(value)
     return _mapping(value)
+
+
+def _time(value: Any) -> object:
+    """A moment or a span of NumPy's, or an array of them: in nanoseconds, say, `tolist` makes numbers of them."""
+    if value.ndim:
+        return [_time(each) for each in value]
+    found = value.tolist()
+    return str(value) if isinstance(found, int) else found
