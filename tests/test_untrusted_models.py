@@ -285,26 +285,6 @@ def test_an_activation_that_is_none_of_torch_is_refused_and_not_replaced(model, 
             cards(model)
 
 
-@pytest.mark.parametrize("name", ["1_Pooling", ""])
-def test_a_directory_of_a_model_that_may_not_be_read_is_told_by_its_name(name):
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)
-        closed = tiny_model(Path(directory) / "model") / name
-        closed.chmod(0)
-        with (
-            unprivileged(),
-            pytest.raises(UnavailableError, match=rf"cannot read {closed}: Permission denied; let this"),
-        ):
-            cards(Path(directory) / "model")
-        closed.chmod(0o755)
-
-
-def test_a_directory_that_begins_with_a_tilde_is_no_home_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tiny_model(tmp_path / "~" / "model")
-    assert cards("./~/model")[0].dim == 32
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "config.json", "modules.json"])
 def test_a_model_file_that_may_not_be_read_is_told_with_permission_denied(name):
     with tempfile.TemporaryDirectory() as directory:
