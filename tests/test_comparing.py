@@ -286,7 +286,7 @@ def test_written_runs_are_compared_as_the_evaluation_compares_ways(place):
     assert msgspec.to_builtins(in_python) == told
     named = product.compare(dict(zip("ab", paths, strict=True)), place / "set/qrels/test.tsv", measures="P@5 AP")
     assert [run.name for run in named.runs] == ["a", "b"] and [*named.runs[0].measures] == ["P@5", "AP"]
-    for wrong, why in {paths[0]: "give a list", (): "name each once"}.items():
+    for wrong, why in {paths[0]: "give a list", (): "no run is named"}.items():
         with pytest.raises(UsageError, match=why):
             product.compare(wrong, place / "set/qrels/test.tsv")
 
@@ -297,7 +297,7 @@ def test_written_runs_are_compared_as_the_evaluation_compares_ways(place):
     [
         (("compare", "nowhere.run", "--qrels", "set/qrels/test.tsv"), "cannot read nowhere.run"),
         (("compare", "set/corpus.jsonl", "--qrels", "set/qrels/test.tsv"), "corpus.jsonl:1: expected query, Q0, text"),
-        (("compare", "m.run", "m.run", "--qrels", "set/qrels/test.tsv"), "a run is named twice"),
+        (("compare", "m.run", "m.run", "--qrels", "set/qrels/test.tsv"), "m.run is named twice"),
         (("compare", "m.run", "--qrels", "m.run"), "m.run:1: expected query-id, corpus-id"),
         (("compare", "m.run", "--qrels", "set/qrels/test.tsv", "--measures", "nDCG"), "m answers no judged query"),
         (("compare", "m.run", "--qrels", "set/qrels/test.tsv", "--measures", "F@5"), "--measures: 'F@5'"),

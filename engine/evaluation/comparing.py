@@ -137,9 +137,11 @@ def compare_files(
     judged = read_grades(qrels, None, None)
     stems = [file.name.removesuffix(".gz").rpartition(".")[0] or file.name for file in runs]
     told = names or (stems if len({*stems}) == len(stems) else [str(file) for file in runs])
+    if not told:
+        raise UsageError("compare: no run is named: give one or more")
+    if twice := [name for name in dict.fromkeys(told) if list(told).count(name) > 1]:
+        raise UsageError(f"compare: {twice[0]} is named twice: name each run once")
     lists = {name: read_run(file) for name, file in zip(told, runs, strict=True)}
-    if len(lists) < len(told) or not lists:
-        raise UsageError("compare: a run is named twice, or none is: name each once")
     return compared(lists, judged.grades, wanted, texts, judged.notes)
 
 

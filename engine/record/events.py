@@ -8,36 +8,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from interlock.engine.record.facts import (
-    Artefact,
-    Canary,
-    Computed,
-    Cost,
-    DeviceFacts,
-    DeviceLoss,
-    DiskShortage,
-    Grant,
-    KeptVectors,
-    LawMeasured,
-    Memory,
-    MemoryShortage,
-    MissingModel,
-    Mitigation,
-    ParkedRow,
-    Planned,
-    Readings,
-    Receipt,
-    Recovery,
-    Refusal,
-    Residue,
-    Resolution,
-    RosterEntry,
-    Setting,
-    Squeeze,
-    Status,
-    Tally,
-    Verification,
-)
+from interlock.engine.record import facts
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=False):
@@ -58,7 +29,7 @@ class ControlEvent(Event, frozen=True):
 class RunStarted(Event, frozen=True, tag="run_started"):
     run_id: str
     chunks: str
-    config: dict[str, Setting]
+    config: dict[str, facts.Setting]
     fusion: str
     schedule: str
     versions: dict[str, str]
@@ -70,7 +41,7 @@ class RunResumed(Event, frozen=True, tag="run_resumed"):
 
     versions: dict[str, str]
     chunks: str
-    config: dict[str, Setting]
+    config: dict[str, facts.Setting]
     environment: dict[str, str]
     schedule: str = ""
     run_id: str = ""
@@ -89,15 +60,15 @@ class DeadlineSet(Event, frozen=True, tag="deadline_set"):
 class DevicesFound(Event, frozen=True, tag="devices_found"):
     """What this session computes on."""
 
-    devices: list[DeviceFacts]
+    devices: list[facts.DeviceFacts]
 
 
 class DeviceSampled(Heartbeat, frozen=True, tag="device_sampled"):
     """How a device stands, about once a second while models are leased."""
 
     device: str
-    memory: Memory
-    readings: Readings | None = None
+    memory: facts.Memory
+    readings: facts.Readings | None = None
 
 
 class RecordsRead(Heartbeat, frozen=True, tag="records_read"):
@@ -107,19 +78,19 @@ class RecordsRead(Heartbeat, frozen=True, tag="records_read"):
     records: int
 
 
-class DeviceLost(DeviceLoss, Event, frozen=True, kw_only=True, tag="device_lost"):
+class DeviceLost(facts.DeviceLoss, Event, frozen=True, kw_only=True, tag="device_lost"):
     """A device that failed for good, as far as this process goes."""
 
 
-class MemoryTaken(Squeeze, Event, frozen=True, kw_only=True, tag="memory_taken"):
+class MemoryTaken(facts.Squeeze, Event, frozen=True, kw_only=True, tag="memory_taken"):
     """Told once when it begins and once when it is over."""
 
 
-class DiskLow(DiskShortage, Event, frozen=True, kw_only=True, tag="disk_low"):
+class DiskLow(facts.DiskShortage, Event, frozen=True, kw_only=True, tag="disk_low"):
     """Told once when it falls so low and once when it is over."""
 
 
-class MemoryLow(MemoryShortage, Event, frozen=True, kw_only=True, tag="memory_low"):
+class MemoryLow(facts.MemoryShortage, Event, frozen=True, kw_only=True, tag="memory_low"):
     """Told once when it falls so low and once when it is over."""
 
 
@@ -128,7 +99,7 @@ class NodeJoined(Event, frozen=True, tag="node_joined"):
 
     node: str
     label: str
-    devices: list[DeviceFacts]
+    devices: list[facts.DeviceFacts]
     sent_bytes: int = 0
     seconds: float = 0.0
 
@@ -178,7 +149,7 @@ class ControlRefused(ControlEvent, frozen=True, kw_only=True, tag="control_refus
     reason: str
 
 
-class ModelResolved(Resolution, Event, frozen=True, tag="model_resolved"):
+class ModelResolved(facts.Resolution, Event, frozen=True, tag="model_resolved"):
     """A model's files are here."""
 
 
@@ -192,21 +163,23 @@ class DownloadRetried(Event, frozen=True, tag="download_retried"):
 class RosterResolved(Event, frozen=True, tag="roster_resolved"):
     """The models in the order of their passes, the primary first; `paces`: tokens a second in earlier runs, or 0."""
 
-    roster: list[RosterEntry]
+    roster: list[facts.RosterEntry]
     paces: dict[str, float] = {}
 
 
-class RecordRefused(Refusal, Event, frozen=True, kw_only=True, tag="record_refused"):
+class RecordRefused(facts.Refusal, Event, frozen=True, kw_only=True, tag="record_refused"):
     """What was left out of a collection; only the first REFUSALS_TOLD are told."""
 
     collection: str
 
 
 class CollectionRead(Event, frozen=True, tag="collection_read"):
-    """What a collection holds; texts that stood in those of `borrows` before are theirs. `reasons` counts all that was
-    refused by its reason, `refused_files` of it are files, whole or from some place on. Each of its `records` is a
-    chunk, the `same` as an earlier one in all that it holds and left out, or refused; `renamed` chunks have ids that
-    others gave themselves too. `unread` files beside them only look like chunk files. All five are 0 in older journals.
+    """What a collection holds; texts that stood in those of `borrows` before are theirs.
+
+    Each of its `records` is a chunk, the `same` as an earlier one in all that it holds and left out, or refused.
+    `reasons` counts all that was refused by its reason; `refused_files` of it are files, whole or from some place on.
+    `renamed` chunks have ids that others gave themselves too, and `unread` files beside them only look like chunk
+    files. The last five are 0 in older journals.
     """
 
     collection: str
@@ -235,22 +208,28 @@ class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
     digest: str = ""
 
 
-class PassPlanned(Planned, Event, frozen=True, kw_only=True, tag="pass_planned"):
-    """What one model will do for one collection; `batches` of the pass begin at `first_batch`. `cost` predicts each,
-    `seen_tokens` are all, reused texts' too, that the model's limit lets it see; None of both in older journals."""
+class PassPlanned(facts.Planned, Event, frozen=True, kw_only=True, tag="pass_planned"):
+    """What one model will do for one collection; its `batches` of the pass begin at `first_batch`.
+
+    `cost` predicts each of them. `seen_tokens` are all that the model's limit lets it see, those of reused texts too.
+    Both are None in older journals.
+    """
 
     model_pass: int
     model: str
     collection: str
     first_batch: int
     plan: str
-    cost: Cost | None = None
+    cost: facts.Cost | None = None
     seen_tokens: int | None = None
 
 
 class RowsReused(Event, frozen=True, tag="rows_reused"):
-    """Rows of a pass that were taken over from the run in `source`, before the rest was planned. `mask` is which: a bit
-    for each text, packed and deflated; `crcs` are the CRC-32 of each 512 of them in their order, the last of fewer."""
+    """Rows of a pass that were taken over from the run in `source`, before the rest was planned.
+
+    `mask` says which: a bit for each text, packed and deflated. `crcs` are the CRC-32 of each 512 of them in their
+    order, the last of fewer.
+    """
 
     model_pass: int
     model: str
@@ -277,7 +256,7 @@ class ParkedRetried(Event, frozen=True, tag="parked_retried"):
     cause: str
 
 
-class LeaseGranted(Grant, Event, frozen=True, kw_only=True, tag="lease_granted"):
+class LeaseGranted(facts.Grant, Event, frozen=True, kw_only=True, tag="lease_granted"):
     """`rows` and `batches` that it is for: what its turn has left, or those of a batch that falls back to the CPU."""
 
     batches: int = 0
@@ -351,17 +330,20 @@ class RerankerPassedOver(Event, frozen=True, tag="reranker_passed_over"):
     next: str = ""
 
 
-class CanaryChecked(Canary, Event, frozen=True, kw_only=True, tag="canary_checked"):
+class CanaryChecked(facts.Canary, Event, frozen=True, kw_only=True, tag="canary_checked"):
     """A model was tried out on a device before its vectors are kept."""
 
 
-class MemoryCalibrated(LawMeasured, Event, frozen=True, tag="memory_calibrated"):
+class MemoryCalibrated(facts.LawMeasured, Event, frozen=True, tag="memory_calibrated"):
     """The memory law was corrected; `margin` is kept beside what it says."""
 
 
-class BatchCommitted(Tally, Event, frozen=True, kw_only=True, tag="batch_committed"):
-    """A batch as it ran: `device` and `dtype` name every device and precision that computed a row of it, sorted and
-    joined by commas (dtype empty in older journals: the roster's). `parts` says which, where there are several."""
+class BatchCommitted(facts.Tally, Event, frozen=True, kw_only=True, tag="batch_committed"):
+    """A batch as it ran.
+
+    `device` and `dtype` name every device and precision that computed a row of it, sorted and joined by commas; `parts`
+    says which computed how many, where there are several. An empty dtype, as in older journals, is the roster's.
+    """
 
     model_pass: int
     batch_index: int
@@ -369,10 +351,10 @@ class BatchCommitted(Tally, Event, frozen=True, kw_only=True, tag="batch_committ
     crc: int
     forwards: int = 1
     dtype: str = ""
-    parts: list[Computed] = []
+    parts: list[facts.Computed] = []
 
 
-class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
+class Mitigated(facts.Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
     """A step of the ladder (`rung`); of a reranker where it has a `model`. What is too large for any GPU `stays`."""
 
     batch_index: int | None = None
@@ -386,11 +368,11 @@ class Mitigated(Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
         return self.measured_bytes if self.free_bytes is None else self.free_bytes
 
 
-class PressurePassed(Recovery, Event, frozen=True, tag="pressure_passed"):
+class PressurePassed(facts.Recovery, Event, frozen=True, tag="pressure_passed"):
     """What was short of memory is no longer."""
 
 
-class RowParked(ParkedRow, Event, frozen=True, kw_only=True, tag="row_parked"):
+class RowParked(facts.ParkedRow, Event, frozen=True, kw_only=True, tag="row_parked"):
     """A row was given up; its collection cannot be complete."""
 
     collection: str
@@ -402,16 +384,19 @@ class LeaseReleased(Event, frozen=True, tag="lease_released"):
     model_pass: int
     model: str
     held_seconds: float
-    receipts: list[Receipt]
+    receipts: list[facts.Receipt]
 
 
-class ResidueFound(Residue, Event, frozen=True, tag="residue_found"):
+class ResidueFound(facts.Residue, Event, frozen=True, tag="residue_found"):
     """A released lease left something behind."""
 
 
 class EnsemblePassCompleted(Event, frozen=True, tag="ensemble_pass_completed"):
-    """The end of a pass, over all sessions: `rows` that were not reused, parked ones included, `seconds` of their
-    batches added up (two devices at work for 10 s are 20 s); `device` and `dtype` name all, empty where none was."""
+    """The end of a pass, over all sessions.
+
+    `rows` are those that were not reused, parked ones included, and `seconds` those of their batches added up: two
+    devices at work for 10 s are 20 s. `device` and `dtype` name all that computed; empty where none did.
+    """
 
     model_pass: int
     model: str
@@ -432,24 +417,24 @@ class DeliveredWithout(Event, frozen=True, tag="delivered_without"):
     """A collection is about to be delivered without these models; `weights` are those of the dense ones that remain."""
 
     collection: str
-    models: list[MissingModel]
+    models: list[facts.MissingModel]
     weights: dict[str, float]
 
 
-class ArtefactWritten(Artefact, Event, frozen=True, kw_only=True, tag="artefact_written"):
+class ArtefactWritten(facts.Artefact, Event, frozen=True, kw_only=True, tag="artefact_written"):
     """A file of a collection was delivered."""
 
     collection: str
 
 
-class StoreVerified(Verification, Event, frozen=True, kw_only=True, tag="store_verified"):
+class StoreVerified(facts.Verification, Event, frozen=True, kw_only=True, tag="store_verified"):
     """A collection of the store was read back."""
 
     collection: str
     qdrant_collection: str
 
 
-class VectorsKept(KeptVectors, Event, frozen=True, kw_only=True, tag="vectors_kept"):
+class VectorsKept(facts.KeptVectors, Event, frozen=True, kw_only=True, tag="vectors_kept"):
     """What the dense vectors of a collection take in a place, and what it costs where they were made smaller."""
 
     collection: str
@@ -457,7 +442,7 @@ class VectorsKept(KeptVectors, Event, frozen=True, kw_only=True, tag="vectors_ke
 
 class CollectionClosed(Event, frozen=True, tag="collection_closed"):
     collection: str
-    status: Status
+    status: facts.Status
     reason: str
 
 
@@ -467,7 +452,7 @@ class Warned(Event, frozen=True, tag="warned"):
 
 
 class RunClosed(Event, frozen=True, tag="run_closed"):
-    status: Status
+    status: facts.Status
     reason: str
     exit_code: int
     mitigations: int = 0  # of all sessions; 0 in older journals
