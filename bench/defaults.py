@@ -31,11 +31,13 @@ from interlock.engine.flows.evaluate import EvaluationRequest, subject_of
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.registry import usual_weights
-from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, combined, shares_of
+from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
 from interlock.engine.settings import load
+from interlock.engine.vectors import SPARSE_SHARE
 
 SOURCES = (
     "engine/search/combine.py",
+    "engine/vectors/__init__.py",
     "engine/vectors/fusion.py",
     "engine/vectors/bm25.py",
     "engine/models/registry.py",

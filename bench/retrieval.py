@@ -22,8 +22,8 @@ from interlock.console.text.evaluation_text import evaluation_text
 from interlock.engine.evaluation.report import Evaluation, MeasuredWay
 from interlock.engine.flows import Listener
 from interlock.engine.flows.evaluate import EvaluationRequest, evaluate
-from interlock.engine.search.combine import SPARSE_SHARE
 from interlock.engine.settings import load
+from interlock.engine.vectors import SPARSE_SHARE
 
 SOURCES = (
     "engine/evaluation/encoding.py",
@@ -34,6 +34,7 @@ SOURCES = (
     "engine/evaluation/weighing.py",
     "engine/search/combine.py",
     "engine/search/rerank.py",
+    "engine/vectors/__init__.py",
     "engine/vectors/bm25.py",
     "engine/vectors/fusion.py",
     "engine/vectors/precision.py",

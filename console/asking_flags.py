@@ -53,7 +53,10 @@ def search(command: argparse.ArgumentParser) -> None:
         "Qdrant has them, which lose much on some collections; or off"
     )
     group.add_argument("--hybrid", choices=("weighted", "rrf", "dbsf", "off"), help=text)
-    text = "how much the sparse lists count together, from 0 to 1 (default 0.2); more than 0.3 has done harm"
+    text = (
+        "how much the sparse lists count together, from 0 to 1 (default that of the store: 0.25, or 0.2 of one of an "
+        "earlier version); more than 0.3 has done harm"
+    )
     group.add_argument("--sparse-share", type=told(parsers.decimal), metavar="S", help=text)
     group = command.add_argument_group("reranking")
     text = (

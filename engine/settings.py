@@ -20,6 +20,7 @@ from interlock.engine.record import atomic
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.words import human_bytes
 from interlock.engine.removed import REMOVED
+from interlock.engine.vectors import SPARSE_SHARE, UNSAID_SHARE
 
 FROM_RUN = "from the run"
 """The origin of what a continued run was begun with."""
@@ -50,6 +51,8 @@ class Configuration:
     beside: Mapping[str, Setting] = field(default_factory=dict)
     """The file and the bundle of models that it was called with, by the name of their flags, and the `server` that the
     run goes to at its end."""
+    sparse_share: float = SPARSE_SHARE
+    """How much the sparse lists of a store that a run makes count; a continued run keeps its own."""
 
 
 def knobs() -> tuple[Field[Any], ...]:
@@ -155,7 +158,8 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
         if name in standing and _placed(value) != _placed(getattr(now.settings, name))
     ]
     origins = {**now.origins, **dict.fromkeys(kept, FROM_RUN)}
-    return replace(now, settings=settings, origins=origins, notes=(*now.notes, *notes), usual=False)
+    share = begun["sparse_share"].value if "sparse_share" in begun else UNSAID_SHARE
+    return replace(now, settings=settings, origins=origins, notes=(*now.notes, *notes), usual=False, sparse_share=share)
 
 
 def altered(begun: Mapping[str, Setting], now: Configuration) -> bool:
@@ -180,7 +184,8 @@ def begun_with(begun: Mapping[str, Setting], without: Collection[str] = ()) -> d
 
 def recorded(configuration: Configuration) -> dict[str, Setting]:
     """Return the settings as a run records them, with origins and absolute paths: all but those of the screen."""
-    return dict(configuration.beside) | {
+    share = Setting(configuration.sparse_share, "default")
+    return {**configuration.beside, "sparse_share": share} | {
         item.name: Setting(shown(_placed(getattr(configuration.settings, item.name))), configuration.origins[item.name])
         for item in knobs()
         if item.name not in ON_SCREEN

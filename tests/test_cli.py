@@ -403,7 +403,7 @@ def test_a_search_in_a_store_of_several_collections_must_choose_one(call, store)
     assert "has 2 collections: choose one with --collection (docs, more)" in err
     code, out, _ = call("search", store, "text 3", "--collection", "more")
     assert code == 0 and "about the more" in out
-    assert out.startswith("text 3  (0.8 dense + 0.2 bm25, each from 0 to 1 among what it found)\n")
+    assert out.startswith("text 3  (0.75 dense + 0.25 bm25, each from 0 to 1 among what it found)\n")
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,6 @@ def test_the_demo_embeds_and_searches_with_a_tiny_roster(tmp_path, cut, tiny_a):
     assert (said["status"], said["collections"][0]["chunks"]) == ("completed", cut[1])
     assert said["collections"][0]["verification"]["points"] == cut[1]
     heading, *hits = [line for line in done.stdout.splitlines() if line]
-    assert heading == "parse a date  (0.8 dense + 0.2 bm25, each from 0 to 1 among what it found)"
+    assert heading == "parse a date  (0.75 dense + 0.25 bm25, each from 0 to 1 among what it found)"
     assert [line.split()[0] for line in hits[::2]] == ["1.", "2.", "3."]
     assert f"{cut[1]} chunks in" in done.stderr

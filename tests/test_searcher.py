@@ -192,7 +192,7 @@ def compare(place: Path, count: int, seed: int) -> None:
                     searcher.search([question], each) for each in (off, Ask(**asked, weights=weights))
                 )
                 same(dense.hits, force.dense(number, own), allowed, limit)
-                scores = force.hybrid(number, own, 0.2, allowed, min(limit, TEXTS))
+                scores = force.hybrid(number, own, 0.25, allowed, min(limit, TEXTS))
                 wanted = allowed & (scores > 0) if limit < 100 else allowed
                 same(both.hits, scores, wanted if wanted.sum() >= min(limit, allowed.sum()) else allowed, limit)
                 (only,) = searcher.search([question], Ask(**asked, only="bm25"))
@@ -224,7 +224,7 @@ def test_a_hit_says_what_each_stage_made_of_it(place: Path) -> None:
             searcher.search([question], each)[0] for each in (Ask(100, hybrid=Hybrid.OFF), Ask(100, only="bm25"))
         )
     assert answer.hits[0].payload["chunk_id"] == "c17" and answer.hits[0].score == pytest.approx(1)
-    assert answer.shares == pytest.approx({"dense": 0.8, "bm25": 0.2})
+    assert answer.shares == pytest.approx({"dense": 0.75, "bm25": 0.25})
     for name, alone in (("dense", dense), ("bm25", words)):
         order = {hit.id: (rank, hit.score) for rank, hit in enumerate(alone.hits, 1)}
         for hit in answer.hits:

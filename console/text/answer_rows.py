@@ -13,6 +13,7 @@ from interlock.engine.record.words import safe, several
 from interlock.engine.search.ask import DENSE, Ask
 from interlock.engine.search.combine import Hybrid, shares_of
 from interlock.engine.search.hits import Answer, Candidate, Hit, LateHit, RankedHit
+from interlock.engine.vectors import SPARSE_SHARE
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.manifest import Manifest
 from interlock.widgets.text import ELLIPSIS, LONGEST, Row, Span, fit, fitted, row, width_of, wrapped
@@ -49,6 +50,8 @@ class StoreShown:
     calibrated: bool = False
     """Whether an evaluation chose these weights."""
     missing: Sequence[str] = ()
+    sparse_share: float = SPARSE_SHARE
+    """How much its sparse lists count where a question does not say it."""
 
     @property
     def alone(self) -> list[str]:
@@ -66,7 +69,8 @@ def shown_of(manifest: Manifest, chunks: int, rerank: str) -> StoreShown:
     sparse = [*(each.model for each in manifest.sparse), *[BM25] * bool(manifest.bm25)]
     calibrated = manifest.calibrated is not None
     missing = [*manifest.missing, *["some chunks"] * manifest.unfinished]
-    return StoreShown(manifest.collection, chunks, manifest.weights, sparse, rerank, calibrated, missing)
+    own = manifest.weights, sparse, rerank, calibrated, missing, manifest.sparse_share
+    return StoreShown(manifest.collection, chunks, *own)
 
 
 def words_of(question: str) -> list[str]:
@@ -244,11 +248,12 @@ def _listed(shown: StoreShown) -> Iterator[str]:
 def _combined(ask: Ask, shown: StoreShown) -> str:
     if ask.only:
         return f"{ask.only} alone"
-    if ask.hybrid is Hybrid.OFF or not ask.sparse_share or len(shown.lists) < 2:
+    share = shown.sparse_share if ask.sparse_share is None else ask.sparse_share
+    if ask.hybrid is Hybrid.OFF or not share or len(shown.lists) < 2:
         return f"{shown.lists[0]} alone" if len(shown.lists) < 2 or shown.dense else " + ".join(shown.lists)
     if ask.hybrid is Hybrid.RRF:
         return f"rrf: ranks of {', '.join(shown.lists)}"
-    shares = shares_of([DENSE] if shown.dense else [], shown.sparse, ask.sparse_share)
+    shares = shares_of([DENSE] if shown.dense else [], shown.sparse, share)
     sums = " + ".join(f"{share:.2g} {name}" for name, share in shares.items())
     return sums if ask.hybrid is Hybrid.WEIGHTED else f"dbsf: {sums}"
 

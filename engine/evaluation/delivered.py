@@ -27,6 +27,8 @@ from interlock.engine.search.store_models import check_tokens, the_same
 from interlock.engine.targets.files.exported import ExportedRun, readable
 from interlock.engine.targets.files.formats import TABLE
 from interlock.engine.targets.files.tables import matrix_of, terms_of
+from interlock.engine.targets.files.told import spec_of
+from interlock.engine.targets.stores import kept_in, manifest_at
 from interlock.engine.vectors.fusion import Fusion, unit_rows
 from interlock.engine.vectors.manifest import remaining
 from interlock.engine.vectors.precision import FUSED
@@ -37,7 +39,8 @@ class DeliveredCollection:
     """The texts by id of the chunks of a collection that have a vector of every model, with these vectors [n, dim], and
     weights of terms by name; `parked` counts the chunks that lack one.
 
-    `bm25` is the language of its BM25, empty where it was delivered without; `store` where the run wrote it as a
+    `bm25` is the language of its BM25, empty where it was delivered without, and `sparse_share` what sparse lists count
+    in answers of its store; `store` where the run wrote it as a
     collection of a store, if it did; `smaller` what made the vectors of its store smaller than these, in the words of a
     command line; `missing` are the models of the run that it was delivered without.
     """
@@ -52,6 +55,7 @@ class DeliveredCollection:
     costs: Mapping[str, SideCost]
     parked: int
     bm25: str
+    sparse_share: float
     store: Path | None
     smaller: str
     missing: Sequence[str]
@@ -101,7 +105,9 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         there &= ~rows.parked
     kept = np.flatnonzero(there)
     known = chunk_ids if len(set(chunk_ids)) == len(chunk_ids) else ids
-    store = store_of(summary.configuration, summary.run_id, directory)
+    place = store_of(summary.configuration, summary.run_id, directory)
+    store = place and place / delivered.qdrant_collection
+    own = kept_in(manifest_at(store) if store else {}, spec_of(summary, run.roster, delivered, 0))
     smaller = {f"--{setting}": run.setting(setting) for setting in ("project", "quantise")}
     return DeliveredCollection(
         run=directory.name,
@@ -114,7 +120,8 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         costs={entry.model: _cost(delivered, entry.model) for entry in roster},
         parked=len(ids) - len(kept),
         bm25=language_of(summary.configuration),
-        store=store and store / delivered.qdrant_collection,
+        sparse_share=own.sparse_share,
+        store=store,
         smaller=" ".join(f"{flag} {value}" for flag, value in smaller.items() if value not in (None, 0, "none")),
         missing=sorted({each.model for each in delivered.missing}),
         began=datetime.fromisoformat(summary.started_at).timestamp() if summary.started_at else 0.0,

@@ -43,20 +43,29 @@ from interlock.engine.evaluation.report import (
 )
 from interlock.engine.evaluation.ways import Reranking, Way, encoding, placed, ranked, total
 from interlock.engine.evaluation.weighing import DenseSide, Material, Share, SparseSide, best_member, chosen, fused
-from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, combined, reranked, shares_of
+from interlock.engine.search.combine import DEPTH, Hybrid, combined, reranked, shares_of
+from interlock.engine.vectors import SPARSE_SHARE
 from interlock.engine.vectors.fusion import MOST_WIDTH, Fusion, truncate
 from interlock.engine.vectors.precision import RESCORED
 
-SHARES = (0.1, SPARSE_SHARE, 0.25, 0.3)
+SHARES = {0.1, 0.2, 0.25, 0.3}
 TERM_BYTES = 8
 WAYS = {*Fusion, "RRF", "int8", "binary"}
 """Names of ways that a model's key could be."""
 
 
 class Judge:
-    """Measures ways to search one collection; `fusion` is the one that is delivered."""
+    """Measures ways to search one collection; `fusion` is the one that is delivered, and `sparse_share` what its sparse
+    lists count together where nobody says it."""
 
-    def __init__(self, material: Material, fusion: Fusion, seed: int, measures: Sequence[str] = MEASURES) -> None:
+    def __init__(
+        self,
+        material: Material,
+        fusion: Fusion,
+        seed: int,
+        measures: Sequence[str] = MEASURES,
+        sparse_share: float = SPARSE_SHARE,
+    ) -> None:
         """Raises UsageError for a model that has the name of a way."""
         if named := {side.name for side in material.dense} & WAYS:
             raise UsageError(
@@ -64,7 +73,7 @@ class Judge:
             )
         self.material, self.seed, self.measures = material, seed, measures
         self.fusion = Fusion.CONCAT if fusion is Fusion.NAMED else fusion  # they rank alike
-        self.best = best_member(material)
+        self.best, self._share = best_member(material), sparse_share
         self._weights = tuple(side.weight for side in material.dense)
         self._alone = {side.name: self._model(side, side.documents.shape[1]) for side in material.dense}
 
@@ -127,8 +136,8 @@ class Judge:
         ways = list[Way]()
         for lists in [*([way] for way in self.sparse), *([self.sparse] if len(self.sparse) > 1 else [])]:
             names, every = [way.name for way in lists], [self.base, *lists]
-            rules = [(f"{share:g}", Hybrid.WEIGHTED, share) for share in SHARES]
-            for said, how, share in [*rules, ("RRF", Hybrid.RRF, SPARSE_SHARE), ("DBSF", Hybrid.DBSF, SPARSE_SHARE)]:
+            rules = [(f"{share:g}", Hybrid.WEIGHTED, share) for share in sorted({*SHARES, self._share})]
+            for said, how, share in [*rules, ("RRF", Hybrid.RRF, self._share), ("DBSF", Hybrid.DBSF, self._share)]:
                 shares = shares_of([self.base.name], names, share)
                 name = f"{' + '.join(names)}, {said}"
                 ways.append(self._combined("hybrid", name, how, every, shares, self.base.name))
@@ -137,7 +146,7 @@ class Judge:
     @cached_property
     def hybrid(self) -> Way | None:
         """What a hybrid search gives where nobody says otherwise: every sparse list, sharing the default share."""
-        name = f"{' + '.join(way.name for way in self.sparse)}, {SPARSE_SHARE:g}"
+        name = f"{' + '.join(way.name for way in self.sparse)}, {self._share:g}"
         return next((way for way in self.hybrids if way.name == name), None)
 
     def reranked(self, reranking: Reranking) -> list[Way]:

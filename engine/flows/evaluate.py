@@ -53,6 +53,7 @@ from interlock.engine.targets.embedded import calibrate
 from interlock.engine.targets.files.exported import ExportedRun
 from interlock.engine.targets.shard import MANIFEST
 from interlock.engine.targets.stores import is_store
+from interlock.engine.vectors import SPARSE_SHARE
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import CalibratedWeights
 
@@ -228,7 +229,8 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
             sparse = [bm25_side(texts, queries, language), *sparse]
         listener.say("judging")
         material = material_of(judged, parts, dense, sparse)
-        judge = Judge(material, Fusion(subject.fusion), request.seed, measures)
+        share = subject.delivered.sparse_share if subject.delivered else SPARSE_SHARE
+        judge = Judge(material, Fusion(subject.fusion), request.seed, measures, share)
         ways = judge.ways()
         if rerank:
             asked = [queries[at] for at in parts.tested]

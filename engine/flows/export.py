@@ -82,7 +82,8 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> E
         begun, inputs = directory.begun(), directory.inputs()
         if begun is None or not inputs:
             raise UsageError(f"{run} is not a run that has vectors: name the directory of one")
-        settings = continued(begun.kept, now).settings
+        own = continued(begun.kept, now)
+        settings = own.settings
         _check(settings, now, asked, chunks := asked.chunks or Path(inputs["chunks"]))
         earlier = reuse.check(run)
         roster = earlier.state.roster
@@ -95,7 +96,8 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> E
         with atomic.scratch("interlock-export-") as scratch:
             language = settings.language if asked.store else ""
             builder = DeliveryBuilder(scratch, language, settings.chunk_sparse)
-            plan = RunPlan(settings, roster, _corpus(earlier, inputs, builder, chunks, settings), builder)
+            corpus = _corpus(earlier, inputs, builder, chunks, settings)
+            plan = RunPlan(settings, roster, corpus, builder, sparse_share=own.sparse_share)
             wanted = _chosen(plan.corpus, asked.collection)
             for rows in wanted:  # what would be refused after the work is refused now
                 _check_places(rows, asked, directory)

@@ -51,6 +51,7 @@ from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets.delivery import DeliveryBuilder
 from interlock.engine.targets.shard import read_manifest
 from interlock.engine.targets.stores import is_store
+from interlock.engine.vectors import SPARSE_SHARE
 from interlock.engine.vectors.fusion import Fusion, shares
 from interlock.engine.vectors.manifest import CollectionSpec, Manifest, remaining
 
@@ -175,6 +176,7 @@ class RunPlan:
     cards: Mapping[int, ModelCard] = field(default_factory=dict)
     tokens: Mapping[str, TokenStore] = field(default_factory=dict)
     passes: Sequence[PlannedPass] = ()
+    sparse_share: float = SPARSE_SHARE
 
     def laid_out(self, reused: Callable[[int, ModelCard, Corpus], Mask]) -> "RunPlan":
         """Lay out every pass over the texts that are not `reused`. Raises UsageError as `lay_out` does."""
@@ -213,6 +215,7 @@ class RunPlan:
             missing=missing,
             began=began,
             payload=self.settings.payload,
+            sparse_share=self.sparse_share,
         )
 
 
@@ -236,7 +239,8 @@ def read(
         if (older := older_transformers()) and older in card.padded_because:
             emit(Warned(message=f"{card.key} computes padding, for {card.padded_because}"))
     corpus, tokens = read_and_tokenise(request.collections, tokenisings(cards), scratch, emit, stopped, builder.beside)
-    return RunPlan(request.settings, roster, corpus, builder, models.cards, tokens)
+    share = request.configuration.sparse_share
+    return RunPlan(request.settings, roster, corpus, builder, models.cards, tokens, sparse_share=share)
 
 
 def resolve(

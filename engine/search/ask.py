@@ -7,7 +7,7 @@ from typing import Self
 from interlock.engine.corpus.tokens import is_text
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import name_of_output
-from interlock.engine.search.combine import DEPTH, SPARSE_SHARE, Hybrid, shares_of
+from interlock.engine.search.combine import DEPTH, Hybrid, shares_of
 from interlock.engine.search.conditions import Condition, conditions_in
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.manifest import Manifest
@@ -24,7 +24,8 @@ LIMIT = 5
 class Ask:
     """How questions are to be answered.
 
-    `weights` of the dense models, None for those of the store, which an evaluation may have chosen; `only` one model's
+    `weights` of the dense models, None for those of the store, which an evaluation may have chosen; `sparse_share` of
+    all its sparse lists together, None for the store's; `only` one model's
     vectors or terms, or BM25's; `late` the model whose token vectors are compared with the question's, or MAXSIM for
     the first that the store has any of. Raises UsageError for what is out of bounds.
     """
@@ -33,7 +34,7 @@ class Ask:
     weights: Mapping[str, float] | None = None
     only: str = ""
     hybrid: Hybrid = Hybrid.WEIGHTED
-    sparse_share: float = SPARSE_SHARE
+    sparse_share: float | None = None
     where: Sequence[Condition] = ()
     late: str = ""
 
@@ -52,7 +53,7 @@ class Ask:
             raise UsageError(
                 "--weights: no model has a weight above 0: give one to a model, or --only to a list of terms"
             )
-        shares_of([DENSE], [BM25], self.sparse_share)
+        shares_of([DENSE], [BM25], self.sparse_share or 0.0)
 
     def to(self, limit: int) -> Self:
         """The same for another number of chunks."""
@@ -80,7 +81,7 @@ def ask_of(
         weights=weighed,
         only=only or "",
         hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
-        sparse_share=SPARSE_SHARE if sparse_share is None else sparse_share,
+        sparse_share=sparse_share,
         where=() if where == () else conditions_in(where),
     )
 
@@ -89,12 +90,14 @@ def ask_of(
 class Comparison:
     """What is compared for every question: dense models by weight, sparse vectors by name, and token vectors.
 
-    `calibrated` says that the weights are those which an evaluation gave the store.
+    The sparse ones count `sparse_share` together. `calibrated` says that the weights are those which an evaluation gave
+    the store.
     """
 
     weights: Mapping[str, float]
     sparse: Sequence[str]
     tokens: str = ""
+    sparse_share: float = 0.0
     calibrated: bool = False
 
     @property
@@ -137,15 +140,16 @@ def comparison_of(manifest: Manifest, ask: Ask) -> Comparison:
     if unknown := sorted(weights.keys() - own.keys()):
         gone = _gone(manifest, unknown[0])
         raise UsageError(f"--weights: the store has no vectors of {unknown[0]}{gone}: name any of {', '.join(own)}")
-    hybrid = ask.hybrid is not Hybrid.OFF and ask.sparse_share > 0
-    if not terms and (ask.hybrid in (Hybrid.RRF, Hybrid.DBSF) or ask.sparse_share not in (0, SPARSE_SHARE)):
-        what = f"--hybrid {ask.hybrid}" if ask.hybrid is not Hybrid.WEIGHTED else f"--sparse-share {ask.sparse_share:g}"
+    share = manifest.sparse_share if ask.sparse_share is None else ask.sparse_share
+    hybrid = ask.hybrid is not Hybrid.OFF and share > 0
+    if not terms and (ask.hybrid in (Hybrid.RRF, Hybrid.DBSF) or share not in (0, manifest.sparse_share)):
+        what = f"--hybrid {ask.hybrid}" if ask.hybrid is not Hybrid.WEIGHTED else f"--sparse-share {share:g}"
         raise UsageError(
             f"{what}: the store has no sparse vectors to combine with the dense ones: drop it, or write a store anew "
             "without --bm25 off, or with --sparse"
         )
     used, calibrated = {name: say for name, say in weights.items() if say}, ask.weights is None and manifest.calibrated
-    return Comparison(used, terms if hybrid else [], tokens, calibrated=bool(calibrated))
+    return Comparison(used, terms if hybrid else [], tokens, share, calibrated=bool(calibrated))
 
 
 def _gone(manifest: Manifest, model: str) -> str:

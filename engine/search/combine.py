@@ -18,9 +18,6 @@ from interlock.engine.errors import UsageError
 Scores = Mapping[str, float]
 """The hits of one list: a score by id, the higher the better."""
 
-SPARSE_SHARE = 0.2
-"""How much all sparse lists count beside the dense one where nobody says it. bench/retrieval.md has .25 ahead; a store
-does not say its share, so that another default would change the answers of every store that there is."""
 DEPTH = 100
 """How many hits of each list are combined, at least."""
 RRF_K = 60

@@ -266,7 +266,9 @@ class StoreSearcher:
         own = {name: each[row] for name, each in asked.dense.items()}
         best, counts = next(iter(found.values())), dict[str, float]()
         if comparison.several:
-            counts = shares_of([comparison.dense] if comparison.weights else [], comparison.sparse, ask.sparse_share)
+            counts = shares_of(
+                [comparison.dense] if comparison.weights else [], comparison.sparse, comparison.sparse_share
+            )
             # Who shares no term with a question has 0 of it, and a list that is not full has all who share one.
             floors = {name: 0.0 for name in comparison.sparse if len(found[name]) < comparison.depth(limit)}
             best = dict([*combined(ask.hybrid, found, counts, floors).items()][:limit])

@@ -209,8 +209,8 @@ def _word(value: Any) -> Any:
 
 
 def _meaning(manifest: Mapping[str, Any]) -> dict[str, object]:
-    """A manifest but for which run wrote last."""
-    return {"payload": NESTED} | {key: value for key, value in manifest.items() if key != "run"}
+    """A manifest but for which run wrote last, and the share of sparse lists, which a collection keeps as it has it."""
+    return {"payload": NESTED} | {key: value for key, value in manifest.items() if key not in ("run", "sparse_share")}
 
 
 def topology_of(shards: int | None, replicas: int | None, write_consistency: int | None) -> Topology:

@@ -31,6 +31,7 @@ from interlock.engine.record.rundir import JOURNAL, RUN
 from interlock.engine.record.words import argument, command, differences, few, several
 from interlock.engine.targets import shard
 from interlock.engine.targets.shard import ELSEWHERE
+from interlock.engine.vectors import UNSAID_SHARE
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.fusion import PROJECTION, Vectors
 from interlock.engine.vectors.manifest import CollectionSpec, Reduced
@@ -305,10 +306,11 @@ def manifest_at(path: Path) -> Mapping[str, object]:
 
 
 def kept_in(there: Mapping[str, object], spec: CollectionSpec) -> CollectionSpec:
-    """Return what a store with this manifest, where there is one, is by the spec: in its own form, and without BM25
-    vectors where it was made without."""
+    """Return what a store with this manifest, where there is one, is by the spec: in its own form, with its own share
+    of sparse lists, and without BM25 vectors where it was made without."""
     bm25 = None if there and BM25 not in there else spec.bm25
-    return replace(spec, bm25=bm25, form=form_in(there, spec.form))
+    share = cast("float", there.get("sparse_share", UNSAID_SHARE)) if there else spec.sparse_share
+    return replace(spec, bm25=bm25, form=form_in(there, spec.form), sparse_share=share)
 
 
 def form_in(there: Mapping[str, object], wanted: VectorForm) -> VectorForm:

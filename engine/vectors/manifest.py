@@ -19,6 +19,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import Precision, check_key, name_of_output
 from interlock.engine.record.facts import MissingModel, RosterEntry, TermForm, TokenForm
 from interlock.engine.record.words import differences, few
+from interlock.engine.vectors import UNSAID_SHARE
 from interlock.engine.vectors.bm25 import BM25, Words, WordWeights
 from interlock.engine.vectors.fusion import Fusion, Vectors, fuse, shares
 from interlock.engine.vectors.points import NESTED, PayloadForm
@@ -107,8 +108,8 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `keep` says which dense vectors it holds, `projection` what reduced the fused ones, and `quantised` in what numbers
     they are, `payload` where its points have metadata. `calibrated` are weights that an evaluation chose, if one did.
     `chunk_sparse` is the name of the terms that chunks brought; a term's index is the first 32 bits of its SHA-1.
-    `missing` are the models of the run that it lacks, with all that they give: the others' weights are those of a
-    roster without them. It is `unfinished` while a delivery into it has not been found whole.
+    `missing` are models of the run that it lacks, with all they give: the others' weights are those of a roster without
+    them. Sparse lists count `sparse_share` where a question says none. `unfinished`: a delivery is not found whole yet.
     """
 
     schema_version: str
@@ -123,6 +124,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: list[TokenMember] = []
     bm25: Words | None = None
     chunk_sparse: str = ""
+    sparse_share: Annotated[float, Meta(ge=0, le=1)] = UNSAID_SHARE
     calibrated: CalibratedWeights | None = None
     missing: list[str] = []
     unfinished: bool = False
@@ -174,6 +176,7 @@ class CollectionSpec:
     missing: Sequence[MissingModel] = ()
     began: float = 0.0
     payload: PayloadForm = NESTED
+    sparse_share: float = UNSAID_SHARE
 
     @property
     def members(self) -> dict[str, int]:
@@ -204,16 +207,8 @@ class CollectionSpec:
     def manifest(self) -> Mapping[str, object]:
         """Its manifest, as plain JSON."""
         named, form = {entry.model: entry for entry in self.roster} | self._weighing, self.form.of(self.fusion)
-        origin = Origin(
-            run_id=self.run_id,
-            sources={name: entry.source for name, entry in named.items()},
-            commits={name: entry.commit for name, entry in named.items()},
-            bm25_average_length=self.bm25.average_length if self.bm25 else None,
-            began=self.began,
-            missing={each.model: each.reason for each in self.missing},
-        )
         words = (*get_args(Keep), *get_args(Quantise), *get_args(PayloadForm))
-        own = {each: each for each in words}  # a default is left out if it is that
+        own, share = {each: each for each in words}, self.sparse_share  # a default is left out if it is that
         manifest = Manifest(
             schema_version="1",
             collection=self.collection,
@@ -230,8 +225,16 @@ class CollectionSpec:
             tokens=[_member(entry, TokenMember, "colbert_linear") for entry in self.roster if entry.tokens],
             bm25=self.bm25.words if self.bm25 else None,
             chunk_sparse=self.chunk_sparse,
+            sparse_share=UNSAID_SHARE if share == UNSAID_SHARE else share,
             missing=[each.model for each in self.missing],
-            run=origin,
+            run=Origin(
+                run_id=self.run_id,
+                sources={name: entry.source for name, entry in named.items()},
+                commits={name: entry.commit for name, entry in named.items()},
+                bm25_average_length=self.bm25.average_length if self.bm25 else None,
+                began=self.began,
+                missing={each.model: each.reason for each in self.missing},
+            ),
         )
         return dict(msgspec.to_builtins(manifest))
 
@@ -263,8 +266,7 @@ def read_manifest(
     """
     try:
         manifest = msgspec.convert(plain, Manifest)
-        widths = {member.model: member.dim for member in manifest.models}
-        terms = {member.model for member in manifest.sparse}
+        widths, terms = {each.model: each.dim for each in manifest.models}, {each.model for each in manifest.sparse}
         if len(widths | dict.fromkeys(terms)) < len(manifest.models) + len(manifest.sparse):
             raise ValueError("it lists a model twice")
         if manifest.calibrated:
@@ -277,8 +279,7 @@ def read_manifest(
                 raise ValueError(f"it lacks the sources of {name}")
         if faults := list(differences(dict(dims), manifest.form.widths(manifest.fusion, widths))):
             raise ValueError(f"its vectors do not match the store: {few(faults)}")
-        others = {BM25 if manifest.bm25 else "", manifest.chunk_sparse} - {""}
-        if odd := sorted((terms | others) ^ set(sparse)):
+        if odd := sorted(({*terms, BM25 if manifest.bm25 else "", manifest.chunk_sparse} - {""}) ^ set(sparse)):
             raise ValueError(f"its sparse vectors do not match the store: {few(odd)}")
         if faults := list(differences(dict(tokens), token_dims(manifest.tokens))):
             raise ValueError(f"its token vectors do not match the store: {few(faults)}")

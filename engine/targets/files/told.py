@@ -9,6 +9,7 @@ import msgspec
 from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.inputs import language_of
 from interlock.engine.record.summary import CollectionSummary, Summary
+from interlock.engine.vectors import UNSAID_SHARE
 from interlock.engine.vectors.bm25 import Words, WordWeights
 from interlock.engine.vectors.fusion import PROJECTION, Fusion
 from interlock.engine.vectors.manifest import CollectionSpec, remaining
@@ -34,6 +35,7 @@ def spec_of(run: Summary, roster: Sequence[RosterEntry], summary: CollectionSumm
         projection,
         summary.missing,
         payload=settings.get("payload") or NESTED,
+        sparse_share=settings.get("sparse_share", UNSAID_SHARE),
     )
 
 
