@@ -88,8 +88,11 @@ def test_a_copy_of_a_run_and_its_store_is_calibrated_and_not_the_store_where_it_
     before = manifest_at(place)
     judged = before["run"]["run_id"]
     file = there / "store" / "docs" / "manifest.json"
-    file.write_text(json.dumps({name: value for name, value in before.items() if name != "calibrated"}))
-    evaluated(there, judged)
+    assert before["sparse_share"] == 0.25
+    kept = {name: value for name, value in before.items() if name not in ("calibrated", "sparse_share")}
+    file.write_text(json.dumps(kept))
+    evaluated(there, judged, "--json", "figures.json")
+    assert json.loads((there / "figures.json").read_text())["worst_of"] == "bm25, 0.2"  # as such a store answers
     assert (manifest_at(place), "calibrated" in manifest_at(there)) == (before, True)
 
 

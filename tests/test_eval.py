@@ -379,7 +379,7 @@ def test_hybrid_lists_are_compared_with_the_dense_search_and_one_is_that_of_a_se
     judge = Judge(material, Fusion.CONCAT, 0)
     ways = judge.hybrids
     assert [way.name for way in ways] == [f"words, {rule}" for rule in ("0.1", "0.2", "0.25", "0.3", "RRF", "DBSF")]
-    assert judge.hybrid.name == "words, 0.2"
+    assert judge.hybrid.name == "words, 0.25"
     lines = {line.name: line for line in judge.lines(ways)}
     assert all(line.against == "concat" for line in lines.values())
     assert lines["words, 0.3"].difference.mean >= lines["words, 0.1"].difference.mean >= 0
@@ -405,7 +405,7 @@ def test_a_reranker_that_knows_the_answers_puts_them_first_within_its_depth(mate
     dense, hybrid = judge.lines(judge.reranked(Reranking("knower", rescore, 1.0, 30)))
     reached = np.mean([f"d{at}" in list(hits)[:30] for at, hits in enumerate(judge.base.found)])
     assert dense.measures["RR@10"] == pytest.approx(reached) and dense.against == "concat"
-    assert hybrid.against == "words, 0.2" and hybrid.bytes > 100 and hybrid.ms > 7
+    assert hybrid.against == "words, 0.25" and hybrid.bytes > 100 and hybrid.ms > 7
 
 
 # Files
@@ -630,7 +630,7 @@ def test_rerankers_are_judged_behind_the_search(place, reranker):
     named = {"b": "b maxsim", "scorer": "scorer"}[reranker]
     assert [(way["name"], way["against"]) for way in found["ways"] if way["group"] == "rerank"] == [
         (f"{named} after concat", "concat"),
-        (f"{named} after bm25 + words, 0.2", "bm25 + words, 0.2"),
+        (f"{named} after bm25 + words, 0.25", "bm25 + words, 0.25"),
     ]
     assert found["queries"] == 5 and "only 5 judged queries" in found["notes"][0]
 

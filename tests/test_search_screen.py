@@ -113,10 +113,10 @@ def test_a_chunk_says_what_each_stage_made_of_it():
 
 def test_how_lists_are_combined_is_told_as_it_is_asked():
     told = {
-        "0.75 dense + 0.25 bm25": Ask(),
+        "0.8 dense + 0.2 bm25": Ask(),
         "0.5 dense + 0.5 bm25": Ask(sparse_share=0.5),
         "rrf: ranks of dense, bm25": Ask(hybrid=Hybrid.RRF),
-        "dbsf: 0.75 dense + 0.25 bm25": Ask(hybrid=Hybrid.DBSF),
+        "dbsf: 0.8 dense + 0.2 bm25": Ask(hybrid=Hybrid.DBSF),
         "dense alone": Ask(hybrid=Hybrid.OFF),
         "bm25 alone": Ask(only="bm25"),
     }

@@ -400,6 +400,14 @@ def test_a_collection_of_the_same_texts_but_another_meaning_is_refused_and_left_
     assert all(method == "GET" for method, _ in upload.bridge.requests[len(before) :])
 
 
+def test_a_collection_keeps_the_share_of_sparse_lists_that_it_answers_with(upload):
+    upload()
+    told = upload.bridge.collections["docs"].metadata["interlock"]
+    assert told.pop("sparse_share") == 0.25  # as earlier versions left it
+    upload()
+    assert "sparse_share" not in upload.bridge.collections["docs"].metadata["interlock"]
+
+
 def test_a_collection_that_somebody_else_made_is_refused(upload):
     upload()
     upload.bridge.collections["docs"].metadata.clear()

@@ -12,7 +12,7 @@ from interlock.engine.search.ask import Ask
 from interlock.engine.search.hits import Answer, Hit, StageScore
 
 FILE = Path(__file__).parent / "recorded" / "search.json"
-SHOWN = StoreShown("python-stdlib", 321, {"all-minilm-l6": 0.5, "all-mpnet-base-v2": 0.5}, ["bm25"])
+SHOWN = StoreShown("python-stdlib", 321, {"all-minilm-l6": 0.5, "all-mpnet-base-v2": 0.5}, ["bm25"], sparse_share=0.2)
 
 
 def recorded() -> Answer:

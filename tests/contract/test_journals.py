@@ -229,6 +229,8 @@ def test_an_old_store_takes_a_new_run_and_prunes_what_left(tmp_path):
     interlock("run", "chunks", "--run-id", "less", *FLAGS, "--qdrant", "store", cwd=home)
     counted = interlock("prune", "store", "--collection", "docs", "--dry-run", cwd=home)
     assert "3" in counted.stdout + counted.stderr
+    kept = json.loads((home / "store" / "docs" / "manifest.json").read_text())
+    assert "sparse_share" not in kept and kept["run"]["run_id"] == "less"  # so it answers as before
     interlock("prune", "store", "--collection", "docs", cwd=home)
     assert {each["payload"]["chunk_id"] for each in hits(home, home / "store", "--limit", 40)} == {
         f"c{number}" for number in range(13)
@@ -250,3 +252,5 @@ def test_an_old_run_is_uploaded(home):
     words = ("--qdrant", "http://127.0.0.1:9", "--dry-run", "--json")
     reports = json.loads(interlock("upload", "runs/finished", *words, cwd=home).stdout)
     assert [(each["collection"], each["points"]) for each in reports] == [("docs", 16), ("more", 3)]
+    told = [each["configuration"]["metadata"]["interlock"] for each in reports]
+    assert [each.get("sparse_share") for each in told] == [None, None]  # it answers as it did, though it was resumed
