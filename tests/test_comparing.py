@@ -256,11 +256,11 @@ DROPPED = str.maketrans("", "", " ,+-")
 
 def test_the_worst_queries_are_printed_and_kept_with_their_texts(place, written):
     found = json.loads((place / "m.json").read_text())
-    usual = next(way for way in found["ways"] if way["name"] == found["worst_of"] == "bm25 + words, 0.2")
+    usual = next(way for way in found["ways"] if way["name"] == found["worst_of"] == "bm25 + words, 0.25")
     values = dict(zip(found["query_ids"], usual["values"]["nDCG@10"], strict=True))
     assert [each["query"] for each in found["worst"]] == sorted(values, key=values.get)[:10]
     queries = {one["_id"]: one["text"] for one in map(json.loads, (place / "set/queries.jsonl").open())}
-    assert "Answered worst by bm25 + words, 0.2 (nDCG@10)" in written and "P@5" in written
+    assert "Answered worst by bm25 + words, 0.25 (nDCG@10)" in written and "P@5" in written
     for each in found["worst"]:
         assert each["text"] == queries[each["query"]] and f"  {each['query']}  {each['text'][:40]}" in written
         assert all(hit["id"] != each["query"].replace("q", "d") for hit in each["wrong"])
