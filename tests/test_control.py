@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -312,6 +313,9 @@ def test_ctl_pauses_resumes_and_stops_a_run_of_another_process(running):
     until(lambda: summary_of(running)["status"] == "stopped" if (running / "summary.json").exists() else False)
     controls = [(each["control"], each["value"]) for each in summary_of(running)["controls"]]
     assert controls == [("pause", "yes"), ("pause", "no"), ("stop", "yes")]
+    *_, stopped = summary_of(running)["controls"]
+    asker = rf"{re.escape(said.name_of(os.getuid()))}@\S+ \(pid \d+\)"
+    assert re.fullmatch(asker, stopped["who"]) and f"stopped by {stopped['who']} " in summary_of(running)["reason"]
     until(lambda: occupant(running) is None)
     over = interlock("ctl", running, "pause", check=1)
     assert "the run is over (STOPPED)" in over.stderr and "--resume" in over.stderr

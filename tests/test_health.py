@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from interlock.console.text.event_text import line_of
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import Memory, Readings
+from interlock.engine.record.facts import Memory, Readings, Tenant
 from interlock.engine.record.fold import fold
-from interlock.engine.record.health import Health, health
+from interlock.engine.record.health import Health, ended, health
 from interlock.engine.record.judgement import Attention, attention
 from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
@@ -17,6 +17,7 @@ from interlock.engine.record.state import RunState
 from interlock.widgets import gauges
 from tests.snapshots import one_lease, sample
 
+HOLDERS = (Tenant(7, "java", 3 << 30, "kim"), Tenant(8, "this run", 1 << 30))
 GOES_ON = ", no work lost: the batches go to cuda:0, only the end comes later"
 
 
@@ -68,12 +69,23 @@ def test_a_run_on_gpus_that_computes_on_the_cpu_is_degraded_and_one_that_has_non
 
 
 @pytest.mark.parametrize(("phase", "lost", "level"), [
-    ("running", {"parked": 1}, "error"), ("incomplete", {"parked": 1}, "error"), ("stopped", {"parked": 1}, "error"),
+    ("running", {"parked": 1}, "warn"), ("incomplete", {"parked": 1}, "error"), ("stopped", {"parked": 1}, "error"),
     ("running", {"lost": (1,)}, "warn"), ("completed", {"lost": (1,)}, "ok"), ("incomplete", {}, "warn"),
+    ("stopped", {"lost": (1,)}, "warn"),
 ])  # fmt: skip
 def test_what_results_lack_is_red_and_what_is_only_computed_elsewhere_is_not(phase, lost, level) -> None:
     run = sample(phase=phase, **{"parked": 0, **lost})
     assert now(run).level == level
+
+
+def test_a_run_that_has_ended_says_by_whom_and_has_its_lost_gpus_checked_but_not_those_that_went_with_a_node() -> None:
+    reason = "stopped by kim at the console between batches: --resume continues"
+    run = sample(phase="stopped", reason=reason, lost=(1,), parked=0)
+    by = "by kim at the console between batches"
+    assert now(run).detail == f"{by}; cuda:1 was lost: check it with interlock doctor --gpu"
+    assert now(sample(phase="stopped", reason=reason, parked=0)).detail == by
+    there = ended("stopped", reason, lacks=False, lost=["node-2/cuda:0"])
+    assert there.detail == by
 
 
 def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is() -> None:
@@ -191,10 +203,13 @@ def test_a_disk_that_is_nearly_full_is_told_before_it_is(free: int | None, word:
 @pytest.mark.parametrize(("free", "word"), [((512 << 20) - 1, "LOW MEMORY"), (512 << 20, "RUN"), (None, "RUN")])
 def test_a_host_whose_memory_is_nearly_gone_is_amber_with_the_figure_and_what_to_do(free, word) -> None:
     run = sample(1, kind="cpu", parked=0)
-    device = replace(run.devices[0], readings=Readings(used=1, total=2 << 30, memory_free=free))
+    device = replace(run.devices[0], readings=Readings(used=1, total=2 << 30, memory_free=free, memory_holders=HOLDERS))
     found = now(replace(run, devices=(device,)))
     assert (found.word, found.level) == (word, "warn" if word == "LOW MEMORY" else "ok")
-    assert ("512.0 MiB of the host's memory free: end other programs" in found.detail) is (word == "LOW MEMORY")
+    assert (
+        "512.0 MiB of the host's memory free, 512.0 MiB needed: end other programs (most: java, pid 7, 3.0 GiB)"
+        in found.detail
+    ) is (word == "LOW MEMORY")
     assert (gauges.level(device) == "warn") is (word == "LOW MEMORY")
     assert device.free == (free if free is not None else device.free)
 
@@ -222,7 +237,7 @@ def test_a_run_with_a_text_that_has_no_vector_names_its_place_while_it_runs() ->
         collection="d",
     )
     found = now(replace(sample(), parked=2, first_parked=parked))
-    assert (found.word, found.level) == ("TEXT PARKED", "error")
+    assert (found.word, found.level) == ("TEXT PARKED", "warn")
     assert found.detail == "2 texts parked, no vector (first a_chunks.json record 8, chunk c8: not finite)"
 
 
@@ -240,6 +255,6 @@ def test_of_several_things_that_are_wrong_none_hides_another() -> None:
     first, *rest = run.devices
     full = replace(first, readings=Readings(used=1, total=2, disk_free=5 << 20))
     found = now(replace(run, devices=(full, *rest), deadline=run.latest_at + left.seconds / 2))
-    assert (found.word, found.level) == ("TEXT PARKED", "error")  # red before amber
+    assert (found.word, found.level) == ("TEXT PARKED", "warn")  # what results may lack first
     assert "5.0 MiB free" in found.detail and "1 GPU lost (cuda:1)" in found.detail and "to be resumed" in found.detail
     assert found.detail.startswith("1 text parked, no vector; ")

@@ -90,7 +90,8 @@ def test_a_run_stopped_on_a_terminal_exits_4_and_resumes_headless_to_the_same(pl
         terminal.press("S")
         assert terminal.wait(PATIENCE) == 4
         assert b"\x1b[?1049l" in terminal.output  # the screen is given back
-    assert entries(place / "runs" / "r")[-1].body.status == "stopped"
+    ended = entries(place / "runs" / "r")[-1].body
+    assert ended.status == "stopped" and " at the console between batches" in ended.reason
     with run(place, "--resume", "--no-ui") as terminal:
         assert terminal.wait(PATIENCE) == 0
     assert summary_of(place / "runs" / "r")["status"] == "completed"
@@ -129,7 +130,8 @@ def test_hangup_stop_ends_the_run_resumably_with_129_when_the_link_dies(place):
         terminal.wait_for("running", PATIENCE)
         terminal.hang_up()
         assert terminal.wait(PATIENCE) == 129
-    assert entries(place / "runs" / "r")[-1].body.exit_code == 129
+    ended = entries(place / "runs" / "r")[-1].body
+    assert ended.exit_code == 129 and ended.reason.startswith("stopped by a hang-up ")
 
 
 def test_a_terminated_run_stops_after_the_batch_and_gives_the_screen_back(place):
@@ -138,6 +140,7 @@ def test_a_terminated_run_stops_after_the_batch_and_gives_the_screen_back(place)
         terminal.signal(signal.SIGTERM)
         assert terminal.wait(PATIENCE) == 143
         assert b"\x1b[?1049l" in terminal.output
+    assert entries(place / "runs" / "r")[-1].body.reason.startswith("stopped by SIGTERM ")
     assert entries(place / "runs" / "r")[-1].body.exit_code == 143
 
 

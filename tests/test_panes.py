@@ -165,7 +165,7 @@ def test_the_word_of_a_phase_comes_first_without_colour(phase: str, word: str) -
     for line in (_head(run, 80), _head(run, 20, lines=0)):
         assert _text(line).split()[1] == word
     parked = _text(_head(sample(phase=phase, parked=1), 80))
-    assert parked.startswith(" ✖ TEXT PARKED") is (phase in ("running", "delivering"))
+    assert parked.startswith(" ▲ TEXT PARKED") is (phase in ("running", "delivering"))
 
 
 def test_a_requested_control_has_a_star_and_a_word() -> None:
@@ -184,7 +184,7 @@ def test_a_requested_control_has_a_star_and_a_word() -> None:
 
 def test_a_wide_header_says_everything_it_knows() -> None:
     line = _text(_head(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
-    for word in ("✖ TEXT PARKED", "watch", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs",
+    for word in ("▲ TEXT PARKED", "watch", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs",
                  "elapsed 4:12", "eta 3:23", "texts/s", "STALE 1:05", "dropped 12"):  # fmt: skip
         assert word in line, word
 
@@ -194,6 +194,7 @@ def test_what_went_wrong_is_named_in_a_wide_header_and_counted_in_a_narrow_one_u
     for width, phase, told in (
         (120, "stopped", [("1 text parked", "error"), ("2 warnings", "warn")]),
         (40, "stopped", [("1 text parked", "error"), ("!2", "warn")]),
+        (80, "incomplete", [("1 text parked", "error"), ("2 warnings", "warn")]),
         (120, "running", [("2 warnings", "warn")]),
     ):
         spans = _head(sample(phase=phase), width, fresh=fresh)[0]
@@ -207,7 +208,7 @@ def test_what_went_wrong_is_named_in_a_wide_header_and_counted_in_a_narrow_one_u
 def test_the_past_says_so_and_when_at_every_width_and_that_it_is_simulated(width: int) -> None:
     for snapshot in (sample(kind="sim"), sample(kind="sim", phase="incomplete", reason="why " * 30)):
         line = _text(_head(snapshot, width, source_kind="watch", where="1:02:11 of 9:00:00, paused"))
-        assert line.startswith((" ✖ TEXT PARKED  ", " ✖ INCOMPLETE  past")) and "  past  " in line
+        assert line.startswith((" ▲ TEXT PARKED  ", " ✖ INCOMPLETE  past")) and "  past  " in line
         assert "at 1:02:11" in line and "elapsed" not in line
         assert "SIMULATED" in line or width < 60
     assert width < 120 or "of 9:00:00, paused" in _text(
@@ -334,7 +335,7 @@ def test_a_folded_node_tells_of_its_fullest_device_and_an_unfolded_one_of_all() 
     run = on_nodes(8, lost=(3,))
     folded = plain(drawn(vram, run, 78, 4))
     assert folded[0].startswith(" ▶ node-3  2 GPUs LOST no answer for 30 s")
-    assert folded[1].startswith(" ▶ node-8  2 GPUs cuda:1 ") and " 9.6/12.0/14.7 GiB  79%" in folded[1]
+    assert folded[1].startswith(" ▶ node-8  2 GPUs cuda:1 ") and " 9.6 of 12.0 GiB  79%" in folded[1]
     assert folded[3].startswith("and 5 more nodes, none above 67%")
     opened = plain(drawn(vram, run, 78, 5, opened=frozenset({"node-8"}), chosen="node-8/cuda:0", focused=True))
     assert [line[:24].split() for line in opened[1:4]] == [
@@ -425,7 +426,7 @@ def test_weights_work_ceiling_and_peak_have_their_own_signs() -> None:
     line = _text(drawn(vram, replace(sample(1), devices=(device,)), 78, 1))
     for signs in (glyphs.WEIGHTS, glyphs.WORK, glyphs.FREE, glyphs.CEILING, glyphs.PEAK):
         assert signs in line
-    assert "6.3/12.0/14.7 GiB" in line and "52%" in line and "^10.0" in line
+    assert "6.3 of 12.0 GiB" in line and "52%" in line and "^10.0" in line
 
 
 def test_the_second_line_of_a_device_breaks_its_memory_down() -> None:
@@ -464,7 +465,7 @@ def test_a_device_near_its_ceiling_says_so_by_colour_and_sign(share: float, styl
 def test_a_small_ceiling_is_told_in_mebibytes_and_has_a_bar_of_full_length() -> None:
     device = one_device(0, weights=200 * MIB, work=40 * MIB, ceiling=600 * MIB, peak=560 * MIB)
     line = _text(drawn(vram, replace(sample(1), devices=(device,)), 118, 1))
-    assert " 540/600 MiB  90%▲" in line
+    assert " 540 of 600 MiB  90%▲" in line
     before, _, _ = line.partition(glyphs.CEILING)
     assert before.count("▇") + before.count("▅") + before.count("▃") > 0.85 * (len(before) - len("cuda:0 Tesla T4 "))
 
@@ -474,7 +475,7 @@ def test_figures_of_a_device_stay_in_their_columns_whatever_they_are() -> None:
     for used in (5 * MIB, GIB, 9 * GIB, int(11.9 * GIB)):
         device = one_device(0, weights=used, work=0, peak=12 * GIB)
         lines = plain(drawn(vram, replace(sample(1), devices=(device,)), 118, 4))
-        ends.add((lines[0].index("/"), lines[0].index("%"), lines[1].index("act")))
+        ends.add((lines[0].index(" of "), lines[0].index("%"), lines[1].index("act")))
     assert len(ends) == 1
 
 
@@ -493,10 +494,10 @@ def test_a_high_pane_of_the_cache_draws_graphs_with_scales_and_times() -> None:
         assert words_of in text
 
 
-def test_the_memory_of_the_host_is_this_process_of_all() -> None:
+def test_the_memory_of_the_host_is_this_process_of_what_others_leave_it() -> None:
     device = one_device(0, name="cpu", kind="cpu", weights=GIB, work=GIB, total=32 * GIB, ceiling=32 * GIB)
     line = _text(drawn(vram, replace(sample(1, kind="cpu"), devices=(device,)), 78, 1))
-    assert line.startswith("cpu host") and "2.3/32.0 GiB" in line
+    assert line.startswith("cpu host") and "2.3 of 31.8 GiB" in line
     assert glyphs.CEILING not in line
 
 
@@ -539,7 +540,15 @@ def test_parked_rows_fit_80_columns_and_mitigations_that_were_taken_are_no_alarm
     made = plain(rows)
     assert "1 text parked" in made[1] and "left" in made[1] and "209/512" in made[1]
     assert "texts/s" in made[3] and "3072 vectors reused" in made[3] and "1 text parked" in made[3]
-    assert sample().mitigations and not any("!" in span.text or span.style == "warn" for row in rows for span in row)
+    alarms = {
+        (span.text, span.style)
+        for row in rows
+        for span in row
+        if "!" in span.text or (span.style == "warn" and span.text.strip())
+    }
+    assert sample().mitigations and alarms == {("1 text parked", "warn")}  # which may yet get its vector
+    over = drawn(passes, sample(phase="incomplete"), 78, 4, shown=())
+    assert ("1 text parked", "error") in [tuple(span) for row in over for span in row]
 
 
 def test_a_pass_that_the_host_computes_beside_gpus_says_so() -> None:
@@ -697,7 +706,7 @@ def test_what_a_run_takes_of_a_host_of_tebibytes_is_told_in_gibibytes_and_its_di
         readings=Readings(used=1, total=2 << 40, disk_free=20 << 40),
     )  # fmt: skip
     text = plain([gauges.gauge(large, (large,), 200)])[0]
-    assert f"{host.memory and host.memory.occupied / 2**30:.1f}/1536.0/2048.0 GiB" in text and "disk 20.0 TiB" in text
+    assert f"{host.memory and host.memory.occupied / 2**30:.1f} of 1536.0 GiB" in text and "disk 20.0 TiB" in text
 
 
 def test_a_pass_and_a_lease_that_go_on_say_which_of_their_devices_is_lost() -> None:
@@ -864,7 +873,7 @@ def test_a_reason_that_would_push_out_when_it_ends_stands_below_the_header(width
 def test_the_header_gives_up_the_names_of_what_went_wrong_before_it_gives_up_when_it_ends(width) -> None:
     many = Attention(lost=2, parked=3, warnings=1_000, mitigations=2_200, refused=2)
     line = _text(_head(sample(kind="sim", lost=(1,), parked=0), width, fresh=many))
-    assert "eta 6:47" in line and ("2 GPUs lost  3 texts parked  !1002" in line) != (
+    assert "eta 6:47" in line and ("2 GPUs lost  3 texts parked  1,002 warnings" in line) != (
         "2 GPUs lost  3 texts parked  1,000 warnings" in line
     )
     assert "±" not in line or line.index("eta") < line.index("±")

@@ -1,5 +1,6 @@
 """The sampler: a thread that tells of devices, is never in the way, and ends at once."""
 
+import os
 import shutil
 import threading
 import time
@@ -146,7 +147,13 @@ def test_memory_of_the_host_is_told_once_when_it_is_nearly_gone_and_once_when_it
     assert [(each.over, each.free_bytes) for each in (low, well)] == [(False, 300 << 20), (True, 2 * LEAST_MEMORY)]
     said = describe(low)
     assert (said.severity, describe(well).text) == ("warning", "1.0 GiB of the host's memory free again")
-    assert said.text.startswith("300.0 MiB of the host's memory free: end other programs")
+    assert said.text.startswith("300.0 MiB of the host's memory free, 512.0 MiB needed: end other programs (most: ")
+    sizes = [each.bytes for each in low.holders]
+    assert sizes == sorted(sizes, reverse=True) and not well.holders
+    assert len(low.holders) <= cpu.MOST_HOLDERS
+    monkeypatch.setattr(cpu, "MOST_HOLDERS", 1 << 20)
+    assert [each.pid for each in cpu.memory_holders(-1) if each.name == "this run"] == [os.getpid()]
+    assert "(none can be seen from here)" in describe(MemoryLow(free_bytes=1)).text
 
 
 def test_what_a_container_may_use_counts_as_the_memory_that_is_free(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ SAID = {
         "ECC error", "eta ", "y Copy",
     ),
     "parked": (
-        "✖ TEXT PARKED", "1 text parked, no vector (Handbook/part-0007_chunks.json record 1,284, chunk f3b1c2d4-5e6f",
+        "▲ TEXT PARKED", "1 text parked, no vector (Handbook/part-0007_chunks.json record 1,284, chunk f3b1c2d4-5e6f",
         "after the run retry with", f"{AGAIN} --retry-parked", "eta ",
     ),
     "disk": (
@@ -28,27 +28,33 @@ SAID = {
         "make that 1.0 GiB, or the run stops once it is full", "eta ",
         f"if it stops for that, continue it with {AGAIN}",
     ),
-    "memory": ("▲ LOW MEMORY", "187.0 MiB of the host's memory free: end other programs", f"{AGAIN} --warm 0", "eta "),
+    "memory": (
+        "▲ LOW MEMORY", "187.0 MiB of the host's memory free", "end other programs (most: java, pid 3310, 11.0 GiB)",
+        f"{AGAIN} --warm 0", "eta ",
+    ),
     "node-lost": ("▲ DEGRADED", "1 node lost (node-3), no work lost: the batches go to the other devices", "eta "),
     "server": (
         "✖ WAITING FOR SERVER  watch", "61% uploaded", "1,280 of 2,096 points", "7 attempts", "check the server",
-        "then the run is INCOMPLETE: continue it with",
-        f"{AGAIN} --retry-parked",
+        "the run is INCOMPLETE: after the upload retry missing vectors with",
+        f"{AGAIN} --retry-parked", "interlock doctor --gpu",
     ),
     "deadline": ("▲ LATE", "of work may be more than the 0:40 left: if so it stops then, to be resumed", AGAIN, "eta "),
-    "paused": ("■ PAUSED", "by operator", "P resumes", "P Resume", "S Stop"),
+    "paused": ("■ PAUSED", "by operator at the console", "P resumes", "P Resume", "S Stop"),
     "cpu": (
         "▲ DEGRADED", "sim-bge-m3 on the CPU, only slower: fits on no GPU", f"{AGAIN} --ceiling 3.5GiB", "eta ",
         "on CPU", "left cpu",
     ),
     "shared": ("at once", "eta ", "EXCL off"),
-    "ended-parked": ("✖ INCOMPLETE  watch", "1 text has no sim-bge-large-en, sim-bge-m3", f"{AGAIN} --retry-parked"),
+    "ended-parked": (
+        "✖ INCOMPLETE  watch", "1 text has no sim-bge-large-en, sim-bge-m3", "interlock doctor --gpu",
+        f"retry missing vectors with {AGAIN} --retry-parked",
+    ),
     "died": (
         "✖ RUN PROCESS DIED  watch", f"continue it with {AGAIN}", "last 08:00:",
         "process died: no", "y Copy",
     ),
-    "stopped": ("▲ STOPPED  watch", "stopped by the operator", f"continue it with {AGAIN}", "y Copy"),
-    "resumed": ("● RUN", "resumed", "eta ", "2 on disk", "with its process", "kept"),
+    "stopped": ("▲ STOPPED  watch", "by kim@gpu-1 (pid 4711)", f"continue it with {AGAIN}", "y Copy"),
+    "resumed": ("● RUN", "resumed", "eta ", "2 on disk", "0:24 with its process", "kept"),
 }  # fmt: skip
 """What stands on the screen, line breaks or not."""
 

@@ -266,7 +266,7 @@ def test_what_is_told_of_a_server_is_no_older_than_its_answer(tmp_path, monkeypa
         moment[0] += 9
         open_one.note("no route", 2, 51.0)
         found = after(1).detail
-        assert "no answer for 0:10, goes on by itself or gives up in 0:50" in found
+        assert "no answer for 0:10, the upload retries for 0:50 more" in found
         assert found.endswith("2 attempts, last: no route")
         open_one.note()
         assert after(0).word == "UPLOADING"
@@ -305,6 +305,6 @@ def test_how_a_run_ended_is_not_hidden_by_its_upload():
     again = Remedy("continue it with", "interlock run in --resume")
     waits = at_it._replace(latest=Acknowledged(rows=10, at=5.0, since=4.0, waits="503", attempts=2, until=65.0))
     found = uploaded(Judgement(health=Health("INCOMPLETE", "warn", "why", remedy=again)), waits, 5.0)
-    assert found.health.remedy == ("then the run is INCOMPLETE: continue it with", again.command)
+    assert found.health.remedy == ("the run is INCOMPLETE: after the upload continue it with", again.command)
     whole = uploaded(Judgement(health=Health("DONE", "ok")), waits, 5.0)
     assert whole.health.remedy == ("if it gives up, upload the rest with", waits.onward)

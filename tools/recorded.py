@@ -148,7 +148,11 @@ class Recorded:
         body = entry.body
         if self._box.stop_requested:
             code = self._box.code or ExitCode.STOPPED
-            body = ev.RunClosed(status="stopped", reason="stopped by the operator", exit_code=code)
+            body = ev.RunClosed(
+                status="stopped",
+                reason=f"stopped by {self._box.by} between batches: --resume continues",
+                exit_code=code,
+            )
         if isinstance(body, ev.RunStarted):
             body = replace(body, run_id=self.directory.id)
         if isinstance(body, ev.RunClosed):

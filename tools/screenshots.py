@@ -56,7 +56,7 @@ def console(run: Recorded, look: "Look") -> "App[Any]":
 
     # By its name alone: where a picture is made is no part of it.
     app = Console(run, look, summary=Path(run.directory.path.name) / run.directory.summary.name, driver=None)
-    app.who = "operator"
+    app.who = "operator at the console"
     return app
 
 
@@ -296,10 +296,10 @@ async def _taken(shot: Shot, size: tuple[int, int], scratch: Path, picture: "Cal
     run.play_to(shot.share)
     assert run.controls
     if shot.heeded:
-        run.controls.ask(*shot.heeded, "operator")
+        run.controls.ask(*shot.heeded, "operator at the console")
         run.play_until(lambda seen: seen.paused)
     if shot.pending:
-        run.controls.ask(*shot.pending, "operator")
+        run.controls.ask(*shot.pending, "operator at the console")
     app = shot.make(run, Look(ascii=shot.ascii, theme=shot.theme))
     with _scene(run):
         async with app.run_test(size=size) as pilot:

@@ -76,6 +76,12 @@ def disk(run: Recorded, look: "Look") -> "App[Any]":
     return told(ev.DiskLow(place=place, free_bytes=free), disk_free=free)(run, look)
 
 
+def memory(run: Recorded, look: "Look") -> "App[Any]":
+    """The console on a run whose host has hardly any memory left."""
+    free, most = 187 * MIB, (Tenant(3310, "java", 11 * GIB, "kim"),)
+    return told(ev.MemoryLow(free_bytes=free, holders=most), memory_free=free, memory_holders=most)(run, look)
+
+
 def late(run: Recorded, look: "Look") -> "App[Any]":
     """The console on a run whose deadline comes before its end."""
     seconds = 40.0
@@ -99,7 +105,7 @@ def on_the_cpu(run: Recorded, look: "Look") -> "App[Any]":
         run.step()
     first = run.snapshot().passes[0].model
     run.recorder.look(lambda state: state.paces.update(dict.fromkeys((entry.model for entry in state.roster), 9e3)))
-    lack = "needs 3.1 GiB, 2.6 GiB free under --ceiling 3.0 GiB after 300.0 MiB of context"
+    lack = "needs 3.1 GiB, 2.6 GiB left of --ceiling 3.0 GiB after 364.0 MiB of context and margin"
     step = ev.Mitigated(
         model_pass=0, rung="cpu", device="cuda:0, cuda:1", rows=976, cause=f"{first} fits on no GPU ({lack})",
         action="computing all of it on the CPU; raise --ceiling to 3.5GiB or more", stays=True,
@@ -166,7 +172,7 @@ def stopped(run: Recorded, look: "Look") -> "App[Any]":
         )
         run.recorder.emit(ev.DeviceSampled(device=device.facts.name, memory=EMPTY))
     run.recorder.emit(ev.LeaseReleased(lease.lease, lease.model_pass, lease.model, 33.0, receipts))
-    run.controls.stop(ExitCode.STOPPED)
+    run.controls.stop(ExitCode.STOPPED, "kim@gpu-1 (pid 4711)")
     run.code = run.go()
     return watched(run, look)
 
@@ -177,7 +183,7 @@ SITUATIONS = (
     Shot("card-lost", CALM, make=told(ev.DeviceLost(device="cuda:1", reason="CUDA error: uncorrectable ECC error"))),
     Shot("parked", CALM, make=told(PARKED)),
     Shot("disk", CALM, make=disk),
-    Shot("memory", CALM, make=told(ev.MemoryLow(free_bytes=187 * MIB), memory_free=187 * MIB)),
+    Shot("memory", CALM, make=memory),
     Shot("node-lost", 0.33, run="nodes"),
     Shot("server", 1.0, make=waiting),
     Shot("deadline", CALM, make=late),

@@ -87,6 +87,11 @@ def parked(texts: int) -> str:
     return f"{several(texts, 'text')} parked" * bool(texts)
 
 
+def lack_style(snapshot: Snapshot) -> str:
+    """The style of a text without a vector: while the run goes on, there may yet be one."""
+    return "warn" if goes_on(snapshot) else "error"
+
+
 def devices_of(names: Sequence[str], lost: Collection[str] = ()) -> str:
     """Name devices: `cuda:0,1` for two GPUs, `cuda:0-3` for four in a row, `node-1/cuda:0,1` for those of a node, and
     `4 GPUs on 2 nodes` where that would be long; those that are `lost` apart: `cuda:0, lost cuda:1`."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, NOTICED, node_of, on_host
+from interlock.engine.record.health import CHECK
 from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.words import human_bytes, safe
 from interlock.widgets import glyphs
@@ -38,15 +39,17 @@ def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = Fals
     name = min(16 if on_nodes else 10, max(width_of(each.facts.name) for each in devices))
     spans = [Span(fit(device.facts.name, name), "bold"), Span(" ")]
     if device.lost:
-        told = Span(f" {device.facts.label}: {device.lost}", "warn")
-        return fitted([*spans, Span("LOST", "error"), told], width)
+        told = f" {device.lost.removeprefix('CUDA error: ')}" + f"; after the run: {CHECK}" * (not on_nodes)
+        label = f", {device.facts.label}"
+        told += label * (name + 5 + width_of(told + label) <= width)
+        return fitted([*spans, Span("LOST", "error"), Span(told, "warn")], width)
     if not device.memory:
         size = f"{gib(device.facts.ceiling_bytes)}/{gib(device.facts.total_bytes)} GiB"
         return fitted([*spans, Span(f"{device.facts.label}, limit {size}, no reading yet", "dim")], width)
     numbers = _sizes(device).rjust(max(len(_sizes(each)) for each in devices))  # under one another
     fixed = name + 1 + width_of(numbers) + 1 + 5
     if fixed + 1 + SHORT_BAR > width:
-        numbers = _against_ceiling(device)
+        numbers = _sizes(device).replace(" of ", "/").rpartition(" ")[0]
         fixed = name + 1 + width_of(numbers) + 1 + 5
     spare = width - fixed - 1 - USUAL_BAR
     label = min(max(width_of(each.facts.label) for each in devices), LABEL if width < ROOMY else MOST_LABEL)
@@ -125,8 +128,9 @@ def _facts(device: DeviceView) -> list[Figure]:
     for what, free, least in rooms:
         if free is not None and free >= least:  # the header tells of too little: it is not the device's
             facts.append(Figure(f"{what} {human_bytes(free)} free", 3))
-    if device.facts.ceiling_bytes < GIB:  # which the numbers beside the bar then leave out
-        facts.append(Figure(f"total {gib(device.facts.total_bytes)} GiB", 8))
+    if device.facts.ceiling_bytes < device.facts.total_bytes:
+        ceiling, total = map(human_bytes, (device.facts.ceiling_bytes, device.facts.total_bytes))
+        facts.append(Figure(f"ceiling {ceiling} of {total}", 8))
     return facts
 
 
@@ -139,14 +143,8 @@ def _parts(device: DeviceView) -> glyphs.Parts:
 
 
 def _sizes(device: DeviceView) -> str:
-    """Used, the ceiling where it is below the total, and the total; of a ceiling in MiB, used and that."""
-    facts = device.facts
-    total = f"/{gib(facts.total_bytes)}" if GIB <= facts.ceiling_bytes < facts.total_bytes else ""
-    return f"{_against_ceiling(device)}{total} {unit(_most(device))}"
-
-
-def _against_ceiling(device: DeviceView) -> str:
-    return f"{_size(device, device.occupied)}/{amount(device.facts.ceiling_bytes, _most(device))}"
+    """Used, of what the run may have: both that the percentage is made of."""
+    return f"{_size(device, device.occupied)} of {amount(device.most, _most(device))} {unit(_most(device))}"
 
 
 def _size(device: DeviceView, size: int) -> str:

@@ -104,7 +104,7 @@ def rows(
         del left[1]
     rest = [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
     rest += _warnings(snapshot, stale, dropped, frozen)
-    counts, named = (_counts(fresh, judged.health, spelt=each) for each in (False, True))
+    counts, named = (_counts(fresh, judged.health, width, spelt=each) for each in (False, True))
     short, spelt = ({*_standing([*left, *each, *rest], width)} for each in (counts, named))
     # How far it is and when it ends are worth more than the names of what went wrong, which are counted all the same.
     needed = {place for place, field in enumerate(left) if place in short and field.rank <= PASS}
@@ -140,7 +140,10 @@ def _chip(
     fields = [Field(0, f"{sign} {health.word}", style)]
     # Beside the state it stands whole or not at all; on a screen of one line a part of it, if there is room for any.
     rank = END + 1 if not reason else 1 if reason > 10 else END
-    return fields + [Field(rank, health.told, style, least=reason)] * bool(health.told)
+    tone = (
+        "warn" if health.word in ("RUN", "DONE") else style
+    )  # what is said of one that is well is counted so elsewhere
+    return fields + [Field(rank, health.told, tone, least=reason)] * bool(health.told)
 
 
 def _moment(where: str, kind: str) -> list[Field]:
@@ -157,12 +160,14 @@ def _marks(snapshot: Snapshot, kind: str, readonly: bool) -> list[Field]:
     return fields + [Field(60, "READ-ONLY", "accent")] * (readonly and kind == "live")
 
 
-def _counts(fresh: Attention, health: Health, *, spelt: bool) -> list[Field]:
+def _counts(fresh: Attention, health: Health, width: int, *, spelt: bool) -> list[Field]:
     """What went wrong, was not looked at and is not told by the reason of the state: what is lost first, in the colour
-    of errors where results lack it."""
+    of errors where results lack it. What is refused is among the warnings where it has no words of its own."""
     losses, rest = ([word for word in each.words if word not in health.detail] for each in (fresh.losses, fresh.rest))
-    fields = [Field(5, "  ".join(losses), "error" if fresh.parked else "warn")] * bool(losses)
-    return fields + [Field(5, "  ".join(rest) if spelt else f"!{fresh.rest.total}", "warn")] * bool(rest)
+    lost, short = fresh.parked and health.level == "error", f"!{fresh.rest.total}"
+    fields = [Field(5, "  ".join(losses), "error" if lost else "warn")] * bool(losses)
+    more = "  ".join(rest) if spelt else short if width < ROOMY else several(fresh.rest.total, "warning")
+    return fields + [Field(5, more, "warn")] * bool(rest)
 
 
 def _nodes(snapshot: Snapshot) -> list[Field]:

@@ -59,7 +59,7 @@ class Console(Frame[Leave]):
         run is `uploaded` at its end, the screen is left then."""
         super().__init__(look, driver=driver)
         self.source = source
-        self.who = user_name()
+        self.who = f"{user_name()} at the console"
         self._session = session
         self._summary = summary
         self.listed = listed

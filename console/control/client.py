@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from interlock.console.control import protocol as said
-from interlock.console.control.protocol import name_of, short, user_behind
+from interlock.console.control.protocol import name_of, peer_of, short
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record.events import ControlApplied, ControlRefused
@@ -45,7 +45,7 @@ class Link:
         try:
             with short(directory) as name:
                 self._socket.connect(name)
-            owner = user_behind(self._socket)
+            _, owner = peer_of(self._socket)
         except OSError as error:
             self.close()
             raise UnreachableError(_why(error, directory)) from error

@@ -138,11 +138,11 @@ def short(directory: Path) -> Iterator[str]:
         os.close(handle)
 
 
-def user_behind(connection: socket.socket) -> int:
-    """Find the user id of the process at the other end. Raises OSError."""
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Find the process at the other end (0 where it is in another namespace), and its user id. Raises OSError."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    user: int = _CREDENTIALS.unpack(data)[1]
-    return user
+    pid, user, _ = _CREDENTIALS.unpack(data)
+    return pid, user
 
 
 def name_of(user: int) -> str:

@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from interlock.console.control import protocol as said
-from interlock.console.control.protocol import name_of, short, user_behind
+from interlock.console.control.protocol import name_of, peer_of, short
 from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, reason
 from interlock.engine.record.rundir import SOCKET
 from interlock.engine.record.state import Control
+from interlock.engine.record.words import legible
 
 CLIENTS = 16
 """Who may be connected at once; one more is cut off."""
@@ -77,13 +78,13 @@ class Server:
             while not self._ended.is_set():
                 try:
                     client, _ = self._listening.accept()
-                    user = user_behind(client)
+                    pid, user = peer_of(client)
                     if user != os.geteuid():
                         _refuse(client, f"the run belongs to {name_of(os.geteuid())}")
                     elif len(self._clients) >= CLIENTS:
                         _refuse(client, f"{CLIENTS} processes are connected already")
                     else:
-                        thread = threading.Thread(target=self._attend, args=(client, name_of(user)), daemon=True)
+                        thread = threading.Thread(target=self._attend, args=(client, _asker(user, pid)), daemon=True)
                         self._clients[client] = thread
                         try:
                             thread.start()
@@ -137,6 +138,11 @@ def _bound(directory: Path) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def _asker(user: int, pid: int) -> str:
+    """Name who asks from another process of this machine, `ctl` or a watch: `kim@gpu-1 (pid 4711)`."""
+    return f"{name_of(user)}@{legible(socket.gethostname())}" + f" (pid {pid})" * bool(pid)
 
 
 def _refuse(connection: socket.socket, reason: str) -> None:

@@ -59,8 +59,7 @@ def _headline(snapshot: Snapshot) -> str:
     done = "" if snapshot.share_done >= 1 else f" at {percent(snapshot.share_done).strip()} of the work"
     took = f" in {duration(snapshot.elapsed)}" if timed(snapshot.device_kind) else ""
     text = f"{state.word}{done}: {several(models, 'model')}, {several(rows, 'text')} of "
-    why = state.detail.removeprefix(f"{snapshot.phase} ").removesuffix(": --resume continues")  # the next command does
-    return text + several(collections, "collection") + took + (f": {why}" if why else "")
+    return text + several(collections, "collection") + took + f": {state.detail}" * bool(state.detail)
 
 
 def _models(snapshot: Snapshot, width: int | None) -> list[str]:

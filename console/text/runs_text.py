@@ -36,7 +36,7 @@ def cells(seen: Overview, now: float) -> list[Span]:
         Span("" if seen.share_done is None else percent(seen.share_done).strip()),
         Span(remaining(left.seconds) if left else ""),
         Span(f"±{remaining(left.spread)}" if left else "", "dim"),
-        Span(issues(wrong), "error" if wrong.parked else "warn"),
+        Span(issues(wrong), "error" if wrong.parked and seen.health.level == "error" else "warn"),
         Span(in_use(seen.devices), worst),
         Span(seen.health.detail),
         Span(age(now - seen.began_at) if seen.began_at else ""),

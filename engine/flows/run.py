@@ -230,7 +230,10 @@ class Run:
                 error.exit_code = self._code("stopped", str(error))
             if not self._working:
                 raise
-            return "stopped" if stopped else "failed", str(error)
+            # What computes knows only that it was to stop.
+            return (
+                ("stopped", str(error).replace("the operator", self.controls.by)) if stopped else ("failed", str(error))
+            )
 
     def _work(self, scratch: Path) -> tuple[Status, str]:
         """Go the way of a chunk: read, plan, compute, deliver; nothing is kept of what is refused before the work."""

@@ -2,22 +2,27 @@
 
 import ctypes
 import gc
+import os
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import lru_cache
 from pathlib import Path
 
 import psutil
 import torch
 
 from interlock.engine.gpu.device import Device
-from interlock.engine.record.facts import Memory, Readings
+from interlock.engine.record.facts import Memory, Readings, Tenant
+from interlock.engine.record.words import safe
 
 CONTAINERS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Where Linux says what a container may use and uses: control groups of version 2, and of version 1."""
+MOST_HOLDERS = 3
+"""Processes that are told."""
 
 
 class CpuDevice(Device):
@@ -91,6 +96,18 @@ class CpuDevice(Device):
 def memory_free() -> int:
     """Measure what the host has free, or the container that this process is in."""
     return min([int(psutil.virtual_memory().available), *_free_in_containers()])
+
+
+@lru_cache(maxsize=1)
+def memory_holders(_: int) -> tuple[Tenant, ...]:
+    """Find the processes with most of the host's memory that this one may see, itself as `this run`; looked for anew
+    for each number."""
+    found = list[Tenant]()
+    for each in psutil.process_iter(["name", "username", "memory_info"]):
+        if size := each.info["memory_info"] and int(each.info["memory_info"].rss):
+            name = "this run" if each.pid == os.getpid() else safe(each.info["name"] or "?")
+            found.append(Tenant(each.pid, name, size, each.info["username"] or ""))
+    return tuple(sorted(found, key=lambda one: -(one.bytes or 0))[:MOST_HOLDERS])
 
 
 def _free_in_containers() -> Iterator[int]:

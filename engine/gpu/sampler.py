@@ -6,19 +6,22 @@ whoever listened is gone, it stops.
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from interlock.engine.gpu.cpu import memory_free
+from interlock.engine.gpu.cpu import memory_free, memory_holders
 from interlock.engine.gpu.device import RESERVE, Device
 from interlock.engine.record.events import DeviceSampled, DiskLow, Emit, MemoryLow, MemoryTaken
 from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, NOTICED, Memory, Readings
 
 EASED = 1.1
 """So many times what is needed must be free before a shortage is over, lest it come and go."""
+ANEW = 10.0
+"""Seconds after which is looked anew for who has the host's memory: all processes are asked."""
 
 
 class Sampler:
@@ -61,7 +64,10 @@ class Sampler:
         try:
             sample = DeviceSampled(device=device.name, memory=device.memory(), readings=device.readings())
             if self._place and sample.readings and device is self._devices[0]:
-                seen = replace(sample.readings, memory_free=memory_free())
+                free = memory_free()
+                seen = replace(sample.readings, memory_free=free)
+                if free < LEAST_MEMORY:
+                    seen = replace(seen, memory_holders=memory_holders(int(time.monotonic() / ANEW)))
                 with suppress(OSError):
                     seen = replace(seen, disk_free=shutil.disk_usage(self._place).free)
                 sample = replace(sample, readings=seen)
@@ -95,7 +101,8 @@ class Sampler:
         if disk is not None and self._turned("disk", disk, LEAST_DISK):
             yield DiskLow(place=str(self._place), free_bytes=disk, over="disk" not in self._low)
         if memory is not None and self._turned("memory", memory, LEAST_MEMORY):
-            yield MemoryLow(free_bytes=memory, over="memory" not in self._low)
+            over = "memory" not in self._low
+            yield MemoryLow(free_bytes=memory, holders=readings.memory_holders, over=over)
 
     def _turned(self, what: str, free: int, least: int) -> bool:
         """Note whether there is too little of it; tell whether that is new."""

@@ -150,14 +150,13 @@ class Readings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     temperature: int | None = None
     power: float | None = None
     power_limit: float | None = None
-    throttled: str = ""
-    """What slows its clock down."""
+    throttled: str = ""  # what slows its clock down
     holders: tuple[Tenant, ...] = ()
     """Who else has memory of it, the most first, as far as this process may see them."""
-    disk_free: int | None = None
-    """Bytes of the disk that the run is written to, told by one device of the machine that it is on."""
+    disk_free: int | None = None  # bytes of the disk that the run is written to, told by one device of that machine
     memory_free: int | None = None
     """Bytes of memory that the host, or this process's container, has free, told likewise."""
+    memory_holders: tuple[Tenant, ...] = ()  # who has most of the host's, where that is too little; this process too
 
     def others_beside(self, occupied: int) -> int:
         """Return the bytes that others have beside those that this process occupies."""
@@ -197,10 +196,13 @@ class MemoryShortage(Struct, frozen=True, kw_only=True):
     """The host has too little memory free, or, if it is `over`, enough again."""
 
     free_bytes: int
+    holders: tuple[Tenant, ...] = ()
     over: bool = False
 
     def __str__(self) -> str:
-        wanted = f": end other programs ({human_bytes(LEAST_MEMORY)} are needed), or the system may kill the run"
+        told = [f"most: {each.name}, pid {each.pid}, {human_bytes(each.bytes or 0)}" for each in self.holders]
+        who = next(iter(told), "none can be seen from here")
+        wanted = f", {human_bytes(LEAST_MEMORY)} needed: end other programs ({who}), or the system may kill the run"
         return f"{human_bytes(self.free_bytes)} of the host's memory free{' again' if self.over else wanted}"
 
 

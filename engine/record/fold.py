@@ -84,7 +84,7 @@ def fold(state: RunState, entry: Entry) -> None:
         raise ValueError(f"there is no pass {model_pass}")
     if not EARLIEST < entry.at < LATEST:
         raise ValueError(f"no clock says {entry.at}")
-    state.latest_at = entry.at
+    before, state.latest_at = state.latest_at, entry.at
     if isinstance(entry.body, ev.Heartbeat):
         state.beats[HEAD if getattr(entry.body, "device", "") == HEAD else type(entry.body).__name__] = entry.body
     # A pause that is lifted is no delay; any other answer to an operator says nothing of the work.
@@ -110,7 +110,7 @@ def fold(state: RunState, entry: Entry) -> None:
             state.schedule = entry.body.schedule
             state.cpu_fallback = _fallback(entry.body.config)
         case ev.RunResumed():
-            _reopen(state, entry.body)
+            _reopen(state, entry.body, before)
         case ev.DeadlineSet():
             state.deadline = entry.body.ends
         case ev.ModelResolved():
@@ -176,7 +176,7 @@ def _fold_node(state: RunState, event: NodeEvent) -> None:
     if not isinstance(event, ev.NodeJoined | ev.NodeLost):
         return
     for lease in [each for each in state.held.values() if node_of(each.lease) == event.node]:
-        _keep(state, replace(lease, left=True))
+        _keep(state, replace(lease, left=True, left_at=state.latest_at))
     mine = [name for name in state.devices if node_of(name) == event.node]
     if isinstance(event, ev.NodeJoined):
         _equip(state, event.devices, mine)
@@ -185,8 +185,8 @@ def _fold_node(state: RunState, event: NodeEvent) -> None:
         state.devices[name].lost = state.devices[name].lost or event.reason
 
 
-def _reopen(state: RunState, event: ev.RunResumed) -> None:
-    """A new session reads, resolves and delivers afresh; only what was committed stays."""
+def _reopen(state: RunState, event: ev.RunResumed, before: float) -> None:
+    """A new session reads and delivers afresh; only what was committed stays of that last heard of `before`."""
     state.versions = event.versions
     if state.started:
         called_with = {"chunks": event.chunks, "config": event.config, "environment": event.environment}
@@ -198,7 +198,7 @@ def _reopen(state: RunState, event: ev.RunResumed) -> None:
     state.current_pass, state.batch_index = None, None
     state.cpu_fallback, state.paused = _fallback(event.config), False
     for lease in list(state.held.values()):
-        _keep(state, replace(lease, left=True))
+        _keep(state, replace(lease, left=True, left_at=before))
     state.nodes = {name: node.before_joining() for name, node in state.nodes.items()}
     state.schedule = event.schedule or state.schedule
     for collection in state.collections.values():

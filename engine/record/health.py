@@ -28,6 +28,7 @@ Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
 in one that has not, which may be reading its weights; and in any case the time of so many of its longest batches."""
+CHECK = command(["doctor", "--gpu"])
 ENDED: dict[str, tuple[str, Level]] = {
     "completed": ("DONE", "ok"),
     "incomplete": ("INCOMPLETE", "warn"),
@@ -77,10 +78,10 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     What ended it comes first, then what keeps it from going on, then what it goes on without.
     """
     if snapshot.over or snapshot.phase == GONE:
-        died = Health("RUN PROCESS DIED", "error", snapshot.reason, stuck=True)
-        state = ended(snapshot.phase, snapshot.reason, lacks=loses(snapshot)) if snapshot.over else died
+        died, lost = Health("RUN PROCESS DIED", "error", snapshot.reason, stuck=True), lost_devices(snapshot)
+        state = ended(snapshot.phase, snapshot.reason, lacks=loses(snapshot), lost=lost) if snapshot.over else died
         lacks = snapshot.phase == "incomplete" and loses(snapshot)  # which is all that the command mends
-        when = "for missing vectors " * lacks + "continue it with"
+        when = "retry missing vectors with" if lacks else "continue it with"
         return replace(state, remedy=_remedy([_Trouble("", when)], snapshot, run))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
         trouble = _Trouble(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
@@ -107,7 +108,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     told = {PAUSED: _Trouble(_paused(snapshot, now))} if snapshot.paused else {}
     told |= {word: trouble for word, trouble in found.items() if trouble.why}
     if told:  # the first gives the word, red ones before amber ones; none hides another
-        level: Level = "error" if loses(snapshot) else "warn"
+        level: Level = "error" if told.keys() & {MODEL_FAILED} else "warn"  # a parked text may yet get its vector
         why = "; ".join(each.why for each in told.values() if each.why)
         return Health(next(iter(told)), level, why, remedy=_remedy(told.values(), snapshot, run))
     return Health("RUN", "ok") if running else Health(snapshot.phase.upper(), "idle", outlook.doing(snapshot))
@@ -141,11 +142,14 @@ def _failed(snapshot: Snapshot) -> _Trouble:
     return _Trouble(f"{several(len(failed), 'model')} failed ({some(failed)})" * bool(failed), "mend it, continue with")
 
 
-def ended(status: str, reason: str, *, lacks: bool) -> Health:
+def ended(status: str, reason: str, *, lacks: bool, lost: Sequence[str] = ()) -> Health:
     """Say how a run stands that has ended so, and `lacks` vectors or not; one that is completed for a `reason` lacks
-    what was refused."""
+    what was refused. Devices that were `lost` want a check."""
     word, level = ENDED.get(status, (status.upper(), "error"))
-    return Health(word, "error" if lacks else "warn" if level == "ok" and reason else level, reason, level == "error")
+    why = reason.removeprefix(f"{status} ").removesuffix(": --resume continues")  # the command does
+    mine = [name for name in lost if not node_of(name)]
+    told = "; ".join(filter(None, [why, f"{some(mine)} was lost: check it with {CHECK}" * bool(mine)]))
+    return Health(word, "error" if lacks else "warn" if level == "ok" and reason else level, told, level == "error")
 
 
 def _degraded(snapshot: Snapshot) -> _Trouble:
@@ -170,7 +174,7 @@ def _degraded(snapshot: Snapshot) -> _Trouble:
         told[-1] += f": {move.cause.removeprefix(f'{lease.model} ')}" + f"; {move.action}" * (not raised)
         if raised and not when:
             when, flags = "for a GPU stop it and continue it with", [*raised.groups()]
-    return _Trouble("; ".join(told), when, flags, command(["doctor", "--gpu"]) * bool(lost))
+    return _Trouble("; ".join(told), when, flags, CHECK * bool(lost))
 
 
 def loses(snapshot: Snapshot) -> bool:

@@ -135,7 +135,7 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     worse = max(state.level, found.level, key=LEVELS.index)
     ran, remedy = f"the run is {state.word}" * (state.level in LEVELS[2:]), found.remedy
     if going and ran and state.remedy:
-        ran, remedy = "", Remedy(f"then {ran}: continue it with", state.remedy.command)
+        ran, remedy = "", Remedy(f"{ran}: after the upload {state.remedy.when}", state.remedy.command)
     share = upload.latest.rows / upload.to.rows if upload.to.rows else float(bool(upload.to.collection))
     return dataclasses.replace(
         judged,
@@ -151,14 +151,14 @@ def _on_its_way(upload: Upload, now: float) -> Health:
     latest = upload.latest
     level: Level = "warn"
     since = duration(max(0.0, now - (latest.since or latest.at)))
-    ends = f"gives up in {duration(max(0.0, latest.until - now))}"
+    ends = duration(max(0.0, latest.until - now))
     if latest.attempts:
-        why = f"check the server: no answer for {since}, goes on by itself or {ends}"
+        why = f"check the server: no answer for {since}, the upload retries for {ends} more"
         last = f", {several(latest.attempts, 'attempt')}, last: {safe(latest.waits, SAID)}"
     elif latest.at and now - latest.at > SLOW:
-        why, last = f"check the server: no answer for {duration(now - latest.at)}, goes on by itself", ""
+        why, last = f"check the server: no answer for {duration(now - latest.at)}, the upload waits for it", ""
     elif latest.waits:
-        why, last = f"wait: {latest.waits} for {since}, {ends}", ""
+        why, last = f"wait: {latest.waits} for {since}, gives up in {ends}", ""
         level = "warn" if latest.cut else "idle"
     else:
         left = "" if latest.left is None else f", {duration(latest.left)} left"

@@ -12,7 +12,7 @@ from itertools import filterfalse
 from typing import NamedTuple
 
 from interlock.engine.record.events import DeviceSampled, RecordsRead
-from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, DiskShortage, MemoryShortage, on_host
+from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, DiskShortage, MemoryShortage, Readings, on_host
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot, side_by_side
 from interlock.engine.record.state import HEAD, Lately
 from interlock.engine.record.words import duration, safe, several
@@ -182,8 +182,10 @@ def low_disk(snapshot: Snapshot) -> str:
 
 def low_memory(snapshot: Snapshot) -> str:
     """Say how little memory the run's host has free; empty where that is enough, or nobody knows."""
-    free = _least(snapshot, "memory_free", LEAST_MEMORY)
-    return str(MemoryShortage(free_bytes=free)) if free < LEAST_MEMORY else ""
+    told = [each for each in readings_of(snapshot).values() if each.memory_free is not None]
+    low = min(told, key=lambda each: each.memory_free or 0, default=None)
+    free = LEAST_MEMORY if low is None or low.memory_free is None else low.memory_free
+    return str(MemoryShortage(free_bytes=free, holders=low.memory_holders)) if low and free < LEAST_MEMORY else ""
 
 
 def _least(snapshot: Snapshot, figure: str, otherwise: int) -> int:
@@ -192,10 +194,16 @@ def _least(snapshot: Snapshot, figure: str, otherwise: int) -> int:
 
 def told_of(snapshot: Snapshot, figure: str) -> dict[str, int]:
     """Find what the readings of devices, and of a cluster's head, tell of it, by their names."""
+    readings = readings_of(snapshot)
+    return {name: told for name, each in readings.items() if (told := getattr(each, figure, None)) is not None}
+
+
+def readings_of(snapshot: Snapshot) -> dict[str, Readings]:
+    """Find the latest readings of devices, and of a cluster's head, by their names."""
     readings = {device.facts.name: device.readings for device in snapshot.devices}
     if isinstance(sample := snapshot.beats.get(HEAD), DeviceSampled):
         readings[HEAD] = sample.readings
-    return {name: told for name, each in readings.items() if (told := getattr(each, figure, None)) is not None}
+    return {name: each for name, each in readings.items() if each}
 
 
 def late(snapshot: Snapshot, now: float) -> str:

@@ -273,7 +273,12 @@ def _closed(directory: Path) -> Overview | None:
     failed = any(place.missing or any(each.status == "failed" for each in place.passes) for place in said.collections)
     return Overview(
         path=directory,
-        health=ended(said.status, said.reason, lacks=bool(told.parked) or failed),
+        health=ended(
+            said.status,
+            said.reason,
+            lacks=bool(told.parked) or failed,
+            lost=[each.name for each in said.devices if each.lost],
+        ),
         attention=told,
         share_done=1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
         devices=tuple(

@@ -212,6 +212,8 @@ class LeaseState(Grant, frozen=True, kw_only=True):
     granted_at: float = 0.0
     left: bool = False
     """Whether its session or its node was gone before it was released."""
+    left_at: float = 0.0
+    """When that was last heard of, in seconds since the epoch."""
 
     @property
     def held(self) -> bool:

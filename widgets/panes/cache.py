@@ -13,7 +13,7 @@ from interlock.engine.record.health import at_rest, goes_on
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets import glyphs
-from interlock.widgets.formats import amount, count, last, parked, rates, smoothed, unit, unreal, window
+from interlock.widgets.formats import amount, count, lack_style, last, parked, rates, smoothed, unit, unreal, window
 from interlock.widgets.pane import PaneKind, View
 from interlock.widgets.text import Row, Span, fitted, kept, width_of, wrapped
 
@@ -150,7 +150,7 @@ def line(snapshot: Snapshot, width: int) -> Row:
     parts = [
         (0, f"{count(rate):>5} texts/s" + _note(snapshot), ""),
         (1, ", ".join(each.replace(" ", " vectors ") for each in _spared(snapshot)), ""),
-        (2, parked(snapshot.parked), "error"),
+        (2, parked(snapshot.parked), lack_style(snapshot)),
         (3, f"models {hits} on disk" + f" {downloads} new" * bool(downloads), "dim"),
     ]
     parts = [part for part in parts if part[1]]

@@ -141,7 +141,8 @@ def _time(lease: LeaseState, snapshot: Snapshot) -> str:
     """How long it was held, or has been so far."""
     if lease.held_seconds is not None:
         return duration(lease.held_seconds)
-    return duration(max(0.0, snapshot.latest_at - lease.granted_at)) if lease.granted_at and lease.held else "?"
+    until = snapshot.latest_at if lease.held else lease.left_at
+    return duration(max(0.0, until - lease.granted_at)) if lease.granted_at and until else "?"
 
 
 def _memory(lease: LeaseState, snapshot: Snapshot) -> str:

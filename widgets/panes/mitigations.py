@@ -13,12 +13,12 @@ from interlock.engine.record.facts import timed
 from interlock.engine.record.health import goes_on
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import human_bytes, several
-from interlock.widgets.formats import RUNGS, clock, count
+from interlock.widgets.formats import RUNGS, clock, count, lack_style
 from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows
 
 TRYING = "still trying"
-STYLES = {TRYING: "warn", "parked": "error", "failed": "error", "open": "warn"}
+STYLES = {TRYING: "warn", "failed": "error", "open": "warn"}
 LEAST_CAUSE = 12
 
 
@@ -123,16 +123,16 @@ def _ordered(view: View) -> list[Ladder]:
     """Those that helped nothing, or are climbed, then the latest; of passes that the moment shown knows."""
     known = [each for each in ladders(view.mitigations) if each.model_pass < len(view.snapshot.passes)]
     latest = sorted(known, key=lambda each: -each.steps[-1][0].seq)
-    return sorted(latest, key=lambda each: not _style(ended(each, view)))
+    return sorted(latest, key=lambda each: not _style(ended(each, view), view))
 
 
-def _style(text: str) -> str:
-    return STYLES.get(text, STYLES.get(text.rpartition(" ")[2], ""))
+def _style(text: str, view: View) -> str:
+    return lack_style(view.snapshot) if text.endswith(" parked") else STYLES.get(text, "")
 
 
 def _table(listed: Sequence[Ladder], view: View, width: int, *, titled: bool) -> list[Row]:
     columns = [column for column, _ in COLUMNS]
-    lines = [[Span(text, _style(text)) for text in (tell(each, view) for _, tell in COLUMNS)] for each in listed]
+    lines = [[Span(text, _style(text, view)) for text in (tell(each, view) for _, tell in COLUMNS)] for each in listed]
     titles = [Span(column.title, "dim") for column in columns]
     said = [place for place in range(len(columns)) if any(line[place].text for line in lines)]
     columns, lines = [columns[at] for at in said], [[line[at] for at in said] for line in [titles] * titled + lines]

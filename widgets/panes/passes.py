@@ -15,7 +15,7 @@ from interlock.engine.record.outlook import doing, time_left_of
 from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, remaining, several
 from interlock.widgets import glyphs
-from interlock.widgets.formats import count, devices_of, parked, tally
+from interlock.widgets.formats import count, devices_of, lack_style, parked, tally
 from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.panes import cache
 from interlock.widgets.text import CURSOR, Column, Row, Span, fit, fitted, in_columns, sized, width_of
@@ -163,7 +163,7 @@ def _table(passes: tuple[PassView, ...], snapshot: Snapshot, width: int) -> list
     """Columns under one another; which are shown, and how long the bars are, is the same for all rows."""
     columns, texts = [column for column, _, _ in COLUMNS], []
     for each in passes:
-        told = [(text(each, snapshot), style) for _, style, text in COLUMNS]
+        told = [(text(each, snapshot), style and style(snapshot)) for _, style, text in COLUMNS]
         texts.append([Span(text, style or STYLES.get(text, "")) for text, style in told])
     number = max(2, len(str(len(snapshot.passes)))) + 1
     least = max(WHOLE_MODEL if width >= WIDE else LEAST_MODEL, width // 4)
@@ -232,13 +232,13 @@ def _devices(each: PassView, snapshot: Snapshot) -> str:
 
 
 NEEDED = 4
-COLUMNS: Sequence[tuple[Column, str, Callable[[PassView, Snapshot], str]]] = (
-    (Column(0, right=True), "", lambda each, _: percent(each.share_done)),
-    (Column(2), "", lambda each, _: _of_all(each)),
-    (Column(1), "", _word),
-    (Column(3, right=True), "", _time),
-    (Column(4), "error", lambda each, _: parked(each.parked)),
-    (Column(6), "dim", _devices),
+COLUMNS: Sequence[tuple[Column, Callable[[Snapshot], str] | None, Callable[[PassView, Snapshot], str]]] = (
+    (Column(0, right=True), None, lambda each, _: percent(each.share_done)),
+    (Column(2), None, lambda each, _: _of_all(each)),
+    (Column(1), None, _word),
+    (Column(3, right=True), None, _time),
+    (Column(4), lack_style, lambda each, _: parked(each.parked)),
+    (Column(6), lambda _: "dim", _devices),
 )
 """In their order on the screen: where, in what style (else that of the word it says), and what."""
 
