@@ -206,5 +206,3 @@ def test_a_signal_stops_the_run_though_its_thread_holds_the_controls():
     (thread := threading.Thread(target=asked, daemon=True)).start()
     thread.join(5)
     assert not thread.is_alive() and controls.code == ExitCode.TERMINATED
-    controls.stop(ExitCode.STOPPED, "kim at the console")
-    assert (controls.code, controls.by) == (ExitCode.TERMINATED, "SIGTERM")  # who came first

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from interlock.console.control.protocol import Foreseen, foreseen
-from interlock.engine.compute.controls import PAUSE_SECONDS, Controls
+from interlock.engine.compute.controls import PAUSE_SECONDS, STOP, Controls
 from interlock.engine.compute.schedule import DeviceRoom, MemoryNeed, Placement, Schedule, next_placement
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import events as ev
@@ -148,11 +148,9 @@ class Recorded:
         body = entry.body
         if self._box.stop_requested:
             code = self._box.code or ExitCode.STOPPED
-            body = ev.RunClosed(
-                status="stopped",
-                reason=f"stopped by {self._box.by} between batches: --resume continues",
-                exit_code=code,
-            )
+            asked = self.recorder.look(lambda state: [each.who for each in state.controls if each.control == STOP])
+            why = f"stopped by {next(reversed(asked), 'the operator')} between batches: --resume continues"
+            body = ev.RunClosed(status="stopped", reason=why, exit_code=code)
         if isinstance(body, ev.RunStarted):
             body = replace(body, run_id=self.directory.id)
         if isinstance(body, ev.RunClosed):

@@ -134,11 +134,11 @@ def too_small(need: MemoryNeed, gpus: Sequence[Device], lessor: Lessor) -> tuple
     if not healthy or least <= max(room[gpu.name] for gpu in healthy):
         return None
     best = max(healthy, key=lambda gpu: room[gpu.name])
-    sizes = need.whole, need.streamed, max(0, room[best.name]), lessor.ceiling, best.memory().occupied + lessor.margin
+    sizes = need.whole, need.streamed, max(0, room[best.name]), lessor.ceiling, best.memory().occupied
     needs, less, free, ceiling, held = distinct_sizes(*sizes)
     capped = least <= best.room(best.total) - lessor.margin
-    where = f"left of --ceiling {ceiling} after {held} of context and margin" if capped else f"free on {best.name}"
-    why = f"fits on no GPU (needs {needs}{f' ({less} streamed)' * bool(need.streamed)}, {free} {where})"
+    where = f"under --ceiling {ceiling} after {held} of context" if capped else f"on {best.name}"
+    why = f"fits on no GPU (needs {needs}{f' ({less} streamed)' * bool(need.streamed)}, {free} free {where})"
     tenths = -(-10 * (lessor.ceiling + least - room[best.name]) >> 30)  # of a GiB, rounded up
     return why, f"raise --ceiling to {tenths / 10:g}GiB or more" if capped else f"free memory on {best.name}"
 

@@ -21,8 +21,6 @@ VALUES: dict[str, tuple[str, ...]] = {
     "pause": (YES, NO),
 }
 """Every control and the values that it may have."""
-BY = {ExitCode.INTERRUPTED: "^C (SIGINT)", ExitCode.TERMINATED: "SIGTERM", ExitCode.HANGUP: "a hang-up"}
-"""Who stopped a run where a signal did."""
 
 
 class Steered(Protocol):
@@ -41,8 +39,6 @@ class Controls:
     def __init__(self) -> None:
         self.code: ExitCode | None = None
         """Set to stop: the exit code that stopping means."""
-        self.by = "the operator"
-        """Who had it stopped, as far as is known."""
         self.schedule = Schedule.EXCLUSIVE
         self.window = 0
         self.cpu_fallback = True
@@ -75,8 +71,7 @@ class Controls:
         """Have the run stop after its batch; one that stops already keeps its code. `who` asked is told, if anybody."""
         with self._lock:
             emit, stopping = self._emit, self.stop_requested
-            if not stopping:
-                self.code, self.by = code, who or BY.get(code, self.by)
+            self.code = self.code or code
         with suppress(InterlockError, ValueError):
             if emit and who and not stopping:
                 emit(ControlApplied(control=STOP, value=YES, who=who))

@@ -80,8 +80,9 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     if snapshot.over or snapshot.phase == GONE:
         died, lost = Health("RUN PROCESS DIED", "error", snapshot.reason, stuck=True), lost_devices(snapshot)
         state = ended(snapshot.phase, snapshot.reason, lacks=loses(snapshot), lost=lost) if snapshot.over else died
-        lacks = snapshot.phase == "incomplete" and loses(snapshot)  # which is all that the command mends
-        when = "retry missing vectors with" if lacks else "continue it with"
+        when = (
+            "retry missing vectors with" if snapshot.phase == "incomplete" and loses(snapshot) else "continue it with"
+        )
         return replace(state, remedy=_remedy([_Trouble("", when)], snapshot, run))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
         trouble = _Trouble(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
@@ -171,7 +172,8 @@ def _degraded(snapshot: Snapshot) -> _Trouble:
         if not (move := snapshot.hosted.get(lease.model_pass)):
             continue
         raised = re.search(r"raise (--[\w-]+) to (\w\S*)", move.action)  # a journal has it in words alone
-        told[-1] += f": {move.cause.removeprefix(f'{lease.model} ')}" + f"; {move.action}" * (not raised)
+        why = move.cause.removeprefix(f"{lease.model} ").replace(" of context)", " of context and margin)")
+        told[-1] += f": {why.replace(' free under ', ' left of ')}" + f"; {move.action}" * (not raised)
         if raised and not when:
             when, flags = "for a GPU stop it and continue it with", [*raised.groups()]
     return _Trouble("; ".join(told), when, flags, CHECK * bool(lost))
