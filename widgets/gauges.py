@@ -40,8 +40,8 @@ def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = Fals
     spans = [Span(fit(device.facts.name, name), "bold"), Span(" ")]
     if device.lost:
         told = f" {device.lost.removeprefix('CUDA error: ')}" + f"; after the run: {CHECK}" * (not on_nodes)
-        label = f", {device.facts.label}"
-        told += label * (name + 5 + width_of(told + label) <= width)
+        whole = f"{told}, {device.facts.label}"
+        told = whole if name + 5 + width_of(whole) <= width else told
         return fitted([*spans, Span("LOST", "error"), Span(told, "warn")], width)
     if not device.memory:
         size = f"{gib(device.facts.ceiling_bytes)}/{gib(device.facts.total_bytes)} GiB"

@@ -35,6 +35,7 @@ ENDED: dict[str, tuple[str, Level]] = {
     "stopped": ("STOPPED", "warn"),
     "failed": ("FAILED", "error"),
     "skipped": ("SKIPPED", "warn"),
+    GONE: ("RUN PROCESS DIED", "error"),
 }
 
 
@@ -78,11 +79,9 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     What ended it comes first, then what keeps it from going on, then what it goes on without.
     """
     if snapshot.over or snapshot.phase == GONE:
-        died, lost = Health("RUN PROCESS DIED", "error", snapshot.reason, stuck=True), lost_devices(snapshot)
-        state = ended(snapshot.phase, snapshot.reason, lacks=loses(snapshot), lost=lost) if snapshot.over else died
-        when = (
-            "retry missing vectors with" if snapshot.phase == "incomplete" and loses(snapshot) else "continue it with"
-        )
+        lacks = loses(snapshot)
+        state = ended(snapshot.phase, snapshot.reason, lacks=lacks, lost=lost_devices(snapshot))
+        when = "retry missing vectors with" if lacks and snapshot.phase == "incomplete" else "continue it with"
         return replace(state, remedy=_remedy([_Trouble("", when)], snapshot, run))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
         trouble = _Trouble(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
