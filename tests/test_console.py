@@ -635,7 +635,7 @@ async def test_no_reason_time_failing_text_or_command_that_goes_on_is_cut_at_any
         assert "--retry-parked" in together("".join(said))
         await pilot.press("escape")
         again = onward(recorded.snapshot(), recorded.directory.path)
-        assert together(f"continue it with {again}") in together("".join(await seen(app, pilot)))
+        assert together(f"retry missing vectors with {again}") in together("".join(await seen(app, pilot)))
 
 
 PARKED = ev.RowParked(

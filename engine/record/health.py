@@ -79,8 +79,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     What ended it comes first, then what keeps it from going on, then what it goes on without.
     """
     if snapshot.over or snapshot.phase == GONE:
-        lacks = loses(snapshot)
-        state = ended(snapshot.phase, snapshot.reason, lacks=lacks, lost=lost_devices(snapshot))
+        state = ended(snapshot.phase, snapshot.reason, lacks=(lacks := loses(snapshot)), lost=lost_devices(snapshot))
         when = "retry missing vectors with" if lacks and snapshot.phase == "incomplete" else "continue it with"
         return replace(state, remedy=_remedy([_Trouble("", when)], snapshot, run))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
