@@ -38,10 +38,13 @@ def run(options: argparse.Namespace) -> int:
     server = options.qdrant if is_address(options.qdrant or "") else ""
     if server:
         options.qdrant = None
+    elif options.incremental:
+        raise UsageError("--incremental is how a run is uploaded to a server: add --qdrant URL")
     settings, made = _settings(options, options.chunks), list["Run"]()
     settings = replace(settings, notes=(*settings.notes, *filter(None, [begun_before(options.chunks, settings)])))
     if server:
-        settings = replace(settings, beside={**settings.beside, "server": Setting(server, "flag --qdrant")})
+        how = {"incremental": Setting(True, "flag --incremental")} if options.incremental else {}
+        settings = replace(settings, beside={**settings.beside, "server": Setting(server, "flag --qdrant"), **how})
 
     def reach() -> None:
         from interlock.engine.flows.upload import check_server
@@ -61,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
         with handling({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}):  # the run is done
             path, prune = made[-1].directory.path, made[-1].settings.prune
-            upload_after(code, path, server, prune=prune, quiet=options.quiet)
+            upload_after(code, path, server, prune=prune, incremental=options.incremental, quiet=options.quiet)
 
     return run_with_front_end(make, options.chunks, settings, _audience(options), then if server else None)
 

@@ -100,6 +100,7 @@ def upload(options: argparse.Namespace) -> int:
         settle=options.settle,
         grpc_port=options.grpc_port,
         prune=options.prune,
+        incremental=options.incremental,
         payload=payload_of(options.payload),
         flags=tuple(_flags(options)),
     )
@@ -137,19 +138,20 @@ def _print_json(items: "Iterator[UploadPlan] | Iterator[UploadReport]") -> None:
         print(unarmed(msgspec.json.format(msgspec.json.encode(done), indent=2), ascii=True).decode(), flush=True)
 
 
-def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, quiet: bool) -> None:
+def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, incremental: bool, quiet: bool) -> None:
     """Upload a run that has just ended, if it is whole; what it came to goes to stderr. Raises as `upload` does."""
     from interlock.engine.flows import upload as flow
     from interlock.engine.record.journal import upload_command
 
-    flags = ("--prune",) * prune
+    flags = ("--prune",) * prune + ("--incremental",) * incremental
+    request = flow.UploadRequest(run=run, url=url, prune=prune, incremental=incremental, flags=flags)
     onward = upload_command(run, url, flags)
     if code not in (ExitCode.COMPLETED, ExitCode.MITIGATED):
         say(f"the run is not whole and was not uploaded: continue it, or upload what there is: {onward}")
         return
     try:
         with uploading() as listener:
-            for report in flow.upload(flow.UploadRequest(run=run, url=url, prune=prune, flags=flags), listener):
+            for report in flow.upload(request, listener):
                 for line in () if quiet else report_lines(report):
                     say(line)
     except BaseException:
@@ -167,8 +169,9 @@ def _plan_lines(plan: "UploadPlan") -> list[str]:
     elif plan.prunable is not None:
         kept = f", and keep {several(plan.foreign, 'point')} that no upload put there" if plan.foreign else ""
         would = [f"would remove {several(plan.prunable, 'point')} of earlier uploads{kept}"]
+    stays = "" if plan.unchanged is None else f", {plan.unchanged:,} unchanged"
     return [
-        f"{into}: {several(plan.points, 'point')}, {human_bytes(plan.bytes)} in {requests} by REST",
+        f"{into}: {several(plan.points, 'point')}{stays}, {human_bytes(plan.bytes)} in {requests} by REST",
         *would,
         msgspec.json.format(msgspec.json.encode(plan.configuration), indent=2).decode(),
     ]
@@ -178,6 +181,7 @@ def report_lines(report: "UploadReport") -> list[str]:
     """Word what an upload came to."""
     over = {"grpc": " over gRPC", "rest": " by REST"}.get(report.transport, " over gRPC and by REST")
     sent = f"{several(report.sent, 'point')} sent{over}" if report.sent else "nothing was left to send"
+    sent = f"{report.unchanged:,} unchanged, {sent}" if report.unchanged is not None else sent
     worst = "" if report.worst_cosine is None else f", worst cosine {report.worst_cosine:.7f}"
     lines = [
         f"{safe(report.collection)} on {safe(report.url)} (Qdrant {safe(report.server_version)}): "

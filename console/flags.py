@@ -40,6 +40,7 @@ def run(command: argparse.ArgumentParser) -> None:
     """
     command.add_argument("chunks", type=PATH, metavar="CHUNKS", help="directory of collections, or one file")
     _front_end(command)
+    _incremental(command)
     settings(command)
 
 
@@ -162,12 +163,13 @@ def upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("--grpc-port", type=told(parsers.port), metavar="PORT", help=text)
     text = "once all is verified, remove points that earlier uploads put there and that are not of this run"
     command.add_argument("--prune", action="store_true", help=text)
+    _incremental(command)
     _metrics(command)
     text = "each line of stderr a JSON object: time, level, event, message"
     command.add_argument("--log-json", action="store_true", help=text)
     text = (
         "show points, bytes, requests and the collection's configuration, and ask no server; with --prune ask it how "
-        "many points would be removed"
+        "many points would be removed, with --incremental how many differ"
     )
     command.add_argument("--dry-run", action="store_true", help=text)
     command.add_argument("--json", action="store_true", help="print one JSON array: a report of each collection")
@@ -277,6 +279,14 @@ def _front_end(command: argparse.ArgumentParser) -> None:
         "{reason}, {done} and {next} in it filled in; it changes no exit code"
     )
     group.add_argument("--notify", metavar="COMMAND", help=text)
+
+
+def _incremental(command: argparse.ArgumentParser) -> None:
+    text = (
+        "to a server, send the points alone that differ there or lack, by a digest that it keeps in each payload "
+        "(interlock_digest)"
+    )
+    command.add_argument("--incremental", action="store_true", help=text)
 
 
 def _metrics(group: argparse._ActionsContainer) -> None:

@@ -248,6 +248,7 @@ GAUGES = (
     Family("node_up", "Whether a node is there", "node", lambda s: _nodes(lambda n: n.here and not s.seen.over)(s)),
     Family("node_info", "The machine that a node is on", "node machine", _machines),
     Family("upload_points", "Points that the server acknowledged", "", _sums(lambda each: each.latest.rows)),
+    Family("upload_points_unchanged", "Not sent, as it had them", "", _sums(lambda each: each.latest.unchanged)),
     Family("upload_points_expected", "Of all collections that it has come to", "", _sums(lambda each: each.to.rows)),
     Family("upload_remaining_seconds", "Foreseen for the collection under way", "", _upload(lambda e: e.latest.left)),
     Family("upload_failed_attempts", "Since the server answered last", "", _upload(lambda each: each.latest.attempts)),

@@ -26,10 +26,12 @@ ROWS = 90
 URL = "http://localhost:6333"
 
 
-def records(rows: int = ROWS, told: object = "") -> list[dict[str, Any]]:
+def records(rows: int = ROWS, told: object = "", changed: Sequence[int] = ()) -> list[dict[str, Any]]:
     """Chunks with metadata of every kind, some with fields of their own, one twice, one that has no words; with `told`
-    in the metadata, if anything."""
+    in the metadata, if anything, and a longer text in the rows that are `changed`."""
     texts = [*sentences(rows - 2), sentences(1)[0], "—"]
+    for row in changed:
+        texts[row] += " and more words"
     found: list[dict[str, Any]] = []
     for number, text in enumerate(texts):
         metadata = {"chunk_id": f"c{number}", "lang": ["en", "de"][number % 2], "page": number, "share": number / 7}
@@ -45,14 +47,16 @@ def records(rows: int = ROWS, told: object = "") -> list[dict[str, Any]]:
     return found
 
 
-def embedded(home: Path, tiny: Path, name: str, rows: int = ROWS, told: object = "", **flags: str) -> Path:
+def embedded(
+    home: Path, tiny: Path, name: str, rows: int = ROWS, told: object = "", changed: Sequence[int] = (), **flags: str
+) -> Path:
     """Embed these chunks with dense, sparse, token and BM25 vectors into files and a store: the run's directory."""
     model = home / "m"
     if not model.exists():
         tiny_m3(model, seed=6)
-    chunks = home / f"in-{rows}{told}" / "Docs" / "a.jsonl"
+    chunks = home / f"in-{rows}{told}{'-changed' if changed else ''}" / "Docs" / "a.jsonl"
     chunks.parent.mkdir(parents=True, exist_ok=True)
-    chunks.write_text("".join(json.dumps(record) + "\n" for record in records(rows, told)))
+    chunks.write_text("".join(json.dumps(record) + "\n" for record in records(rows, told, changed)))
     config = toml(
         home / "interlock.toml",
         {"m": {"source": str(model), "head_sha256": pins_of(model)}, "a": {"source": str(tiny)}},

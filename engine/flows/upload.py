@@ -42,11 +42,13 @@ def check_server(url: str, say: Callable[[str], object]) -> None:
 
 
 def plan_upload(request: UploadRequest, listener: Listener) -> Iterator[UploadPlan]:
-    """Say what would be sent of each collection. Asks the server only what would be pruned there, if that is asked."""
+    """Say what would be sent of each collection. Asks the server only what would be pruned there, and what is unchanged
+    there, if that is asked."""
     Address.parse(request.url)
     collections = _collections(ExportedRun.open(request.run), request)
-    asked = _server(request.url, request.key_file, request.patience, listener.say) if request.prune else nullcontext()
-    with asked as server:
+    asked = request.prune or request.incremental
+    reached = _server(request.url, request.key_file, request.patience, listener.say) if asked else nullcontext()
+    with reached as server:
         for each in collections:
             yield plan_of(each, request, server)
 

@@ -205,6 +205,7 @@ def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[
     # A directory that was given another name is a run of that name.
     named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
     onward = ["--qdrant", str(config["server"].value)] if "server" in config else []
+    onward += ["--incremental"] * ("incremental" in config)
     return [*words, *needed(run, config), "--out", argument(str(run.parent)), *named, "--resume", *onward]
 
 

@@ -178,7 +178,6 @@ class Journal:
 
 BEAT = 5.0
 """Seconds between two lines of an upload that say nothing new but that the server answers."""
-
 INTERRUPTED = "it was interrupted"
 
 
@@ -195,11 +194,12 @@ class UploadBinding(Struct, frozen=True, tag_field="entry", tag="begun"):
 
 
 class Acknowledged(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="entry", tag="acknowledged"):
-    """All rows before `rows` are in the collection. At `at`, in seconds since the epoch, `left` seconds more were
-    foreseen; or what `waits` says was waited for, since `since`, after so many attempts, up to `until` at most, `cut`
-    where the server left off with it. Why the upload `ended`; empty: all was done. At first only rows were told."""
+    """All rows before `rows` are in the collection; `unchanged` were not sent. At `at`, in seconds since the epoch,
+    `left` seconds more were foreseen; or what `waits` says was waited for, since `since`, after `attempts`, up to
+    `until`, `cut` where the server left off. Why it `ended`; empty: all was done. At first only rows were told."""
 
     rows: int
+    unchanged: int = 0
     at: float = 0.0
     left: float | None = None
     waits: str = ""
@@ -231,7 +231,7 @@ def upload_command(run: Path, url: str, flags: Sequence[str] = ()) -> str:
 
 class UploadJournal:
     """An open journal, locked for this process; a context manager, which notes how the upload ended. `rows` is how many
-    are acknowledged, `mark` what the collection is marked with while that holds."""
+    are acknowledged, `unchanged` how many were not sent, `mark` what the collection is marked with while that holds."""
 
     def __init__(self, path: Path, binding: UploadBinding, more: bool = False) -> None:
         """Open or create it; where `more` collections follow, its end is not the upload's. Raises UsageError where
@@ -245,7 +245,7 @@ class UploadJournal:
             raise UsageError(f"{path} is in use by another upload: wait for its end")
         self._first: tuple[float, int] | None = None
         """When something was acknowledged first by this process, and how many rows were there then."""
-        self._stands = "", 0.0, False
+        self._stands, self.unchanged = ("", 0.0, False), 0
         rows = self._replay()
         self.rows = rows or 0
         if rows is None:
@@ -291,13 +291,13 @@ class UploadJournal:
         """Begin anew, with another mark and no row acknowledged."""
         with atomic.explaining(self.path):
             self._file.truncate(0)
-        self.rows, self.mark, self._first = 0, secrets.token_hex(8), None
+        self.rows, self.unchanged, self.mark, self._first = 0, 0, secrets.token_hex(8), None
         self._append(msgspec.structs.replace(self._binding, mark=self.mark))
         self._put(Acknowledged(rows=0, at=time.time()))
 
     def _put(self, told: Acknowledged) -> None:
-        self._append(told)
-        self.latest = told
+        self.latest = msgspec.structs.replace(told, unchanged=self.unchanged)
+        self._append(self.latest)
 
     def _append(self, entry: UploadBinding | Acknowledged) -> None:
         line = sealed(unarmed(_json(entry)[:-1]))

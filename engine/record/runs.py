@@ -123,8 +123,8 @@ def upload_due(run: Path, config: Mapping[str, Setting], code: int | None) -> jo
         return found
     if any(run.glob("uploads/*.jsonl")):
         return None
-    prune = bool("prune" in config and config["prune"].value)
-    to = journal.UploadBinding(str(config["server"].value), "", "", 0, flags=("--prune",) * prune)
+    flags = tuple(f"--{name}" for name in ("prune", "incremental") if name in config and config[name].value)
+    to = journal.UploadBinding(str(config["server"].value), "", "", 0, flags=flags)
     return journal.Upload(run, to, journal.Acknowledged(rows=0), live=False)
 
 

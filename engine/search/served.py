@@ -22,9 +22,9 @@ from interlock.engine.targets.connection import Address, Patience, read_key
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.layout import CollectionLayout, layout_in
 from interlock.engine.targets.server import QdrantServer
-from interlock.engine.targets.target import fault_of
+from interlock.engine.targets.target import Ids, fault_of
 from interlock.engine.vectors.fusion import PROJECTION, Vectors, from_bytes
-from interlock.engine.vectors.points import Terms, Vector
+from interlock.engine.vectors.points import Terms, Vector, undigested
 
 if TYPE_CHECKING:
     import qdrant_edge as edge
@@ -176,7 +176,11 @@ class ServedCollection(ServerCollection):
 
     def some_payloads(self, most: int) -> list[Mapping[str, object]]:
         """Return the payloads of some points, at most so many."""
-        return [each.payload or {} for each in self._first(min(most, self._page), None, with_payload=True)]
+        return [undigested(each.payload) for each in self._first(min(most, self._page), None, with_payload=True)]
+
+    def payloads(self, ids: Ids, keys: Sequence[str] = ()) -> dict[str, Mapping[str, object]]:
+        """Return the payloads of those of these points that exist, by id; only these keys, if given."""
+        return {point: undigested(payload) for point, payload in super().payloads(ids, keys).items()}
 
     def parts(self, key: str) -> Iterator[tuple[str, object]]:
         """Yield the id of every point whose payload has this key at its top, with what is there."""

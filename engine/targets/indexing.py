@@ -1,4 +1,4 @@
-"""Waits until a collection of a server has built its indexes, and tells how far they are.
+"""Has a collection of a server build its indexes, waits until it has, and tells how far they are.
 
 One green answer proves nothing: a server takes up a new configuration in the background, and each peer of a cluster in
 its own time. Several answers are believed that are spaced, green and the same, while no optimisation runs or waits by
@@ -7,15 +7,17 @@ so few that no index is ever built, one is enough. What is grey was left when th
 update: it is woken.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.record.words import duration
 from interlock.engine.targets.collection import ServerCollection
-from interlock.engine.targets.layout import UNINDEXED
-from interlock.engine.targets.server import QdrantServer
+from interlock.engine.targets.layout import INDEXED, UNINDEXED, unindexed
+from interlock.engine.targets.server import Forbidden, QdrantServer
+from interlock.engine.targets.target import batches, gated
+from interlock.engine.vectors.points import Point
 
 if TYPE_CHECKING:
     from qdrant_client.models import CollectionInfo
@@ -49,13 +51,13 @@ class _Look:
 
 @dataclass(frozen=True)
 class IndexWait:
-    """One wait of at most `seconds`; `wake` has the server take up what is grey, `say` hears of progress, and `stand`
-    at each look of what is waited for, for how many seconds more."""
+    """One wait of at most `seconds`; `some` are points of the collection, to be sent again where nothing else wakes it,
+    `say` hears of progress, and `stand` at each look of what is waited for, for how many seconds more."""
 
     server: QdrantServer
     target: ServerCollection
     seconds: float
-    wake: Callable[[], object]
+    some: Callable[[], Iterable[Point]]
     say: Callable[[str], object]
     stand: _Stand
 
@@ -64,6 +66,10 @@ class IndexWait:
     ) -> None:
         """Return once indexes are built. Raises InterlockError where they fail, UnavailableError where it takes too
         long."""
+        from qdrant_client.models import HnswConfigDiff
+
+        if unindexed(described()):
+            self.server.change(self.target.name, hnsw_config=HnswConfigDiff(m=INDEXED))
         began = told = clock()
         woken, pause, same, last = began - WAKES, POLLS[0], 0, None
         while True:
@@ -86,13 +92,25 @@ class IndexWait:
                 )
             if look.status == "grey" and now - woken >= WAKES:
                 self.say(f"{self.target.name} is grey, its indexing was cut off: it is set going again")
-                self.wake()
+                self._wake()
                 woken = now
             if now - told >= TOLD:
                 self.say(self._progress(look, now - began))
                 told = now
             sleep(SPACING if same else pause)
             pause, last = min(POLLS[1], 2 * pause), look
+
+    def _wake(self) -> None:
+        """Have a server take up again what it left when it was stopped: any update makes it. One of the configuration
+        reaches every shard; a key that may not make it sends some points once more."""
+        from qdrant_client.models import OptimizersConfigDiff
+
+        try:
+            self.server.change(self.target.name, optimizers_config=OptimizersConfigDiff())
+        except Forbidden:
+            points = [gated(each, self.target) for each in self.some()]
+            for batch, size in batches(points, self.target.most_points, lambda: self.target.most_bytes):
+                self.target.upsert(batch, size)
 
     def _look(self, there: "CollectionInfo") -> _Look:
         status, hnsw = str(there.status.value), there.config.hnsw_config

@@ -2,14 +2,16 @@
 alias.
 
 Each point goes in once, with all its vectors, in one upsert that is waited for. What is acknowledged is journaled, so
-the same command goes on after any interruption, and says again that all is well where nothing is left to do. Nothing on
-the server is deleted: not a collection, not what an alias meant before, and no point unless that is asked for, which
-means those of earlier uploads.
+the same command goes on after any interruption, and says again that all is well where nothing is left to do; an
+incremental upload looks at every point instead, and sends those whose digest differs. Nothing on the server is deleted:
+not a collection, not what an alias meant before, and no point unless that is asked for, which means those of earlier
+uploads.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,22 +23,25 @@ from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.journal import UploadBinding, UploadJournal
 from interlock.engine.record.words import several
-from interlock.engine.targets.collection import ServerCollection
+from interlock.engine.targets.collection import PAGE, ServerCollection
 from interlock.engine.targets.connection import TransientError
 from interlock.engine.targets.files.exported import ExportedCollection
 from interlock.engine.targets.indexing import IndexWait
-from interlock.engine.targets.layout import INDEXED, MARK, mark_of, unclaimed, unindexed
+from interlock.engine.targets.layout import MARK, mark_of, unclaimed, unindexed
 from interlock.engine.targets.server import MANAGE, WRITE, Forbidden, QdrantServer
-from interlock.engine.targets.target import batches, compare, deliver, gated, lacking, prune
+from interlock.engine.targets.target import compare, deliver, lacking, prune
 from interlock.engine.targets.upload_plan import (
+    AVERAGE,
     UploadOptions,
     UploadReport,
     alias_before,
+    as_held,
+    differing,
     layout_of,
     target_of,
     unplanned,
 )
-from interlock.engine.vectors.points import Point
+from interlock.engine.vectors.points import Point, digested
 
 if TYPE_CHECKING:
     from qdrant_client.models import CollectionInfo
@@ -90,28 +95,31 @@ class CollectionUpload:
         return report
 
     def _uploaded(self) -> UploadReport:
-        began, collection, target, alias = self._clock(), self._collection, self._target, self._options.alias
-        url, flags = self._server.address.url, self._options.flags
-        binding = UploadBinding(url, target.name, collection.fingerprint, collection.rows, flags=flags)
+        began, collection, target, options = self._clock(), self._collection, self._target, self._options
+        url, alias, kind = self._server.address.url, options.alias, "-incremental" * options.incremental
+        binding = UploadBinding(url, target.name, collection.fingerprint + kind, collection.rows, flags=options.flags)
         path = self._stem.with_name(f"{self._stem.name}.jsonl")
         with UploadJournal(path, binding, self._more) as journal, self._server.patience.noted_by(journal.note), target:
             version = self._server.version()
             previous = alias_before(self._server, target.name, alias)
             self._prepare(journal)
+            collection = self._collection  # with the average length of what is there
             self._send(journal)
             # Acknowledged points may be gone although nobody else has marked the collection.
-            if lacking(target, collection.ids(), target.most_ids) and journal.rows > self._sent:
+            if lacking(target, collection.ids(), target.most_ids) and journal.rows > self._sent + journal.unchanged:
                 self._say(f"{target.name} has lost points since they were acknowledged: all are sent again")
                 self._begin(journal)
                 self._send(journal)
             compared = compare(collection.sampled(SAMPLE), target.read, payloads=True)
             if compared.faults:
+                again = "repeat the command without --incremental, " * options.incremental
                 raise InterlockError(
                     f"{target.where} differs from the run ({next(iter(compared.faults.values()))}): check for another "
-                    "writer, then pass --alias NAME to upload beside it, or delete it there"
+                    f"writer, then {again}pass --alias NAME to upload beside it, or delete it there"
                 )
             pruned, foreign = self._prune(journal)
-            self._index(journal)
+            wait = IndexWait(self._server, target, options.settle, self._some, self._say, journal.stand)
+            wait.until_built(self._described, self._clock, self._sleep)
             points = self._counted()  # indexes may take hours, and others do not wait for them
             self._check_mark(journal)
             collection.check()
@@ -141,6 +149,7 @@ class CollectionUpload:
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
             configuration=self._layout.configuration,
             unproved=self._unproved(),
+            unchanged=journal.unchanged if options.incremental else None,
         )
 
     def _prepare(self, journal: UploadJournal) -> None:
@@ -158,7 +167,12 @@ class CollectionUpload:
             if key not in (there.payload_schema or {}):
                 target.index(key, kind)
         mark = self._found = mark_of(there).get("upload")
-        if mark != journal.mark:
+        if self._options.incremental:
+            self._collection = as_held(self._collection, there)
+            if there.points_count and AVERAGE not in mark_of(there):
+                self._say(f"{target.name} was last uploaded without --incremental: points without a digest are sent")
+            self._begin(journal)
+        elif mark != journal.mark:
             if journal.rows:
                 who = f"another upload has written to {target.name} since"
                 self._say(f"{who if mark else f'{target.name} has no mark of this upload'}: all rows are sent again")
@@ -205,7 +219,10 @@ class CollectionUpload:
 
     def _mark(self, journal: UploadJournal) -> None:
         """Mark the collection, unless the key may not; what then is not sure is told."""
-        told = {"run": self._collection.run_id, "fingerprint": self._collection.fingerprint, "upload": journal.mark}
+        ours = self._collection
+        told: dict[str, Any] = {"run": ours.run_id, "fingerprint": ours.fingerprint, "upload": journal.mark}
+        if self._options.incremental:
+            told[AVERAGE] = ours.bm25.average_length if ours.bm25 else 0.0
         try:
             self._server.change(self._target.name, metadata={MARK: told})
         except Forbidden:
@@ -237,7 +254,7 @@ class CollectionUpload:
             )
         if written:
             with suppress(Forbidden):
-                ours = {"run": self._collection.run_id, "upload": ""}
+                ours = {**mark, "run": self._collection.run_id, "upload": ""}
                 self._server.change(self._target.name, metadata={MARK: ours})
         who = f" (of run {mark['run']})" if "run" in mark else ""
         raise InterlockError(
@@ -255,21 +272,46 @@ class CollectionUpload:
         return there
 
     def _send(self, journal: UploadJournal) -> None:
-        """Send what is not acknowledged, and note what is."""
-        rows = self._collection.rows
+        """Send what is not acknowledged, or what differs, and note what is there."""
+        rows, waiting = self._collection.rows, deque[int]()
         self._progress(journal.rows, rows)
         if journal.rows == rows:
             return
 
         def acknowledge(points: Sequence[Point], _size: int) -> None:
-            self._check_mark(journal, written=True)
-            self._collection.check()  # what was sent was read before, so that it was right if it is now
-            journal.acknowledge(journal.rows + len(points))
+            last = [waiting.popleft() for _ in points][-1]
+            self._note(journal, last + 1, written=True)
             self._sent += len(points)
-            self._progress(journal.rows, rows)
 
         self._target.choose_way(self._server.address.grpc_port(self._options.grpc_port), self._say)
-        deliver(self._collection.points(journal.rows), self._target, acknowledge)
+        deliver(self._to_send(journal, waiting), self._target, acknowledge)
+        if journal.rows < rows:
+            self._note(journal, rows, written=False)
+
+    def _to_send(self, journal: UploadJournal, waiting: deque[int]) -> Iterator[Point]:
+        """Yield the points that are not acknowledged, or of all those that differ; the rows of these are `waiting`."""
+        first, collection = journal.rows, self._collection
+        points = differing(collection, self._target) if self._options.incremental else collection.points(first)
+        for row, point in enumerate(points, first):
+            if point:
+                waiting.append(row)
+                yield point
+                continue
+            journal.unchanged += 1
+            if row % PAGE == PAGE - 1 and not waiting:
+                self._note(journal, row + 1, written=False)
+
+    def _note(self, journal: UploadJournal, rows: int, *, written: bool) -> None:
+        """Note that all rows before `rows` are there, if nobody else has marked the collection meanwhile."""
+        self._check_mark(journal, written=written)
+        self._collection.check()  # what was sent was read before, so that it was right if it is now
+        journal.acknowledge(rows)
+        self._progress(rows, self._collection.rows)
+
+    def _some(self) -> Iterator[Point]:
+        """Read some points, as they are sent."""
+        points = self._collection.sampled(SAMPLE)
+        return map(digested, points) if self._options.incremental else points
 
     def _counted(self) -> int:
         """How many points there are, of which all rows are some. Raises InterlockError where they are not."""
@@ -306,27 +348,6 @@ class CollectionUpload:
         self._check_mark(journal)
         pages = unplanned(self._target, self._collection)
         return prune(self._target, pages, self._target.most_ids, lambda: self._check_mark(journal, written=True))
-
-    def _index(self, journal: UploadJournal) -> None:
-        """Have the indexes built that were put off, and wait until they are."""
-        from qdrant_client.models import HnswConfigDiff
-
-        if unindexed(self._described()):
-            self._server.change(self._target.name, hnsw_config=HnswConfigDiff(m=INDEXED))
-        wait = IndexWait(self._server, self._target, self._options.settle, self._wake, self._say, journal.stand)
-        wait.until_built(self._described, self._clock, self._sleep)
-
-    def _wake(self) -> None:
-        """Have a server take up again what it left when it was stopped: any update makes it. One of the configuration
-        reaches every shard; a key that may not make it sends the sampled points once more."""
-        from qdrant_client.models import OptimizersConfigDiff
-
-        try:
-            self._server.change(self._target.name, optimizers_config=OptimizersConfigDiff())
-        except Forbidden:
-            points = [gated(each, self._target) for each in self._collection.sampled(SAMPLE)]
-            for batch, size in batches(points, self._target.most_points, lambda: self._target.most_bytes):
-                self._target.upsert(batch, size)
 
     def _switch(self, before: str) -> str:
         """Let the alias mean the collection, and see that it does; what it meant until then. `before` is what it meant

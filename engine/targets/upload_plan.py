@@ -2,28 +2,36 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
 from interlock.engine.errors import UsageError
-from interlock.engine.targets.collection import REST_BYTES, ServerCollection
+from interlock.engine.targets.collection import PAGE, REST_BYTES, ServerCollection
 from interlock.engine.targets.files.exported import ExportedCollection
-from interlock.engine.targets.layout import CollectionLayout, Topology, VectorType, check_named
+from interlock.engine.targets.layout import CollectionLayout, Topology, VectorType, check_named, mark_of
 from interlock.engine.targets.server import Forbidden, QdrantServer
 from interlock.engine.targets.target import MOST_POINTS, OtherPoints, batches, halves, others, size_of
-from interlock.engine.vectors.points import for_client
+from interlock.engine.vectors.points import DIGEST, Point, digested, for_client
 from interlock.engine.vectors.precision import Quantise
+
+if TYPE_CHECKING:
+    from qdrant_client.models import CollectionInfo
+
+AVERAGE = "bm25_average_length"
+"""What the mark of an incremental upload says of the BM25 vectors that are there."""
 
 
 @dataclass(frozen=True)
 class UploadOptions:
     """How a collection is to be on the server; `settle` is how many seconds its indexes may take, `grpc_port` where
     points may go over gRPC (0: nowhere, None: where it belongs beside the port of REST), `prune` whether points of
-    earlier uploads that are not of the run are removed, `flags` how a command line asks for all that.
+    earlier uploads that are not of the run are removed, `incremental` whether points get a digest of what they are, and
+    those that the server has with the same are not sent, `flags` how a command line asks for all that.
     """
 
     alias: str = ""
@@ -34,12 +42,14 @@ class UploadOptions:
     settle: float = 3600.0
     grpc_port: int | None = 0
     prune: bool = False
+    incremental: bool = False
     flags: tuple[str, ...] | None = None
 
 
 class UploadPlan(Struct, frozen=True, kw_only=True):
-    """What an upload would send, and how its collection would be made; where it is asked to prune, how many points it
-    would remove, how many more are neither of the run nor of an upload, and why none can be told (`unread`)."""
+    """What an upload would send, and how its collection would be made; where it is incremental, how many points more
+    would stay `unchanged`; where it is asked to prune, how many points it would remove, how many more are neither of
+    the run nor of an upload, and why none can be told (`unread`)."""
 
     collection: str
     alias: str
@@ -50,13 +60,15 @@ class UploadPlan(Struct, frozen=True, kw_only=True):
     prunable: int | None = None
     foreign: int | None = None
     unread: str = ""
+    unchanged: int | None = None
 
 
 class UploadReport(Struct, frozen=True, kw_only=True):
     """What an upload came to: `rows` are those of the run, all of them found there by their ids; `points` all that the
     collection holds, of which `stale` are not of the run; `sent` are those that this process sent, and `transport`
     how: grpc, rest, grpc+rest, or none; `pruned` are those that it removed, and `foreign` those that no upload put
-    there, where it was asked to prune. `unproved` says what the server did not let it see."""
+    there, where it was asked to prune; `unchanged` those that were there already, where it was incremental. `unproved`
+    says what the server did not let it see."""
 
     schema_version: str = "1"
     url: str
@@ -82,6 +94,7 @@ class UploadReport(Struct, frozen=True, kw_only=True):
     finished_at: str
     configuration: dict[str, Any]
     unproved: list[str] = []
+    unchanged: int | None = None
 
 
 def layout_of(collection: ExportedCollection, options: UploadOptions) -> CollectionLayout:
@@ -114,39 +127,60 @@ def target_of(collection: ExportedCollection, options: UploadOptions) -> str:
 
 
 def plan_of(collection: ExportedCollection, options: UploadOptions, server: QdrantServer | None) -> UploadPlan:
-    """Count what an upload by REST would send, to the byte; and with a server, what it would remove there.
+    """Count what an upload by REST would send, to the byte; and with a server, what it would leave or remove there.
 
     Raises UsageError for a server or a collection that does not fit.
     """
     from qdrant_client.http.api.points_api import jsonable_encoder
 
-    name, layout, requests, size = target_of(collection, options), layout_of(collection, options), 0, 0
-    for batch, _ in batches(((each, size_of(each)) for each in collection.points()), MOST_POINTS, lambda: REST_BYTES):
-        body = jsonable_encoder(for_client(batch))
-        requests, size = requests + 1, size + len(body.encode())
-    prunable = foreign = None
+    name, layout, requests, size, points = target_of(collection, options), layout_of(collection, options), 0, 0, 0
+    prunable = foreign = target = None
     if server:
         server.version()
         alias_before(server, name, options.alias)
-        prunable = foreign = 0
-        there = server.describe(name)
-        if there and not collection.unread:
+        if there := server.describe(name):
             target = ServerCollection(server, name, layout)
             layout.check(there, target.where)
             target.obey(there, 0)
-            for page in unplanned(target, collection):
-                prunable, foreign = prunable + len(page.stale), foreign + page.foreign
+            collection = as_held(collection, there)
+    if server and options.prune:
+        prunable = foreign = 0
+        for page in unplanned(target, collection) if target and not collection.unread else ():
+            prunable, foreign = prunable + len(page.stale), foreign + page.foreign
+    rows = differing(collection, target) if options.incremental else collection.points()
+    sent = ((each, size_of(each)) for each in rows if each)
+    for batch, _ in batches(sent, MOST_POINTS, lambda: REST_BYTES):
+        body = jsonable_encoder(for_client(batch))
+        points, requests, size = points + len(batch), requests + 1, size + len(body.encode())
     return UploadPlan(
         collection=name,
         prunable=prunable,
         foreign=foreign,
-        unread=collection.unread if server else "",
+        unread=collection.unread if options.prune else "",
+        unchanged=collection.rows - points if options.incremental else None,
         alias=options.alias,
-        points=collection.rows,
+        points=points,
         requests=requests,
         bytes=size,
         configuration=layout.configuration,
     )
+
+
+def as_held(collection: ExportedCollection, there: "CollectionInfo") -> ExportedCollection:
+    """Return a collection with the average length by which the points that are there have their BM25 vectors."""
+    told = mark_of(there).get(AVERAGE)
+    return replace(collection, average=float(told) if isinstance(told, float | int) else 0.0)
+
+
+def differing(collection: ExportedCollection, target: ServerCollection | None) -> Iterator[Point | None]:
+    """Yield the point of every row in order with its digest, None for one that the target has with the same: of `PAGE`
+    rows at a time their digests are read there, where there is a target."""
+    held, ids = dict[str, Any](), chain.from_iterable(collection.ids())
+    for row, point in enumerate(map(digested, collection.points())):
+        if target and row % PAGE == 0:
+            held = target.payloads(list(islice(ids, PAGE)), [DIGEST])
+        same = held.get(point.id, {}).get(DIGEST) == point.payload[DIGEST]
+        yield None if same else point
 
 
 def unplanned(target: ServerCollection, collection: ExportedCollection) -> Iterator[OtherPoints]:

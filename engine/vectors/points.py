@@ -1,9 +1,11 @@
 """A chunk as a point: payload, dense, sparse and token vectors; to the engine of the embedded store and back, and to
 the client of a server and back."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,11 +21,13 @@ Tokens = NDArray[np.float16]
 """Vectors of a text's tokens [tokens, dim], in the precision in which a store keeps them."""
 STALE = "stale_since"
 """Where the payload of a point has the run that found its chunk gone from the corpus; absent: it is there."""
+DIGEST = "interlock_digest"
+"""Where the payload of a point that was uploaded incrementally has the digest of all else that was sent of it."""
 PayloadForm = Literal["nested", "flat"]
 """Where a payload has what a chunk's metadata says: under `metadata`, or beside our own keys."""
 NESTED: PayloadForm = "nested"
 METADATA = "metadata"
-OURS = frozenset({"text", "chunk_id", "source", "record", METADATA, STALE})
+OURS = frozenset({"text", "chunk_id", "source", "record", METADATA, STALE, DIGEST})
 """Keys at the top of a payload that mean the same in each form."""
 MOST_INDEX = 2**32 - 1
 """The largest index that the engine takes in a sparse vector."""
@@ -67,6 +71,25 @@ class Point:
         sparse = sum(terms.indices.nbytes + terms.values.nbytes for terms in self.sparse.values())
         tokens = sum(2 * vectors.nbytes for vectors in self.tokens.values())  # the engine's log has them in float32
         return sparse + tokens + sum(vector.nbytes for vector in self.vectors.values())
+
+
+def digested(point: Point) -> Point:
+    """Return a point whose payload has the digest of the rest of it and of every name, shape and number of its vectors:
+    BLAKE2b of 128 bits, in hexadecimal; another version of what it covers is another `person`."""
+    digest = blake2b(json.dumps(point.payload, sort_keys=True).encode(), digest_size=16, person=b"interlock 1")
+    arrays: dict[str, list[NDArray[Any]]] = {name: [each] for name, each in point.vectors.items()}
+    arrays |= {name: [each] for name, each in point.tokens.items()}
+    arrays |= {name: [each.indices.astype("<i8"), each.values] for name, each in point.sparse.items()}
+    for name, parts in sorted(arrays.items()):
+        digest.update(json.dumps([name, [[*part.shape, part.dtype.str] for part in parts]]).encode())
+        for part in parts:
+            digest.update(np.ascontiguousarray(part).data)
+    return replace(point, payload={**point.payload, DIGEST: digest.hexdigest()})
+
+
+def undigested(payload: Mapping[str, object] | None) -> dict[str, object]:
+    """Return what a payload on a server says of its chunk."""
+    return {key: value for key, value in (payload or {}).items() if key != DIGEST}
 
 
 def arranged(metadata: Mapping[str, object], form: PayloadForm) -> dict[str, object]:
@@ -185,7 +208,7 @@ def of_client(record: "Record") -> Point:
             tokens[name] = np.array(vector, np.float16)
         else:
             vectors[name] = np.array(vector, np.float32)
-    return Point(str(record.id), record.payload or {}, vectors, sparse, tokens)
+    return Point(str(record.id), undigested(record.payload), vectors, sparse, tokens)
 
 
 def storable(payload: Mapping[str, object]) -> dict[str, object]:

@@ -214,6 +214,7 @@ def upload(
     settle: float = 3600.0,
     grpc_port: int | None = None,
     prune: bool = False,
+    incremental: bool = False,
     payload: Literal["nested", "flat"] | None = None,
 ) -> "list[UploadReport]":
     """Upload a run's collections to the Qdrant server at `url` as `interlock upload` does; what each came to.
@@ -221,7 +222,8 @@ def upload(
     `indexes` are keys of the payload with their types (`{"metadata.lang": "keyword"}`). The key comes from
     QDRANT_API_KEY or from `api_key_file`. `grpc_port` is where points may go over gRPC (0: nowhere); without it that is
     6334 where the URL's own port is 6333. Progress goes to stderr. After an interruption the same call continues.
-    `prune` removes points that earlier uploads put there and that are not of this run, once all is verified.
+    `prune` removes points that earlier uploads put there and that are not of this run, once all is verified;
+    `incremental` sends those points alone that differ there or lack, by a digest in each payload (`interlock_digest`).
     `payload` says where points have metadata, if not as in the run. `shards`, `replicas` and `write_consistency` are
     for a collection that is made on a cluster of servers.
 
@@ -256,6 +258,7 @@ def upload(
             settle=settle,
             grpc_port=grpc_port,
             prune=prune,
+            incremental=incremental,
             payload=payload_of(payload),
         )
         return list(flow.upload(request, Listener(say=lambda text: say(in_python(text)))))

@@ -81,6 +81,7 @@ ARGUMENTS = {
     "host-ceiling": "host_ceiling",
     "hybrid": "hybrid",
     "id-field": "id_field",
+    "incremental": "incremental",
     "index": "indexes",
     "keep": "keep",
     "limit": "limit",

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
+NEAR = 0.01
+"""The share by which the average length of texts may be off in their BM25 vectors."""
+
+
 @dataclass(frozen=True)
 class ExportedRun:
     """A run whose exports can be uploaded."""
@@ -137,7 +141,8 @@ class ExportedCollection:
     BM25, empty without, `form` where payloads have metadata. `fingerprint` is the SHA-256 of what its files hold and of
     what they mean, `status` what became of it in the run, `uploads` where the run keeps what is known of uploads.
     `unread` says what of the corpus the run may not have seen, empty for nothing. `files` are all that is read, as the
-    run recorded them.
+    run recorded them. `average` is the average length of a text by which points that are there have their BM25, 0 for
+    none: it stays while that of these texts is `NEAR` it, so that few other texts do not change the vectors of all.
     """
 
     run_id: str
@@ -156,6 +161,7 @@ class ExportedCollection:
     late: Mapping[str, _ExportedTokens]
     language: str
     form: PayloadForm
+    average: float = 0.0
 
     @classmethod
     def open(
@@ -231,7 +237,9 @@ class ExportedCollection:
         counts = WordCounts(Words(language=self.language))
         for group in range(self.table.num_row_groups):
             counts.add(self._read(group, ["text"])["text"].to_pylist())
-        return counts.bm25(np.arange(self.rows, dtype=np.int32))
+        own = counts.bm25(np.arange(self.rows, dtype=np.int32))
+        near = abs(self.average - own.average_length) <= NEAR * own.average_length
+        return msgspec.structs.replace(own, average_length=self.average) if near else own
 
     @cached_property
     def _own_records(self) -> frozenset[int]:
