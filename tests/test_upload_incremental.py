@@ -177,7 +177,7 @@ def test_a_dry_run_says_what_goes_and_the_command_what_went_and_no_reader_shows_
         with interlock.Searcher(url, only="bm25") as searcher:
             hit, *_ = searcher.search("more words", limit=3)
         assert hit.payload["text"].endswith("and more words") and DIGEST not in hit.payload
-        code, _, err = call("search", url, "words", "--only", "bm25", "--where", "nosuch=1")
+        code, _, err = call("search", url, "words", "--only", "bm25", "--filter", "nosuch=1")
         assert (code, DIGEST in err, "metadata.lang" in err) == (2, False, True), err
 
 
