@@ -2,10 +2,9 @@
 alias.
 
 Each point goes in once, with all its vectors, in one upsert that is waited for. What is acknowledged is journaled, so
-the same command goes on after any interruption, and says again that all is well where nothing is left to do; an
-incremental upload looks at every point instead, and sends those whose digest differs. Nothing on the server is deleted:
-not a collection, not what an alias meant before, and no point unless that is asked for, which means those of earlier
-uploads.
+the same command goes on after any interruption, and says again that all is well where nothing is left to do; one that
+is incremental looks at every digest instead. Nothing on the server is deleted: not a collection, not what an alias
+meant before, and no point unless that is asked for, which means those of earlier uploads.
 """
 
 import hashlib
@@ -38,6 +37,7 @@ from interlock.engine.targets.upload_plan import (
     as_held,
     differing,
     layout_of,
+    switch_alias,
     target_of,
     unplanned,
 )
@@ -124,7 +124,7 @@ class CollectionUpload:
             self._check_mark(journal)
             collection.check()
             if alias:
-                previous = self._switch(previous)
+                previous = switch_alias(self._server, alias, target.name, previous, self._say)
         return UploadReport(
             url=self._server.address.url,
             server_version=version,
@@ -296,8 +296,8 @@ class CollectionUpload:
             if point:
                 waiting.append(row)
                 yield point
-                continue
-            journal.unchanged += 1
+            else:
+                journal.unchanged += 1
             if row % PAGE == PAGE - 1 and not waiting:
                 self._note(journal, row + 1, written=False)
 
@@ -348,21 +348,3 @@ class CollectionUpload:
         self._check_mark(journal)
         pages = unplanned(self._target, self._collection)
         return prune(self._target, pages, self._target.most_ids, lambda: self._check_mark(journal, written=True))
-
-    def _switch(self, before: str) -> str:
-        """Let the alias mean the collection, and see that it does; what it meant until then. `before` is what it meant
-        when the upload began."""
-        alias, name = self._options.alias, self._target.name
-        meant = self._server.aliases().get(alias, "")
-        if meant != before:
-            self._say(
-                f"{alias} was switched from {before or 'nothing'} to {meant or 'nothing'} while this upload went on"
-            )
-        if meant != name:
-            self._server.point_alias(alias, name, anew=bool(meant))
-            if (now := self._server.aliases().get(alias, "")) != name:
-                raise InterlockError(
-                    f"alias {alias} means {now or 'nothing'} on {self._server.address.url}, not {name}: check for who "
-                    "else switches it, then repeat the command"
-                )
-        return meant

@@ -1,7 +1,7 @@
 """What an upload is asked for, would do and came to."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from interlock.engine.errors import UsageError
+from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.targets.collection import PAGE, REST_BYTES, ServerCollection
 from interlock.engine.targets.files.exported import ExportedCollection
 from interlock.engine.targets.layout import CollectionLayout, Topology, VectorType, check_named, mark_of
@@ -207,3 +207,19 @@ def alias_before(server: QdrantServer, target: str, alias: str) -> str:
             f"{alias} is a collection on {server.address.url}, so it cannot be an alias: choose another --alias"
         )
     return aliases.get(alias, "") if alias else ""
+
+
+def switch_alias(server: QdrantServer, alias: str, name: str, before: str, say: Callable[[str], object]) -> str:
+    """Let the alias mean the collection of this name, and see that it does; what it meant until then. `before` is what
+    it meant when the upload began. Raises InterlockError where it does not stay."""
+    meant = server.aliases().get(alias, "")
+    if meant != before:
+        say(f"{alias} was switched from {before or 'nothing'} to {meant or 'nothing'} while this upload went on")
+    if meant != name:
+        server.point_alias(alias, name, anew=bool(meant))
+        if (now := server.aliases().get(alias, "")) != name:
+            raise InterlockError(
+                f"alias {alias} means {now or 'nothing'} on {server.address.url}, not {name}: check for who else "
+                "switches it, then repeat the command"
+            )
+    return meant
