@@ -146,16 +146,14 @@ class Run:
 
     def _continued(self, begun: rundir.Begun, now: Configuration) -> Configuration:
         """The settings of another session; where the run is to go stays known, though this one was not told of it."""
-        server = begun.kept.get("server")
-        if server and "server" not in now.beside and now.origins["qdrant"] == "default":
-            kept = {each: begun.kept[each] for each in ("server", "incremental") if each in begun.kept}
-            onward = upload_command(self.directory.path, str(server.value), ["--incremental"] * (len(kept) - 1))
+        if (server := begun.kept.get("server")) and "server" not in now.beside and now.origins["qdrant"] == "default":
+            how = {name: Setting(begun.kept[name].value, FROM_RUN) for name in begun.kept.keys() & {"incremental"}}
+            onward = upload_command(self.directory.path, str(server.value), [f"--{name}" for name in how])
             self._notes.append(
                 f"the run is to go to {server.value}, and this session does not upload it: add --qdrant "
                 f"{server.value}, or upload it then with `{onward}`"
             )
-            told = {name: Setting(each.value, FROM_RUN) for name, each in kept.items()}
-            now = replace(now, beside={**now.beside, **told})
+            now = replace(now, beside={**now.beside, "server": Setting(server.value, FROM_RUN), **how})
         return continued(begun.kept, now)
 
     def _unrecorded(self, configuration: Configuration) -> str:
