@@ -108,6 +108,7 @@ def writing(file: Path | None) -> Iterator[Callable[[str], object]]:
             sys.stdout.reconfigure(encoding="utf-8")
         yield sys.stdout.write
         return
+    atomic.sweep(file.parent, file.name[:50])  # what a killed process left of it
     with atomic.replacing(file) as partial, partial.open("w", encoding="utf-8") as handle:
         yield handle.write
 

@@ -61,3 +61,12 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, capsys):
     with writing(None) as write:
         write("seen")
     assert capsys.readouterr().out == "seen"
+
+
+def test_what_a_killed_process_left_of_a_file_goes_as_it_is_written_again_and_nothing_else(tmp_path):
+    mine, others = tmp_path / ".answers.jsonl.0123456789ab.partial", tmp_path / ".other.jsonl.0123456789ab.partial"
+    mine.touch()
+    others.touch()
+    with writing(tmp_path / "answers.jsonl") as write:
+        write("an answer")
+    assert sorted(each.name for each in tmp_path.iterdir()) == [others.name, "answers.jsonl"]
