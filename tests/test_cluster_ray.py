@@ -448,3 +448,23 @@ def test_nodes_end_with_the_process_that_started_them_however_it_ends():
     for each in processes:
         assert gone(each, 20), each
     assert not any(Path(*Path(home).parts[:3]).exists() for _, home in told.values())
+
+
+def test_what_lost_its_raylet_and_does_not_end_is_ended_with_the_nodes():
+    program = """
+import os, subprocess
+from interlock.engine.compute.cluster.ray_session import adopt_orphans, end_orphans
+adopt_orphans()
+raylet = ["sh", "-c", "sleep 600 & echo $!; exec sleep 600 >&-"]  # an agent is beside it, and a node began it
+node = subprocess.Popen(["sh", "-c", '"$@" & echo $!', "-", *raylet], stdout=subprocess.PIPE, text=True)
+children = [int(node.stdout.readline()) for _ in range(2)]
+node.wait()
+end_orphans()
+print(*children)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    children = [int(each) for each in done.stdout.split()]
+    assert len(children) == 2 and not any(psutil.pid_exists(each) for each in children)

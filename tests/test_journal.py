@@ -138,6 +138,14 @@ def test_taking_a_session_back_leaves_the_journal_as_it_was_found(path):
     assert seqs(path) == [0, 1, 2]
 
 
+def test_a_journal_that_is_gone_before_it_is_read_is_no_bug(path):
+    kept = Journal(path)
+    path.unlink()
+    with pytest.raises(InterlockError, match=r"No such file.*journal\.jsonl.*: restore it from a copy, or start a new"):
+        list(kept.replay())
+    kept.close()
+
+
 def test_an_open_journal_is_refused_to_another_process_and_loses_nothing(path):
     kept = Journal(path)
     kept.append(entry(0))

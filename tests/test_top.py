@@ -21,7 +21,7 @@ from interlock.engine import crash
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import DiskError, ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.flows.run import Run
-from interlock.engine.flows.sessions import SessionEnd
+from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.record import atomic, journal, rundir, summary, words
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
@@ -260,6 +260,14 @@ def test_a_run_whose_directory_went_away_fails_and_writes_nothing_into_another(c
     assert status == "failed" and "removed, replaced or cut" in reason
     if happens is not cut:
         assert [path.name for path in run.directory.path.glob("*")] == ([] if happens is gone else ["journal.jsonl"])
+
+
+@pytest.mark.parametrize("when", ["bind", "reused"])
+def test_a_run_whose_directory_went_away_before_its_work_began_is_no_bug(chunks, tiny_a, monkeypatch, call, when):
+    does = getattr(Continuation, when)
+    monkeypatch.setattr(Continuation, when, lambda *more: (gone(Path("runs/r")), does(*more))[1])
+    code, _, told = call("run", chunks, "--roster", tiny_a, "--run-id", "r", "--devices", "cpu", "--no-ui")
+    assert code == ExitCode.FAILED and "removed, replaced or cut during the run" in told and "a bug" not in told
 
 
 def test_a_run_whose_directory_went_away_names_no_command_that_needs_it(chunks, tiny_a, monkeypatch, call):

@@ -178,11 +178,14 @@ class Run:
         try:
             status, reason = self._outcome()
         except BaseException as error:
+            lost = self._journal.lost
             if self._working:
                 self._finish("failed", limit(error) or f"internal error: {error!r}")
             else:
                 self._leave_no_trace()
                 self.directory.unmake()
+            if lost and isinstance(error, Exception) and not isinstance(error, InterlockError):
+                raise InterlockError(lost) from error
             raise
         return self._finish(status, reason)
 

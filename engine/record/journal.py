@@ -121,7 +121,7 @@ class Journal:
             for entry, end in _scan(self.path):
                 self._end = end
                 yield entry
-        except InterlockError as error:
+        except (InterlockError, FileNotFoundError) as error:
             raise InterlockError(f"{error}: restore it from a copy, or start a new run") from error
         self._handle.truncate(self._end)
         self._begin = self._end

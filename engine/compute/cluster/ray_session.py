@@ -1,12 +1,14 @@
 """How the driver comes to a Ray: a cluster that it joins, or nodes that are started here."""
 
+import ctypes
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
@@ -22,6 +24,7 @@ STORE = 192 << 20
 """Bytes of each node's object store: what is on its way to or from one node, 64 MiB at most, and the next beside it.
 More is spilled to the disk. Memory is taken as it is used."""
 MOST = 16
+PR_SET_CHILD_SUBREAPER = 36
 HEARTBEATS = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5, "health_check_timeout_ms": 2000}
 
 
@@ -160,6 +163,28 @@ def _give_token(ray: Any, address: str) -> None:
 # its own: Ray's would tell every `auto` on this machine of these nodes.
 
 
+def adopt_orphans() -> None:
+    """Have what this process started, and what that started, be its own once nobody else has it; Linux can."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_orphans() -> None:
+    """End what is this process's own, until nothing is: agents of a Ray whose GCS has died go on for a minute."""
+    while children := [*_children()]:
+        for child in children:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def _children() -> Iterator[int]:
+    for told in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(told.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                yield int(told.parent.name)
+
+
 def _keep(nodes: int) -> bool:
     """Run so many nodes until stdin ends; returns whether what they wrote is to be kept."""
     from ray.cluster_utils import Cluster
@@ -176,6 +201,7 @@ def _keep(nodes: int) -> bool:
         return "keep" in sys.stdin.read()
     finally:
         cluster.shutdown()
+        end_orphans()
 
 
 if __name__ == "__main__":
@@ -185,6 +211,7 @@ if __name__ == "__main__":
     os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=str(home))
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nodes of one machine do not share its GPUs
     os.environ.pop("RAY_ADDRESS", None)
+    adopt_orphans()
     wanted = False
     try:
         wanted = _keep(int(sys.argv[1]))
