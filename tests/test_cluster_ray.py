@@ -468,3 +468,20 @@ print(*children)
     assert done.returncode == 0, done.stderr
     children = [int(each) for each in done.stdout.split()]
     assert len(children) == 2 and not any(psutil.pid_exists(each) for each in children)
+
+
+def test_what_is_asked_of_a_ray_that_has_ended_begins_no_other(tmp_path):
+    program = """
+from contextlib import suppress
+from interlock.engine.compute.cluster.ray_session import open_ray
+with suppress(Exception):
+    open_ray("127.0.0.1:1")
+import ray
+with suppress(Exception):
+    ray.put(0)
+print(ray.is_initialized())
+"""
+    env = environment({"RAY_TMPDIR": str(tmp_path)})
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False"], done.stderr
+    assert [*tmp_path.iterdir()] == []

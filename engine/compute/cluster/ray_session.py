@@ -35,6 +35,7 @@ def open_ray(address: str) -> tuple[Any, Callable[[bool], None]]:
     Raises UnavailableError where there is no Ray.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # what is asked of a Ray that has ended begins another, of its own
     sys.argv[0] = sys.executable  # Ray has its processes import from beside the script of who connects
     try:
         import ray
