@@ -228,8 +228,7 @@ class Run:
     def _outcome(self) -> tuple[Status, str]:
         """What became of the run once it worked; before that, every error is the caller's."""
         try:
-            held = holding(self._devices, self.directory.id)
-            with held, closing(self._masters), self.directory.scratch() as scratch:
+            with holding(self._devices, self.directory.id), closing(self._masters), self.directory.scratch() as scratch:
                 return self._work(Path(scratch))
         except InterlockError as error:
             stopped = isinstance(error, Stopped)
@@ -251,8 +250,7 @@ class Run:
         settings, request, recorder = self.settings, self._request, self.recorder
         threads = self._threads()
         torch.set_num_threads(threads)  # sums of floats depend on it, so it is one of the run's inputs
-        elsewhere = self._members.environment if self._members else {}
-        machine = self._devices, self._notes, elsewhere
+        machine = self._devices, self._notes, self._members.environment if self._members else {}
         announce(recorder, self.directory, request.configuration, request.chunks, *machine)
         if settings.ends:
             left = max(0.0, self.deadline.left)
