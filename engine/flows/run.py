@@ -219,9 +219,8 @@ class Run:
     def _leave_no_trace(self) -> None:
         """A session that was refused before it could work is no part of the run."""
         self._disperse()
-        with suppress(OSError):  # whoever raises says why; what then stays tells of a session that did no work
+        with suppress(OSError), closing(self._journal):  # what cannot be taken back tells of a session without work
             self._journal.rewind()
-        self._journal.close()
         if self._fresh:
             atomic.remove(self.directory.path)
 
