@@ -23,9 +23,7 @@ def search(command: argparse.ArgumentParser) -> None:
     text = "--qdrant directory of a run, or the URL of a server, as in http://localhost:6333"
     command.add_argument("store", type=place, metavar="STORE", help=text)
     command.add_argument("query", nargs="?", metavar="QUERY", help="search query; without one, the search screen opens")
-    command.add_argument(
-        "--collection", type=NAME, metavar="NAME", help="collection to search; required if the store has several"
-    )
+    _collection(command, "to search; required if the store has several")
     _copy(command)
     text = "number of chunks (default 5, on the screen 20)"
     command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
@@ -70,9 +68,7 @@ def search(command: argparse.ArgumentParser) -> None:
         "--rerank-depth", type=told(parsers.integer), metavar="N", help="number of chunks that it scores (default 50)"
     )
     telemetry(group)
-    group = _server(command)
-    text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"
-    group.add_argument("--exact", action="store_true", help=text)
+    _server(command, exact=True)
     settings(command, *RERANKING, "theme", "ascii", "slow_link")
 
 
@@ -90,9 +86,7 @@ def questions(command: argparse.ArgumentParser) -> None:
     command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
     text = "number of hits of each way that are to be judged (default 10)"
     command.add_argument("--depth", type=told(parsers.at_least_one), default=10, metavar="N", help=text)
-    command.add_argument(
-        "--collection", type=NAME, metavar="NAME", help="collection to ask; required if the store has several"
-    )
+    _collection(command, "to ask; required if the store has several")
     _copy(command)
     text = "cross-encoders that score the best chunks anew, or maxsim: one way more"
     command.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
@@ -115,9 +109,7 @@ def encode(command: argparse.ArgumentParser) -> None:
     command.add_argument("--side", choices=("query", "document"), default="query", help=text)
     text = "one vector alone: fused, a model's, or bm25; only its models have to be there"
     command.add_argument("--only", type=NAME, metavar="NAME", help=text)
-    command.add_argument(
-        "--collection", type=NAME, metavar="NAME", help="collection that is meant; required if there are several"
-    )
+    _collection(command, "that is meant; required if there are several")
     text = (
         "write to this file, whole or not at all: .jsonl as on stdout, .parquet, or .npy (the fused vectors, or those "
         "of --only)"
@@ -136,9 +128,7 @@ def serve(command: argparse.ArgumentParser) -> None:
     """
     text = "directory of a run, --qdrant directory of one, or the URL of a server"
     command.add_argument("store", type=place, metavar="PLACE", help=text)
-    command.add_argument(
-        "--collection", type=NAME, metavar="NAME", help="collection that is meant; required if there are several"
-    )
+    _collection(command, "that is meant; required if there are several")
     _copy(command)
     text = "address to listen at (default 127.0.0.1); any other takes a key"
     command.add_argument("--host", default="127.0.0.1", metavar="HOST", help=text)
@@ -156,9 +146,7 @@ def serve(command: argparse.ArgumentParser) -> None:
         "--rerank-depth", type=told(parsers.integer), metavar="N", help="number of chunks that it scores (default 50)"
     )
     telemetry(command)
-    group = _server(command)
-    text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"
-    group.add_argument("--exact", action="store_true", help=text)
+    _server(command, exact=True)
     settings(command, *RERANKING)
 
 
@@ -184,9 +172,7 @@ def eval(command: argparse.ArgumentParser) -> None:
     command.add_argument("--split", metavar="NAME", help=text)
     text = "what to do with judgements of texts or queries that are not there (default error)"
     command.add_argument("--missing", choices=("error", "drop"), default="error", help=text)
-    command.add_argument(
-        "--collection", type=NAME, metavar="NAME", help="collection of the run; required if it has several"
-    )
+    _collection(command, "of the run; required if it has several")
     text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
     command.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
     text = "judge by N queries of each split, drawn by the seed (default: all)"
@@ -233,15 +219,21 @@ def _measuring(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", type=PATH, metavar="FILE", help=text)
 
 
+def _collection(command: argparse.ArgumentParser, meant: str) -> None:
+    command.add_argument("--collection", type=NAME, metavar="NAME", help=f"collection {meant}")
+
+
 def _copy(command: argparse.ArgumentParser) -> None:
     text = "search a copy of the store (in TMPDIR), so that others may read it and a run may write to it meanwhile"
     command.add_argument("--copy", action="store_true", help=text)
 
 
-def _server(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add how a server is asked where a URL names one."""
+def _server(command: argparse.ArgumentParser, *, exact: bool = False) -> None:
+    """Add how a server is asked where a URL names one; `exact` where points are found in it."""
     group = command.add_argument_group("a server")
     server_flags(group, 10.0)
     text = "projection.npy of the run's exports, where the run had --project: no server keeps it"
     group.add_argument("--projection", type=PATH, metavar="FILE", help=text)
-    return group
+    if exact:
+        text = "look at every point, as in a directory; without, the server answers by its indexes, which find most"
+        group.add_argument("--exact", action="store_true", help=text)

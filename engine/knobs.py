@@ -28,6 +28,11 @@ def knob(default: str, parse: Callable[[Any], Any], metavar: str, text: str, *, 
     )
 
 
+def choice(words: tuple[str, ...], text: str, *, kept: str = "") -> Any:
+    """Declare a setting that is one of these words, the first where nobody says it."""
+    return knob(words[0], parsers.one_of(*words), "|".join(words), text, kept=kept)
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """models and texts"""
@@ -55,10 +60,8 @@ class ModelSettings:
         "times the space: `interlock plan` says how much",
         kept="tokens",
     )
-    token_precision: TokenPrecision = knob(
-        "int8",
-        parsers.one_of(*get_args(TokenPrecision)),
-        "|".join(get_args(TokenPrecision)),
+    token_precision: TokenPrecision = choice(
+        get_args(TokenPrecision),
         "what a number of a token vector is kept in",
         kept="tokens",
     )
@@ -84,17 +87,13 @@ class ModelSettings:
     dim: int = knob(
         "0", parsers.count, "N", "truncate vectors of Matryoshka models to N dimensions; 0 keeps all", kept="dim"
     )
-    fusion: Literal["concat", "named", "mean"] = knob(
-        "concat",
-        parsers.one_of("concat", "named", "mean"),
-        "concat|named|mean",
+    fusion: Literal["concat", "named", "mean"] = choice(
+        ("concat", "named", "mean"),
         "how to fuse the models' vectors",
         kept="fusion",
     )
-    keep: Literal["fused", "members", "both"] = knob(
-        "fused",
-        parsers.one_of("fused", "members", "both"),
-        "fused|members|both",
+    keep: Literal["fused", "members", "both"] = choice(
+        ("fused", "members", "both"),
         "dense vectors in a store and in points.parquet: the fused one, which answers at any weights where it is a "
         "concat, each model's own, or both",
         kept="keep",
@@ -106,18 +105,14 @@ class ModelSettings:
         "reduce the fused vectors to the N dimensions in which those of a collection have the most length; 0 keeps all",
         kept="project",
     )
-    quantise: Literal["none", "int8", "binary"] = knob(
-        "none",
-        parsers.one_of("none", "int8", "binary"),
-        "none|int8|binary",
+    quantise: Literal["none", "int8", "binary"] = choice(
+        ("none", "int8", "binary"),
         "keep a number of a dense vector in a store, and of the fused ones in a file, in eight bits instead of 32; "
         "binary is for files: one bit a number to search, and the eight to order what it finds",
         kept="quantise",
     )
-    payload: Literal["nested", "flat"] = knob(
-        "nested",
-        parsers.one_of("nested", "flat"),
-        "nested|flat",
+    payload: Literal["nested", "flat"] = choice(
+        ("nested", "flat"),
         "where points have the fields of a chunk's metadata: under metadata, as metadata.lang, or flat beside our own "
         "(text, chunk_id, source, record), as lang; one of these names stays under metadata",
         kept="payload",
@@ -278,10 +273,8 @@ class SessionSettings:
     strict: bool = knob(
         "no", parsers.flag, "", "exit with 3 if the run needed mitigations, or completed without what it refused"
     )
-    on_hangup: str = knob(
-        "continue",
-        parsers.one_of("continue", "stop"),
-        "continue|stop",
+    on_hangup: str = choice(
+        ("continue", "stop"),
         "console: what to do when the terminal is lost",
     )
 

@@ -22,7 +22,7 @@ from interlock.engine.record.words import (
 from interlock.engine.targets.connection import is_address
 
 MOST_THREADS = 1024
-LONGEST_NAME, MOST_PATH = 200, 4096
+MOST_PATH = 4096
 MOST_LOCAL = 16
 """Nodes on one machine: each takes some hundred MiB before it computes."""
 SHARED: Literal["shared"] = "shared"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.meter import Meter
 from interlock.engine.models.networks.attention import attending, register
 from interlock.engine.models.networks.checkpoint import packable
 from interlock.engine.models.networks.fused import fuse
@@ -22,6 +22,7 @@ from interlock.engine.models.networks.kernels import Kernel, pack
 from interlock.engine.models.networks.network import PackedEncoder, PackedTermEncoder
 from interlock.engine.models.networks.pooling import TermPooling
 from interlock.engine.models.registry import Kind
+from tests.ledgers import Counter
 
 CAUSAL = ("qwen2", "qwen3")
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.errors import UnavailableError
-from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.meter import Meter
 from interlock.engine.models.assets import ModelSnapshot, Policy, resolve
 from interlock.engine.models.heads import TokenMap, TokenScale
 from interlock.engine.models.memory import law_of, token_law
@@ -26,6 +26,7 @@ from interlock.engine.models.sources import model_cache
 from tests.architectures import XLM_R_LARGE
 from tests.builders import environment, pins_of, tiny_m3
 from tests.hub import Hub
+from tests.ledgers import Counter
 from tests.oracle import as_on_a_gpu, lengths_of
 
 COMMIT = "c" * 40
@@ -114,7 +115,8 @@ def test_a_head_that_changes_during_a_run_is_seen(model):
 
 FETCH = """
 import sys
-from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.meter import Meter
+from tests.ledgers import Counter
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.networks.network import PackedEncoder
 from interlock.engine.models.networks.kernels import filling, pack

@@ -1,9 +1,11 @@
 """What a notebook shows of the package: its names, its signatures, its errors."""
 
+import ast
 import os
 import pydoc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,9 @@ from tests.builders import environment
 def test_a_listing_of_the_package_is_its_interface():
     assert dir(interlock) == sorted(interlock.__all__)
     assert all(hasattr(interlock, name) for name in dir(interlock))
+    (typed,) = [each for each in ast.parse(Path(interlock.__file__).read_text()).body if isinstance(each, ast.If)][:1]
+    named = {name.asname for each in typed.body for name in each.names}  # which a type checker knows it by
+    assert {*named, "__version__"} == {*interlock.__all__}
 
 
 def test_a_function_shows_its_settings_in_a_word_each():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.console.summary.document import meaning
-from interlock.widgets.nodes import Node, find, human, walk
+from interlock.widgets.nodes import Node, human, sought, walk
 from interlock.widgets.tree import DocumentTree
 from tests.summaries import GIB, objects, values
 
@@ -59,7 +59,9 @@ def test_a_search_finds_exactly_the_keys_and_values_that_hold_the_text(value, te
         shown = value if isinstance(value, str) else "" if isinstance(value, dict | list) else json.dumps(value)
         return wanted in key.casefold() or wanted in shown.casefold()
 
-    assert find(Node((), value), text) == [node.steps for node in walk(Node((), value)) if holds(node)]
+    assert [*filter(None, sought(Node((), value), text))] == [
+        node.steps for node in walk(Node((), value)) if holds(node)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.meter import Meter
 from interlock.engine.gpu.sim import simulated
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard
@@ -34,6 +34,7 @@ from interlock.engine.models.scoring import activation_of, read_scorer
 from interlock.engine.record import events as ev
 from tests.architectures import BERT_BASE, MINILM, MPNET_BASE, XLM_R_LARGE
 from tests.builders import sentences, tiny_answerer, tiny_model, tiny_scorer
+from tests.ledgers import Counter
 from tests.oracle import as_on_a_gpu, lengths_of
 
 PACKED = ("bert", "distilbert", "mpnet", "roberta", "xlm-roberta")

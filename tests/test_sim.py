@@ -13,10 +13,11 @@ from interlock.engine.errors import UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import Trouble, classify
 from interlock.engine.gpu.faults import parse
-from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.meter import Meter
 from interlock.engine.gpu.sim import CARDS, CONTEXT, Card, SimDevice, simulated
 from interlock.engine.record.facts import Memory
 from interlock.engine.record.words import parse_bytes
+from tests.ledgers import Counter
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LENGTHS = (48, 32, 7)

@@ -19,7 +19,7 @@ from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.faults import parse
-from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.meter import Meter
 from interlock.engine.gpu.sim import CARDS, SimDevice
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
@@ -47,6 +47,7 @@ from tests.builders import (
     tiny_sparse,
     toml,
 )
+from tests.ledgers import Counter
 from tests.oracle import as_on_a_gpu, lengths_of
 from tests.processes import checksums, exports, kill_after
 

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.errors import UnavailableError, UsageError
-from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.meter import Meter
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.memory import law_for
@@ -23,6 +23,7 @@ from interlock.engine.models.networks.pooling import Activation, Strategy, TermP
 from interlock.engine.models.registry import ModelSpec
 from tests.architectures import SPARSE
 from tests.builders import routed_sparse, sentences, tiny_sparse
+from tests.ledgers import Counter
 from tests.oracle import as_on_a_gpu
 from tests.test_sparse import card_of, ids_of, weights_of
 

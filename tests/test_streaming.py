@@ -15,12 +15,13 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device_errors import Trouble
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.gpu.meter import Counter, Meter
+from interlock.engine.gpu.meter import Meter
 from interlock.engine.gpu.sim import CARDS, SimDevice
 from interlock.engine.models.memory import Calibration, Law, law_of
 from interlock.engine.models.networks.streaming import layers_of, walk
 from interlock.engine.models.weights import Master, Replica
 from tests.architectures import ARCHITECTURES, QWEN3_06B, XLM_R_LARGE
+from tests.ledgers import Counter
 from tests.oracle import blank, forward
 
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from interlock.console.summary.document import Document, load
 from interlock.engine.record import summary as summaries
 from interlock.engine.record.rundir import RunDirectory
 from interlock.widgets import tree
-from interlock.widgets.nodes import Node, differences, find
+from interlock.widgets.nodes import Node, differences, sought
 from tests.pty_harness import on_terminal
 from tests.summaries import BAD, HOSTILE, a_summary, big, changed, harmless, lines_of, shows
 from tools.recorded import Recorded
@@ -334,7 +334,7 @@ def test_14_000_nodes_are_compared_and_searched_quickly(capsys):
     assert differences(Node((), data, deepcopy(data))) == []
     compared = time.perf_counter() - began
     began = time.perf_counter()
-    assert find(Node((), data), "halved")
+    assert any(sought(Node((), data), "halved"))
     found = time.perf_counter() - began
     with capsys.disabled():
         print(f"\n14k nodes: compared in {compared * 1000:.0f} ms, searched in {found * 1000:.0f} ms")

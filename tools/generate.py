@@ -96,8 +96,11 @@ def given() -> str:
     taken = {item.name for item in knobs()} | SearchOptions.__annotations__.keys()
     taken |= {name for each in functions for name in inspect.signature(each).parameters}
     named = [(flag, _RENAMED.get(flag, flag.replace("-", "_"))) for flag in _flags()]
-    rows = [(flag, name) for flag, name in named if name in taken and name not in ON_SCREEN]
-    lines += ["", "", "ARGUMENTS = {", *(f'    "{flag}": "{name}",' for flag, name in rows), "}"]
+    own = {item.name for item in knobs()}
+    rows = [(flag, name) for flag, name in named if name in taken and (name not in own or flag in _RENAMED)]
+    lines += ["", "", "ARGUMENTS = {"]
+    lines += ['    **{name.replace("_", "-"): name for name in GivenSettings.__annotations__},']
+    lines += [*(f'    "{flag}": "{name}",' for flag, name in rows), "}"]
     return "\n".join([*lines, '"""What a flag of the command line is called in Python."""']) + "\n"
 
 

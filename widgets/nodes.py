@@ -120,13 +120,9 @@ def inside(places: Sequence[Node]) -> Mapping[Steps, int]:
     return counts
 
 
-def find(top: Node, text: str) -> list[Steps]:
-    """Find where a key or a value contains `text`, in any case of letters."""
-    return [steps for steps in sought(top, text) if steps is not None] if text else []
-
-
 def sought(top: Node, text: str) -> Iterator[Steps | None]:
-    """Look for what `find` does, one place after another: the steps to each that has it, None for each that has not."""
+    """Look where a key or a value contains `text`, in any case of letters: the steps to each place that has it, None for
+    each that has not."""
     wanted = text.casefold()
     for node in walk(top):
         last = node.steps[-1] if node.steps else 0

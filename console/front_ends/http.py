@@ -128,7 +128,8 @@ class Door:
         async def handle(request: Request) -> Response:
             began = time.monotonic()
             try:
-                self._admit(request, path)
+                if refusal := self._admission.refusal(request.headers, open_to_all=path == "/health"):
+                    raise Refused(*refusal, {"WWW-Authenticate": "Bearer"} if refusal[0] == 401 else {})
                 response = await answer(request)
             except Exception as error:
                 response = _error_of(error)
@@ -137,10 +138,6 @@ class Door:
             return response
 
         return Route(path, handle, methods=[method])
-
-    def _admit(self, request: Request, path: str) -> None:
-        if refusal := self._admission.refusal(request.headers, open_to_all=path == "/health"):
-            raise Refused(*refusal, {"WWW-Authenticate": "Bearer"} if refusal[0] == 401 else {})
 
     async def _embeddings(self, request: Request) -> Response:
         asked = await _body(request, EmbeddingsRequest)

@@ -6,12 +6,13 @@ What costs time is shown before it is asked for, as the engine foresees it.
 from collections.abc import Mapping
 
 from interlock.console.actions import Action, line_key, named
+from interlock.console.control.client import Remote
 from interlock.console.look import Leave
 from interlock.console.screens.ask import Choice, Dialog
 from interlock.console.screens.base import Host, Keyed
-from interlock.console.sources.session import ControlBox, Source
+from interlock.console.sources.session import Source
 from interlock.console.text import dialog_text as wording
-from interlock.engine.compute.controls import NO, STOP, YES
+from interlock.engine.compute.controls import NO, STOP, YES, Controls
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.record.snapshot import Snapshot
 from interlock.widgets.formats import yes_no
@@ -139,7 +140,7 @@ class Steering(Keyed):
         self.say(f"stopping after the current batch{abort}")
         self.asked()
 
-    def _controls(self, name: str) -> ControlBox | None:
+    def _controls(self, name: str) -> Controls | Remote | None:
         """The box of controls, where this action may use it now; else the operator is told why not."""
         if reason := self.why_not(named(name)):
             self.say(reason)

@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from interlock.console.control.client import Remote
 from interlock.console.control.protocol import Foreseen, foreseen
 from interlock.console.control.server import steerable
 from interlock.engine.compute.controls import NO, Controls
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import summary
-from interlock.engine.record.events import ControlApplied, Entry, RunClosed
+from interlock.engine.record.events import Entry, RunClosed
 from interlock.engine.record.journal import Upload
 from interlock.engine.record.judgement import awaited, hung
 from interlock.engine.record.recorder import Recorder
@@ -154,26 +155,6 @@ def _written(file: Path) -> tuple[int, int] | None:
     return None
 
 
-class ControlBox(Protocol):
-    """Where an operator's requests go; none of it waits."""
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether the run is to stop after its batch."""
-
-    def pending(self) -> list[ControlApplied]:
-        """List what was asked and is not answered yet."""
-
-    def refusal(self, control: str) -> str:
-        """Say why `control` cannot be changed; empty where it can."""
-
-    def ask(self, control: str, value: str, who: str) -> str:
-        """Ask for `control` to become `value`; returns why that cannot be, where that is known at once."""
-
-    def stop(self, code: ExitCode, who: str) -> None:
-        """Ask the run for an end after its batch."""
-
-
 class Source(Protocol):
     """What a screen shows."""
 
@@ -183,7 +164,7 @@ class Source(Protocol):
     """How often it was told from its beginning: once more where entries were taken back."""
 
     @property
-    def controls(self) -> ControlBox | None:
+    def controls(self) -> Controls | Remote | None:
         """Where to ask; None where nothing can be asked."""
 
     @property

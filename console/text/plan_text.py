@@ -33,22 +33,19 @@ PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "time": lambda _, each: "?" if each.seconds is None else duration(each.seconds),
     "on": lambda _, each: each.place,
 }
-NARROW = ("model", "batches", "tokens", "truncated", "predicted", "time", "on")
-"""Columns that fit 80 cells; the rows are those of the collections."""
 REFUSALS_SHOWN = 5
 """Of a collection; how many more there are is told."""
 
 
-def plan_text(seen: "Forecast", columns: Sequence[str] = tuple(PASSES)) -> str:
-    """Draw two tables, of collections and of passes with these columns, without a final newline."""
+def plan_text(seen: "Forecast") -> str:
+    """Draw two tables, of collections and of passes, without a final newline."""
     collections = []
     for rows in seen.collections:
         counts = (len(rows.collection.files), rows.chunks, rows.own_texts, rows.duplicates, len(rows.refusals))
         name, store = rows.collection.name, rows.collection.qdrant_collection
         collections.append([name, *(f"{count:,}" for count in counts), store])
-    passes = [[PASSES[name](number, each) for name in columns] for number, each in enumerate(seen.passes, 1)]
-    titles = {"on": f"of {human_bytes(seen.budget_bytes)} on"}
-    heads = [titles.get(name, name) for name in columns]
+    passes = [[cell(number, each) for cell in PASSES.values()] for number, each in enumerate(seen.passes, 1)]
+    heads = [*list(PASSES)[:-1], f"of {human_bytes(seen.budget_bytes)} on"]
     above = ["collection", "files", "chunks", "texts", "duplicates", "refused", "Qdrant collection"]
     lines = [render(above, collections), "", render(heads, passes), ""]
     lines.append(f"fused vectors: {seen.fused_dim or 'none (one named vector per model)'}")

@@ -244,7 +244,8 @@ def _fields(data: bytes, naming: Naming) -> dict[str, Raw]:
     fields = _decode(data, dict[str, Raw])
     if "lc" in fields and bytes(fields.get("kwargs", b""))[:1] == b"{":  # as LangChain dumps an object
         fields = _decode(bytes(fields["kwargs"]), dict[str, Raw])
-    usual = "" if naming.text or "text" in fields else next((each for each in TEXTS if _is_text(fields.get(each))), "")
+    texts = (each for each in TEXTS if bytes(fields.get(each, b""))[:1] == b'"')
+    usual = "" if naming.text or "text" in fields else next(texts, "")
     if usual:
         fields["text"] = fields.pop(usual)
         if "metadata" not in fields and bytes(fields.get("meta", b""))[:1] == b"{":
@@ -262,10 +263,6 @@ def _lack(data: bytes | str, naming: Naming) -> str:
     except _Refused as refused:
         return str(refused)
     return ""
-
-
-def _is_text(value: Raw | None) -> bool:
-    return value is not None and bytes(value)[:1] == b'"'
 
 
 @cache

@@ -26,7 +26,7 @@ from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, rundir
 from interlock.engine.record.events import AnyEvent, RecordsRead, Warned
-from interlock.engine.record.facts import RosterEntry, joined
+from interlock.engine.record.facts import joined
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.runs import paces
 from interlock.engine.record.words import human_bytes
@@ -175,7 +175,8 @@ def forecast(
     had = [roster[number] for number in models.cards]
     dense = [entry for entry in had if entry.kind == "dense"]
     lacking = [(entry.model, reuse.lacking(source, as_input(entry))) for entry in had]
-    members = {entry.model: entry.dim for entry in dense}
+    members, prints = {each.model: each.dim for each in dense}, {each.model: each.fingerprint for each in dense}
+    stored = [(settings.qdrant, rows) for rows in plan.corpus.rows if settings.qdrant]
     form, fusion = form_of(settings), Fusion(settings.fusion)
     kept = form.widths(fusion, members)
     unused = [
@@ -188,17 +189,12 @@ def forecast(
         ),
         *request.unused(devices),
         *_too_few(plan),
-        *filter(None, (mirror.unplanned(settings.qdrant, rows) for rows in plan.corpus.rows if settings.qdrant)),
-        *filter(None, (_refusing(settings.qdrant, rows, dense) for rows in plan.corpus.rows if settings.qdrant)),
+        *filter(None, (mirror.unplanned(store, rows) for store, rows in stored)),
+        *filter(None, (other_models(store / rows.collection.qdrant_collection, prints) for store, rows in stored)),
     ]
     sizes = file_bytes(settings.export, form, fusion, members), stored_bytes(kept, form.quantise)
     told = plan.corpus.rows, passes, budget, settings.margin, kept.get(FUSED)
     return Forecast(*told, *sizes, unused, took, bool(settings.qdrant))
-
-
-def _refusing(store: Path, rows: Rows, dense: Sequence[RosterEntry]) -> str:
-    models = {entry.model: entry.fingerprint for entry in dense}
-    return other_models(store / rows.collection.qdrant_collection, models)
 
 
 def _too_few(plan: RunPlan) -> Iterator[str]:

@@ -5,21 +5,20 @@ them, which stay loaded from one question to the next.
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from interlock.engine.compute.context import Granted
 from interlock.engine.compute.texts import GpuJobs, HeldJobs, Progress, TextJobs
 from interlock.engine.corpus.questions import Question
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows import EventSink, Listener
-from interlock.engine.flows.rerank import free_devices, rerankers
+from interlock.engine.flows.rerank import free_devices, policy_of, rerankers
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.locks import holding
-from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import extended
 from interlock.engine.search.ask import MAXSIM, Ask
 from interlock.engine.search.encoding import Meaning, check_texts, encode, meaning_of, points_behind
@@ -56,7 +55,7 @@ class Answers:
         return self.failure.exit_code if isinstance(self.failure, InterlockError) else ExitCode.INTERRUPTED
 
 
-class Answering:
+class Answering(AbstractContextManager["Answering"]):
     """Answers questions over one collection, with its models and a reranker, which stays loaded; a context manager."""
 
     def __init__(
@@ -80,7 +79,7 @@ class Answering:
         Raises as `StoreSearcher` and `rerankers` do."""
         own = settings.settings
         lessor = Lessor([CpuDevice()], *own.limits)
-        policy, registry = Policy(offline=own.offline, pickles=own.allow_pickle), extended(settings.models)
+        policy, registry = policy_of(settings), extended(settings.models)
         self._rerank, self._models = rerank, None
         scores, many = rerank is not None and not rerank.late, questions >= MANY
         with ExitStack() as stack:
@@ -99,9 +98,6 @@ class Answering:
                 StoreSearcher(place, collection, registry, policy, lessor, given, kept=kept, on=jobs)
             )
             self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
@@ -187,11 +183,10 @@ def _models_of(
     settings: Configuration, meaning: Meaning, on: TextJobs, given: Mapping[str, Mapping[str, object]] = {}
 ) -> StoreModels:
     """What finds the models of a collection that nobody has to open."""
-    policy = Policy(offline=settings.settings.offline, pickles=settings.settings.allow_pickle)
-    return StoreModels(meaning.manifest, extended(settings.models), policy, on.devices, given)
+    return StoreModels(meaning.manifest, extended(settings.models), policy_of(settings), on.devices, given)
 
 
-class Service:
+class Service(AbstractContextManager["Service"]):
     """One collection for many clients: texts as the vectors of its points, and answers where it has any. Its models
     stay in memory, each under a lease, on the GPUs of the settings that nobody holds, else on the CPU; a context
     manager.
@@ -225,9 +220,6 @@ class Service:
             if self._answering and rerank:
                 self._answering.answer(["load"], Ask(1))
             self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)

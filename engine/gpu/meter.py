@@ -5,7 +5,6 @@ A `Meter` sees every operation of the thread that entered it, real or fake, also
 only pass through, are not. It is taken off when the last tensor on it has died, on whichever thread that is.
 """
 
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
@@ -36,30 +35,6 @@ class Ledger(Protocol):
 
     def free(self, taken: int) -> None:
         """Give back what a charge took; called on any thread, in the middle of anything."""
-
-
-class Counter:
-    """A ledger without a limit, for traces: bytes now, and the most since `start_peak`, in steps of 512."""
-
-    def __init__(self) -> None:
-        self.allocated = 0
-        self.peak = 0
-        self._lock = threading.RLock()
-
-    def charge(self, _: torch.Tensor, size: int) -> int:
-        taken = -(-size // ROUND) * ROUND
-        with self._lock:
-            self.allocated += taken
-            self.peak = max(self.peak, self.allocated)
-        return taken
-
-    def free(self, taken: int) -> None:
-        with self._lock:
-            self.allocated -= taken
-
-    def start_peak(self) -> None:
-        with self._lock:
-            self.peak = self.allocated
 
 
 class MemoryEffect(Enum):

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 try:
-    from interlock.engine import __version__
+    from interlock.engine import __version__ as __version__
 except ImportError:
     raise ImportError(
         "interlock's folders engine, console and widgets are symbolic links, which this checkout or archive does not "
@@ -59,67 +59,29 @@ if TYPE_CHECKING:
     from interlock.recorded import open_run as open_run
     from interlock.recorded import watch as watch
 
-__all__ = [
-    "Answer",
-    "DeliveredBits",
-    "DeliveredVectors",
-    "EncodedTexts",
-    "Entry",
-    "Evaluation",
-    "ExitCode",
-    "Hit",
-    "InterlockError",
-    "Plan",
-    "RankedHit",
-    "RecordedRun",
-    "Reranker",
-    "RunComparison",
-    "Searcher",
-    "Settings",
-    "SparseRows",
-    "Stopped",
-    "Summary",
-    "UnavailableError",
-    "UploadReport",
-    "UsageError",
-    "__version__",
-    "compare",
-    "embed",
-    "encode",
-    "evaluate",
-    "events",
-    "open_run",
-    "plan",
-    "rerank",
-    "search",
-    "term_weights",
-    "upload",
-    "watch",
-]
-
-_ELSEWHERE = {
-    **dict.fromkeys(("DeliveredBits", "DeliveredVectors", "RecordedRun", "open_run", "watch"), "interlock.recorded"),
-    "Entry": "interlock.engine.record.events",
-    **dict.fromkeys(
-        ("ExitCode", "InterlockError", "Stopped", "UnavailableError", "UsageError"), "interlock.engine.errors"
-    ),
-    **dict.fromkeys(("Answer", "EncodedTexts", "Hit", "RankedHit"), "interlock.engine.search.hits"),
-    **dict.fromkeys(("Reranker", "Searcher", "encode", "rerank", "search"), "interlock.asking"),
-    **dict.fromkeys(("compare", "evaluate"), "interlock.judging"),
-    "Evaluation": "interlock.engine.evaluation.report",
-    "RunComparison": "interlock.engine.evaluation.comparing",
-    "SparseRows": "interlock.engine.compute.parts.terms",
-    "Summary": "interlock.engine.record.summary",
-    "UploadReport": "interlock.engine.targets.upload_plan",
-}
-
 if not TYPE_CHECKING:  # a type checker is to know exactly what there is
+    _HOMES = {
+        "interlock.api": ("Plan", "Settings", "embed", "events", "plan", "term_weights", "upload"),
+        "interlock.asking": ("Reranker", "Searcher", "encode", "rerank", "search"),
+        "interlock.engine.compute.parts.terms": ("SparseRows",),
+        "interlock.engine.errors": ("ExitCode", "InterlockError", "Stopped", "UnavailableError", "UsageError"),
+        "interlock.engine.evaluation.comparing": ("RunComparison",),
+        "interlock.engine.evaluation.report": ("Evaluation",),
+        "interlock.engine.record.events": ("Entry",),
+        "interlock.engine.record.summary": ("Summary",),
+        "interlock.engine.search.hits": ("Answer", "EncodedTexts", "Hit", "RankedHit"),
+        "interlock.engine.targets.upload_plan": ("UploadReport",),
+        "interlock.judging": ("compare", "evaluate"),
+        "interlock.recorded": ("DeliveredBits", "DeliveredVectors", "RecordedRun", "open_run", "watch"),
+    }
+    _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+    __all__ = sorted([*_HOME_OF, "__version__"])
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
+        if name not in _HOME_OF:
             raise AttributeError(f"module 'interlock' has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(_ELSEWHERE.get(name, "interlock.api")), name)
+        found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
         return found
 
     def __dir__() -> list[str]:
-        return sorted(__all__)
+        return __all__
