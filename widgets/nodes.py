@@ -121,8 +121,8 @@ def inside(places: Sequence[Node]) -> Mapping[Steps, int]:
 
 
 def sought(top: Node, text: str) -> Iterator[Steps | None]:
-    """Look where a key or a value contains `text`, in any case of letters: the steps to each place that has it, None for
-    each that has not."""
+    """Look for `text` in keys and values, in any case of letters: the steps to each that has it, None for each that has
+    not."""
     wanted = text.casefold()
     for node in walk(top):
         last = node.steps[-1] if node.steps else 0
