@@ -18,7 +18,7 @@ from interlock.engine.flows import Listener
 from interlock.engine.models.registry import label
 from interlock.engine.record import atomic
 from interlock.engine.record.inputs import needed
-from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.rundir import RunDirectory, is_run
 from interlock.engine.record.runs import chunks_of
 from interlock.engine.record.words import argument, command, human_bytes, safe, several, typed, unarmed
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, limit_threads, shown
@@ -233,7 +233,6 @@ def schema(options: argparse.Namespace) -> int:
 def eval(options: argparse.Namespace) -> int:
     """Judge a roster, or plan that."""
     from interlock.console.text.evaluation_text import amounts_text, evaluation_text
-    from interlock.engine.evaluation.delivered import is_run
     from interlock.engine.evaluation.report import dumps
     from interlock.engine.flows import evaluate as flow
 

@@ -82,10 +82,7 @@ def check_outputs(events: str | None, summary: str | None, chunks: Path, numbers
         raise UsageError("--events - and --summary - both write to stdout: give --summary a path")
     if summary is None or summary == "-":
         return
-    try:
-        path = parsers.path(summary)
-    except ValueError as wanted:
-        raise UsageError(f"--summary: {wanted}, got {summary!r:.100}") from None
+    path = parsers.path_of(summary, "--summary")
     if path.is_dir():
         raise UsageError(f"--summary {summary}: expected a file, found a directory: name a file in it")
     check_several({"--metrics": numbers, "--summary": path})

@@ -11,14 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from interlock.engine.errors import UsageError
 from interlock.engine.record.rundir import NAMES
-from interlock.engine.record.words import (
-    parse_allowance,
-    parse_bytes,
-    parse_duration,
-    parse_number,
-    parse_time_of_day,
-)
+from interlock.engine.record.words import parse_allowance, parse_bytes, parse_duration, parse_number, parse_time_of_day
 from interlock.engine.targets.connection import is_address
 
 MOST_THREADS = 1024
@@ -299,6 +294,14 @@ def path(value: object) -> Path:
     if not writable:
         raise ValueError(f"expected a path that is not empty, {NAMEABLE}")
     return path
+
+
+def path_of(value: object, what: str) -> Path:
+    """Return the path that a caller gave as `what`, its `~` resolved. Raises UsageError for what is no path."""
+    try:
+        return path(value)
+    except ValueError as wanted:
+        raise UsageError(f"{what}: {wanted}, got {value!r:.100}") from None
 
 
 def path_or_none(value: object) -> Path | None:

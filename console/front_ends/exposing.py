@@ -148,10 +148,7 @@ def check_file(target: str) -> Path:
         raise UsageError(
             f"--metrics {target:.100}: give a port, HOST:PORT, or a file whose name ends in .prom (for node_exporter)"
         )
-    try:
-        path = parsers.path(target)
-    except ValueError as wanted:
-        raise UsageError(f"--metrics: {wanted}, got {target!r:.100}") from None
+    path = parsers.path_of(target, "--metrics")
     if path.is_dir() or not path.parent.is_dir():
         wrong = "is a directory" if path.is_dir() else f"{path.parent} is not a directory"
         raise UsageError(f"--metrics {target}: {wrong}: name a file in a directory that exists")

@@ -20,7 +20,6 @@ from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.record.atomic import check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.inputs import language_of, resume_words, store_of
-from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.record.words import command
 from interlock.engine.search.store_models import check_tokens, the_same
@@ -61,11 +60,6 @@ class DeliveredCollection:
     missing: Sequence[str]
     began: float = 0.0
     """When the run was begun, in seconds since the epoch; 0: nobody knows."""
-
-
-def is_run(directory: Path) -> bool:
-    """Whether a directory is that of a run."""
-    return (directory / JOURNAL).is_file()
 
 
 def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:

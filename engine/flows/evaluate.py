@@ -15,7 +15,7 @@ import msgspec
 from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.errors import UsageError, near
 from interlock.engine.evaluation.comparing import hardest
-from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, is_run, read_delivered
+from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, read_delivered
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, sides_of
 from interlock.engine.evaluation.judgements import (
     NAMED,
@@ -45,7 +45,7 @@ from interlock.engine.models.assets import resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.registry import ModelSpec, extended
 from interlock.engine.record.inputs import now_at
-from interlock.engine.record.rundir import JOURNAL
+from interlock.engine.record.rundir import JOURNAL, is_run
 from interlock.engine.record.words import duration, several
 from interlock.engine.search.rerank import Rerank
 from interlock.engine.settings import Configuration, load

@@ -188,11 +188,10 @@ def _held(directory: RunDirectory) -> Iterator[None]:
         why = f"({error.strerror}){near(directory.path)}"
         raise UsageError(f"{directory.path} is not a run {why}: name the directory of one") from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not atomic.lock(handle, fcntl.LOCK_SH):
+            by = atomic.occupant(directory.path) or "another process"
+            raise UsageError(f"{directory.path} is in use by {by}: wait for its end")
         yield
-    except BlockingIOError:
-        by = atomic.occupant(directory.path) or "another process"
-        raise UsageError(f"{directory.path} is in use by {by}: wait for its end") from None
     finally:
         os.close(handle)
 

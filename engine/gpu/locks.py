@@ -19,6 +19,7 @@ import msgspec
 
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
+from interlock.engine.record import atomic
 from interlock.engine.record.words import legible
 
 _FOLDER = "interlock-locks"
@@ -58,7 +59,9 @@ def holder(device: Device) -> Holder | None:
     with suppress(OSError, UnavailableError), _directory() as (_, directory):
         handle = os.open(_file_name(device.key), _OPEN, dir_fd=directory)
         try:
-            return None if _lock(handle, fcntl.LOCK_SH) else _read(handle)
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read(handle)
         finally:
             os.close(handle)
     return None
@@ -75,11 +78,7 @@ def _take(key: str, name: str, run: str) -> int:
                 "TMPDIR to another directory"
             ) from error
     try:
-        for _ in range(_TRIES):
-            if _lock(handle, fcntl.LOCK_EX):
-                break
-            time.sleep(_PAUSE)  # who only looks at it holds it no longer than that
-        else:
+        if not atomic.lock(handle):
             who = _read(handle) or "another run"
             raise UnavailableError(f"{name} is in use by {who}: wait for it, or choose other --devices")
         with suppress(OSError):  # a full disk: the lock holds all the same
@@ -137,13 +136,6 @@ def _regular(handle: int) -> int:
         return handle
     os.close(handle)
     raise OSError(errno.EINVAL, "not a regular file")
-
-
-def _lock(handle: int, how: int) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(handle, how | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def _read(handle: int) -> Holder | None:

@@ -22,11 +22,12 @@ from interlock.console.text.plan_text import plan_text
 from interlock.engine.compute.controls import Controls
 from interlock.engine.crash import reportable
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
+from interlock.engine.parsers import path_of
 from interlock.engine.record import events as events
 from interlock.engine.settings import ON_SCREEN, Configuration, knobs, limit_threads, load
 from interlock.given import GivenSettings
 from interlock.progress import follow
-from interlock.recorded import AnyPath, RecordedRun, open_run, path_of
+from interlock.recorded import AnyPath, RecordedRun, open_run
 from interlock.texts import INPUTS, Texts, path_to
 from interlock.wording import in_python, python_wording
 
@@ -188,8 +189,7 @@ def term_weights(
     that is not there or whose queries are weighed in a way that is not known.
     """
     configuration = configured(settings)
-    if side not in ("query", "document"):
-        raise UsageError(f"side: expected 'query' or 'document', got {side!r:.100}")
+    check_side(side)
     from interlock.engine.corpus.tokens import texts_in
     from interlock.engine.flows.models import term_rows
 
@@ -262,6 +262,12 @@ def upload(
             payload=payload_of(payload),
         )
         return list(flow.upload(request, Listener(say=lambda text: say(in_python(text)))))
+
+
+def check_side(side: object) -> None:
+    """Raise UsageError for what is neither side of a search."""
+    if side not in ("query", "document"):
+        raise UsageError(f"side: expected 'query' or 'document', got {side!r:.100}")
 
 
 def _path(value: AnyPath | None, what: str) -> Path | None:

@@ -8,15 +8,16 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
-from interlock.api import DEFAULTS, Settings, configured, warned
+from interlock.api import DEFAULTS, Settings, check_side, configured, warned
 from interlock.console.text.answer_text import cut_text
 from interlock.engine.corpus.tokens import texts_in
 from interlock.engine.errors import UsageError
+from interlock.engine.parsers import path_of
 from interlock.engine.record.events import RunResumed, RunStarted
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.words import several
 from interlock.engine.targets.connection import is_address
-from interlock.recorded import AnyPath, RecordedRun, path_of
+from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import in_python, python_wording
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Searcher(_Held):
     ) -> "EncodedTexts":
         """Encode texts as `interlock.encode` does, with models that stay in memory."""
         with self._turn():
-            _check_side(side)
+            check_side(side)
             encoded = self._answering.searcher.encode(texts, side, only)
         return _warned_of(encoded)
 
@@ -245,15 +246,10 @@ def encode(
 
     configuration, found = configured(settings), _served(place, options) or _place(place)
     with python_wording():
-        _check_side(side)
+        check_side(side)
         listener = Listener(warned)
         encoded = encode_for(configuration, found, collection, texts, side, only, listener, settings.models)
     return _warned_of(encoded)
-
-
-def _check_side(side: object) -> None:
-    if side not in ("query", "document"):
-        raise UsageError(f"side: expected 'query' or 'document', got {side!r:.100}")
 
 
 def _warned_of(encoded: "EncodedTexts") -> "EncodedTexts":

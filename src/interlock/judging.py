@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from interlock.api import DEFAULTS, Settings, configured
 from interlock.engine.errors import UsageError
-from interlock.recorded import AnyPath, RecordedRun, path_of
+from interlock.engine.parsers import path_of
+from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import python_wording
 
 if TYPE_CHECKING:

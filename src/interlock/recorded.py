@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlock.console.sources.journal import POLL_SECONDS, QUIET_SECONDS
-from interlock.engine import parsers
 from interlock.engine.errors import InterlockError, UsageError, remedy
+from interlock.engine.parsers import path_of
 from interlock.engine.record import journal
 from interlock.engine.record.atomic import AGAIN, check_written, held
 from interlock.engine.record.events import Entry, RunClosed
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 
 AnyPath = str | os.PathLike[str]
 FUSED = "fused"
-
-
-def path_of(value: object, what: str) -> Path:
-    """Return the path that a caller gave as `what`, its `~` resolved. Raises UsageError for what is no path."""
-    try:
-        return parsers.path(value)
-    except ValueError as wanted:
-        raise UsageError(f"{what}: {wanted}, got {value!r:.100}") from None
 
 
 @dataclass(frozen=True)

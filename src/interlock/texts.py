@@ -20,8 +20,9 @@ from interlock.engine.corpus.identity import named
 from interlock.engine.corpus.naming import USUAL, Naming
 from interlock.engine.corpus.tables import read_bytes
 from interlock.engine.errors import UsageError
+from interlock.engine.parsers import path_of
 from interlock.engine.record import atomic
-from interlock.recorded import AnyPath, path_of
+from interlock.recorded import AnyPath
 
 Texts = AnyPath | Iterable[str | Mapping[str, object] | object]
 """A path, or texts, records, documents, or whatever gives itself as an Arrow stream."""
