@@ -120,8 +120,22 @@ class CommandList(RAW):
         self._action_max_length = len(max(COMMANDS, key=len)) + 4
 
 
+MEANT = {"embed": "run", "index": "run", "query": "search", "ask": "search", "--model": "--roster"}
+"""What others call a command or a flag."""
+
+
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line without letting it steer the terminal."""
+    """Says what is wrong with a command line without letting it steer the terminal; a flag is typed whole."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **more)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Say of a command that there is none which is meant, rather than list all."""
+        if isinstance(action.choices, dict) and value not in action.choices:
+            near = f" (did you mean {MEANT[value]}?)" if value in MEANT else meant(str(value), action.choices)
+            self.error(f"there is no command {str(value)!r}{near}: `interlock --help` lists them")
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"usage: {self.prog} --help shows every option\n{self.prog}: error: {safe(message)}\n")
@@ -154,7 +168,7 @@ class Parser(argparse.ArgumentParser):
             known.texts, unknown = [*texts, *words], options
         if unknown:
             options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-            near = [meant(word[2:].partition("=")[0], options, "--") if word[:2] == "--" else "" for word in unknown]
+            near = [_near(word.partition("=")[0], options) if word[:2] == "--" else "" for word in unknown]
             known_json = "--json" in self._option_string_actions and getattr(known, "json", False)
             if known_json and len(unknown) == 1 and unknown[0].endswith(".json"):
                 near = [f" (--json prints to stdout: --json > {unknown[0]})"]
@@ -163,6 +177,14 @@ class Parser(argparse.ArgumentParser):
                 text += ": put the question in quotes"
             self.error(f"unknown: {text}")
         return known, unknown
+
+
+def _near(flag: str, known: Sequence[str]) -> str:
+    """Suggest which of the flags `known` is meant: one that others call so, one that begins so, or one that is close."""
+    begin = [f"--{name}" for name in known if name.startswith(flag[2:])]
+    if found := [each for each in (MEANT.get(flag, ""), *begin) if each[2:] in known]:
+        return f" (did you mean {found[0]}?)"
+    return meant(flag[2:], known, "--")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -29,15 +29,16 @@ def export(options: argparse.Namespace) -> int:
     """Deliver a finished run once more; a line for each file and store. Raises InterlockError at the end where the run
     has gaps."""
     from interlock.console.text.event_text import line_of
+    from interlock.console.text.recap import search_command
     from interlock.engine.flows.export import ExportRequest
     from interlock.engine.flows.export import export as deliver
     from interlock.engine.record.events import AnyEvent, StoreVerified
 
-    failed = False
+    verified = dict[str, bool]()
 
     def hear(event: AnyEvent) -> None:
-        nonlocal failed
-        failed = failed or (isinstance(event, StoreVerified) and not event.ok)
+        if isinstance(event, StoreVerified):
+            verified[event.qdrant_collection] = event.ok
         line = line_of(event)
         tell(safe(line, LONG), error=line.startswith(("warning:", "error:")))
 
@@ -51,7 +52,11 @@ def export(options: argparse.Namespace) -> int:
             f"exported with gaps, as the run left it ({few(made.lacking)}): resume the run or mend its input, then "
             "export again"
         )
-    return ExitCode.FAILED if failed else ExitCode.COMPLETED
+    if not all(verified.values()):
+        return ExitCode.FAILED
+    if verified:
+        tell(f"next: {search_command(str(options.to_store), [*verified])}")
+    return ExitCode.COMPLETED
 
 
 def _cost(loss: "Loss") -> str:

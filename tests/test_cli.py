@@ -81,6 +81,9 @@ def test_what_is_behind_two_dashes_is_text_wherever_options_are():
     ("args", "said"),
     [
         (["run", "x", "--rooster", "y"], "interlock run: error: unknown: --rooster (did you mean --roster?), y\n"),
+        (["run", "x", "--model", "y"], "interlock run: error: unknown: --model (did you mean --roster?), y\n"),
+        (["run", "x", "--rost", "y"], "interlock run: error: unknown: --rost (did you mean --roster?), y\n"),
+        (["embed", "x"], "there is no command 'embed' (did you mean run?): `interlock --help` lists them\n"),
         (["watch", "x", "--sped=3"], "interlock watch: error: unknown: --sped=3 (did you mean --speed?)\n"),
         (["view", "x", "--qqq"], "interlock view: error: unknown: --qqq\n"),
         (["run", "x", f"--{HOSTILE}"], "interlock run: error: unknown: --"),

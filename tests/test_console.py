@@ -301,15 +301,15 @@ async def test_quitting_a_live_run_asks_first_and_stopping_is_obeyed(recorded):
         app._session.controls = recorded.controls
         await pilot.press("ctrl+z")
         assert "^z would suspend the run as well and keep its GPUs; q then d detaches" in text_of(app)[-1]
-        await pilot.press("ctrl+c", "ctrl+c", "ctrl+c")  # asks, and pressed again chooses nothing
+        await pilot.press("ctrl+c")
         assert len(app.screen_stack) == 3 and isinstance(app.screen, Dialog)
         assert app.return_value is None and recorded.controls.code is None
         await pilot.press("escape", "q")
-        assert "detach" in whole(app)
-        await pilot.press("S")
+        assert "detach" in whole(app) and "; ^C too" in whole(app)
+        await pilot.press("ctrl+c")  # as a first one does where there is no screen
         assert recorded.controls.code == ExitCode.STOPPED
         assert "STOPPING" in text_of(app)[0]
-        await pilot.press("q", "q")
+        await pilot.press("q")
         assert "The run stops after its batch" in whole(app) and app.return_value is None
         await pilot.press("escape")
         recorded.play_to(1)
@@ -318,20 +318,40 @@ async def test_quitting_a_live_run_asks_first_and_stopping_is_obeyed(recorded):
 
 
 @pytest.mark.parametrize(
-    ("stopping", "ended", "key", "left"),
-    [(False, False, "d", Leave.DETACH), (True, False, "A", Leave.ABORT), (False, True, "A", Leave.OVER)],
+    ("stopping", "key", "left"),
+    [
+        (False, "d", Leave.DETACH),
+        (False, "q", Leave.DETACH),
+        (True, "A", Leave.ABORT),
+        (True, "ctrl+c", Leave.ABORT),
+    ],
 )
-async def test_a_live_run_is_detached_from_or_aborted_only_when_that_is_chosen(recorded, stopping, ended, key, left):
+async def test_a_live_run_is_detached_from_or_aborted_only_when_that_is_chosen(recorded, stopping, key, left):
     recorded.play_to(FAR)
     async with shown(recorded) as (app, pilot):
+        app._session.controls = recorded.controls
         app.main.stopping = stopping
+        recorded.controls.code = ExitCode.STOPPED if stopping else None
         await pilot.press("q")
-        if ended:
-            recorded.play_to(1)
-            await seen(app, pilot)
         await pilot.press(key)
     assert app.return_value is left
-    assert recorded.controls.code is None
+    assert recorded.controls.code is (ExitCode.STOPPED if stopping else None)
+
+
+@pytest.mark.parametrize("key", ["ctrl+c", "S"])
+async def test_the_question_how_to_leave_follows_the_run_and_ends_with_it(recorded, key):
+    recorded.play_to(0.2)
+    async with shown(recorded, (120, 40)) as (app, pilot):
+        await pilot.press(key)
+        before = re.search(r"(\d+) of \d+ batches committed", whole(app))
+        recorded.play_to(FAR)
+        after = re.search(r"(\d+) of \d+ batches committed", "\n".join(await seen(app, pilot)))
+        assert int(before[1]) < int(after[1])
+        recorded.play_to(1)
+        await seen(app, pilot)
+        assert isinstance(app.screen, Recap) and "The run has ended" in whole(app)
+        await pilot.press("ctrl+c")
+    assert app.return_value is Leave.OVER
 
 
 async def test_the_end_of_a_run_is_summed_up_once_what_lies_over_it_is_answered(recorded):

@@ -11,6 +11,7 @@ from interlock.console.text.progress_text import bar, progress
 from interlock.console.text.recap import next_commands, recap
 from interlock.engine.record import events as ev
 from interlock.engine.record.snapshot import coverage
+from interlock.engine.targets import shard
 from interlock.widgets import formats
 from tests.builders import corpus, interlock, sentences
 from tests.snapshots import did, one_lease, sample
@@ -100,6 +101,21 @@ def test_a_store_that_was_written_is_what_one_searches_next():
     run = replace(sample(phase="completed"), store="my store")
     first, _ = next_commands(replace(run, collections=run.collections[:1]), RUN)
     assert shlex.split(first) == ["interlock", "search", "my store", "your question"]
+
+
+def test_a_store_that_has_collections_of_other_runs_too_is_searched_by_name(tmp_path):
+    for name in ("docs", "tickets"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / shard.MANIFEST).write_text("{}")
+    run = replace(sample(phase="completed"), store=str(tmp_path))
+    mine = run.collections[0].qdrant_collection
+    first, _ = next_commands(replace(run, collections=run.collections[:1]), RUN)
+    assert shlex.split(first) == ["interlock", "search", str(tmp_path), f"--collection={mine}", "your question"]
+
+
+def test_a_run_without_a_store_says_how_to_get_one_that_can_be_asked():
+    first, _ = next_commands(sample(phase="completed"), RUN)
+    assert shlex.split(first) == ["interlock", "export", "runs/r 1", "--to-store", "store"]
 
 
 def test_a_store_below_the_working_directory_is_named_as_one_types_it_there(tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ class Console(Frame[Leave]):
         if sum(len(wrapped(line, columns)) for line in lines) > self.size.height - Recap.TAKEN:
             lines.sort(key=lambda line: not line.startswith("next: "))  # what there is to do is never below the edge
         choices = [Choice("s,enter", "show the summary", "summary"), Choice("q", "quit", Leave.OVER)]
-        self.push_screen(Recap("The run has ended", lines, choices), self._after_recap)
+        self.push_screen(Recap("The run has ended", lines, choices, Leave.OVER), self._after_recap)
 
     def _after_recap(self, chosen: str | None) -> None:
         if chosen == "summary":

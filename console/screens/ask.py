@@ -6,7 +6,7 @@ leaves only the lines that say it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from rich.text import Text
 from textual import events, on
@@ -54,6 +54,7 @@ class Dialog(ModalScreen[str]):
 
     BACK = "cancel"
     """What escape does."""
+    BINDINGS: ClassVar = [("ctrl+c", "again")]
     DEFAULT_CSS = """
     Dialog { align: center middle; background: $background 60%; }
     Dialog > Vertical {
@@ -63,10 +64,12 @@ class Dialog(ModalScreen[str]):
     Dialog Static, Dialog VerticalScroll { width: 100%; height: auto; }
     """
 
-    def __init__(self, title: str, lines: Sequence[str], choices: Sequence[Choice]) -> None:
+    def __init__(self, title: str, lines: Sequence[str], choices: Sequence[Choice], again: str = "") -> None:
+        """`again` is chosen by ^C, which mostly opened it."""
         super().__init__()
-        self._title = title
-        self._lines = lines
+        self._title, self._again = title, again
+        self._text = Static()
+        self.tell(lines)
         self._choices = choices
         for choice in choices:
             self._bindings.bind(choice.keys, f"choose({str(choice.value)!r})", choice.label)
@@ -76,10 +79,14 @@ class Dialog(ModalScreen[str]):
         with Vertical() as box:
             box.border_title = Content(self._title)
             with VerticalScroll() as self._told:
-                yield Static(Text("\n".join(drawn(line) for line in self._lines) + "\n"))
+                yield self._text
             for choice in self._choices:
                 yield DialogAnswer(choice.keys.partition(",")[0], choice.label, str(choice.value))
             yield DialogAnswer("esc", self.BACK, "")
+
+    def tell(self, lines: Sequence[str]) -> None:
+        """Say this above the answers."""
+        self._text.update(Text("\n".join(drawn(line) for line in lines) + "\n"))
 
     def on_resize(self, event: events.Resize) -> None:
         """Leave room for every answer, whatever there is to read."""
@@ -87,6 +94,10 @@ class Dialog(ModalScreen[str]):
 
     def action_choose(self, value: str) -> None:
         self.dismiss(value)
+
+    def action_again(self) -> None:
+        if self._again:
+            self.dismiss(self._again)
 
 
 class Recap(Dialog):

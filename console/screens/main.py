@@ -123,6 +123,7 @@ class Main(Seeking):
             died = safe(f"process died: {snapshot.reason}")
             lines = (*lines, Line(self.seen + 1, snapshot.latest_at, 0.0, "error", "run", died))
         self.snapshot = snapshot
+        self.follow_question()
         marks = [(each.batches_done, each.mitigations, each.parked) for each in snapshot.passes]
         if marks != self._marks:
             self._marks = marks

@@ -3,7 +3,7 @@
 What costs time is shown before it is asked for, as the engine foresees it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from interlock.console.actions import Action, line_key, named
 from interlock.console.control.client import Remote
@@ -32,6 +32,8 @@ class Steering(Keyed):
     """The schedule that was asked about, until it is known what it would do."""
     recap_due = False
     """Whether the run has ended and nothing was said of that yet."""
+    _question: Dialog | None = None
+    """The latest question whether to stop or to leave."""
 
     def asked(self) -> None:
         """Show that something is pending now."""
@@ -105,21 +107,35 @@ class Steering(Keyed):
 
     def action_stop(self) -> None:
         if self._controls(STOP):
-            lines, label = wording.stopping(self.snapshot), "stop after the current batch (resumable)"
-            self.confirm("Stop the run?", lines, label, lambda: self._leave(STOP), "y,enter")
+            self._ask_to_leave("Stop the run?", [Choice("y,enter", "stop after the current batch (resumable)", STOP)])
 
     def action_quit(self) -> None:
-        """Leave at once what is over or only watched; a live run is asked about, and one that stops once more."""
+        """Leave at once what is over or only watched; a live run is asked about, and one that stops once more. ^C again
+        goes on as it does without a screen: it stops the run after its batch, and one that stops at once."""
         if self.source.kind != "live" or self.source.over:
             self.host.exit(Leave.OVER)
-        else:
-            title = "The run stops after its batch" if self.stopping else "The run is still running"
-            choices = [Choice("d,D", "detach: the run continues, with log lines on stderr", Leave.DETACH)]
-            if not self.readonly and not self.stopping:
-                choices.append(Choice("S", "stop after the current batch (resumable)", STOP))
-            if not self.readonly:
-                choices.append(Choice("A", "abort now: lose the current batch (resumable)", Leave.ABORT))
-            self.app.push_screen(Dialog(title, wording.stopping(self.snapshot), choices), self._leave)
+            return
+        choices = [Choice("d,D,q", "detach: the run continues, with log lines on stderr; q too", Leave.DETACH)]
+        if not self.readonly and not self.stopping:
+            choices.append(Choice("S", "stop after the current batch (resumable); ^C too", STOP))
+        if not self.readonly:
+            too = "; ^C too" * self.stopping
+            choices.append(Choice("A", f"abort now: lose the current batch (resumable){too}", Leave.ABORT))
+        again = "" if self.readonly else Leave.ABORT if self.stopping else STOP
+        title = "The run stops after its batch" if self.stopping else "The run is still running"
+        self._ask_to_leave(title, choices, again)
+
+    def _ask_to_leave(self, title: str, choices: Sequence[Choice], again: str = "") -> None:
+        self._question = Dialog(title, wording.stopping(self.snapshot), choices, again)
+        self.app.push_screen(self._question, self._leave)
+
+    def follow_question(self) -> None:
+        """Have the question about the end say how far the run is now; once it has ended, nothing is left to ask."""
+        if self._question and self._question.is_active:
+            if self.source.over:
+                self._question.dismiss("")
+            else:
+                self._question.tell(wording.stopping(self.snapshot))
 
     def _leave(self, how: str | None) -> None:
         if how and self.source.over:  # it ended while the question stood: nothing is left to stop or to lose

@@ -1,8 +1,11 @@
 """What became of a run, as the shell and the last screen say it: what was done, how fast, how much memory against what
 was predicted, what went wrong, where it lies, and the command that comes next."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import DeviceFacts, timed
 from interlock.engine.record.health import health, outputs_of
 from interlock.engine.record.inputs import onward
@@ -33,13 +36,26 @@ def recap(snapshot: Snapshot, run: Path | None, width: int | None = None) -> lis
 def next_commands(snapshot: Snapshot, run: Path) -> list[str]:
     """Name what an operator would run next, ready to be pasted."""
     commands = [again] if (again := onward(snapshot, run)) else []
-    if not again and snapshot.store and not snapshot.rehearsed:  # whose models have no weights
-        stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]
-        chosen = [f"--collection={stored[0]}"] if len(stored) > 1 else []
+    stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]
+    if not again and stored and not snapshot.rehearsed:  # whose models have no weights
         bundle = ["--models", str(snapshot.config["models"].value)] if "models" in snapshot.config else []
-        words = ["search", argument(_from_here(snapshot.store)), *chosen, *bundle]
-        commands.append(command(words) + ' "your question"')
+        if snapshot.store:
+            commands.append(search_command(snapshot.store, stored, *bundle))
+        elif snapshot.phase == "completed" and "server" not in snapshot.config:
+            commands.append(command(["export", argument(str(run)), "--to-store", "store"]))
     return [*commands, command(["view", argument(str(run))])]
+
+
+def search_command(store: str, written: Sequence[str], *flags: str) -> str:
+    """Write the command that asks the store in which these collections were written, the first of them where it has
+    several."""
+    from interlock.engine.targets.stores import collections
+
+    held = set(written)
+    with suppress(UsageError):  # it was taken away
+        held.update(collections(Path(store)))
+    chosen = [f"--collection={written[0]}"] if len(held) > 1 else []
+    return command(["search", argument(_from_here(store)), *chosen, *flags]) + ' "your question"'
 
 
 def _from_here(place: str) -> str:
