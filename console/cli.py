@@ -180,7 +180,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _near(flag: str, known: Sequence[str]) -> str:
-    """Suggest which of the flags `known` is meant: one that others call so, one that begins so, or one that is close."""
+    """Suggest which of the flags `known` is meant: what others call so, what begins so, or what is close."""
     begin = [f"--{name}" for name in known if name.startswith(flag[2:])]
     if found := [each for each in (MEANT.get(flag, ""), *begin) if each[2:] in known]:
         return f" (did you mean {found[0]}?)"
@@ -188,8 +188,9 @@ def _near(flag: str, known: Sequence[str]) -> str:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read a command and its options; `command` is its name. Exits with 2 on a wrong command line."""
-    return parser().parse_args(arguments)
+    """Read a command and its options; `command` is its name, `words` are what was typed. Exits with 2 where it is
+    wrong."""
+    return parser().parse_args(arguments, argparse.Namespace(words=[*arguments]))
 
 
 def parser() -> argparse.ArgumentParser:

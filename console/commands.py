@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.incremental:
         raise UsageError("--incremental is how a run is uploaded to a server: add --qdrant URL")
     settings, made = _settings(options, options.chunks), list["Run"]()
-    settings = replace(settings, notes=(*settings.notes, *filter(None, [begun_before(options.chunks, settings)])))
+    known = begun_before(options.chunks, settings, options.words)
     if server:
         how = {"incremental": Setting(True, "flag --incremental")} if options.incremental else {}
         settings = replace(settings, beside={**settings.beside, "server": Setting(server, "flag --qdrant"), **how})
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     def make(controls: "Controls") -> "Work":
         from interlock.engine.flows.run import Run
 
-        made.append(Run(options.chunks, settings, controls, reach=reach))
+        made.append(Run(options.chunks, settings, controls, reach=reach, known=known))
         return made[-1]
 
     def then(code: ExitCode) -> None:
@@ -66,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
             path, prune = made[-1].directory.path, made[-1].settings.prune
             upload_after(code, path, server, prune=prune, incremental=options.incremental, quiet=options.quiet)
 
-    return run_with_front_end(make, options.chunks, settings, _audience(options), then if server else None)
+    audience = replace(_audience(options), known=known)
+    return run_with_front_end(make, options.chunks, settings, audience, then if server else None)
 
 
 def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:

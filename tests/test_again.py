@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -99,9 +100,22 @@ def test_models_without_weights_are_delivered_into_a_store_at_those_that_it_was_
 def test_the_command_says_it_in_a_line_and_computes_anew(home, tiny_a, tiny_b):
     said = interlock("run", "in", "--roster", f"{tiny_a}=1,{tiny_b}=3", "--run-id", "two", "--export", "npy", cwd=home)
     lines = said.stderr.splitlines()
-    (at,) = (at for at, line in enumerate(lines) if "--reuse" in line)
+    at, last = (at for at, line in enumerate(lines) if "--reuse" in line)
     assert "run one has these chunks by these models: use --reuse " in lines[at]
-    assert at < next(at for at, line in enumerate(lines) if "lease L001" in line)
+    assert at < next(at for at, line in enumerate(lines) if "lease L001" in line) < last
+    words = shlex.split(re.search(r"`interlock (.*)`$", lines[last])[1])
+    assert not [line for line in interlock(*words, cwd=home).stderr.splitlines() if "lease L001" in line]
+
+
+def test_it_is_not_said_to_who_is_refused(home, tiny_a, tiny_b):
+    words = ("run", "in", "--roster", f"{tiny_a}=1,{tiny_b}=3", "--title-field", "none", "--export", "npy")
+    said = interlock(*words, cwd=home, check=2).stderr
+    assert "--title-field" in said and "--reuse" not in said and "started" not in said
+
+
+def test_a_run_that_goes_on_takes_no_vectors_of_another_and_says_so(home):
+    said = interlock("run", "in", "--reuse", "runs/one", "--resume", cwd=home, check=2).stderr
+    assert "--reuse runs/one is for a run that begins, and --resume continues run one: drop --resume " in said
 
 
 def test_a_call_that_is_made_again_goes_on_with_its_run_whether_that_was_completed_or_cut(home, tiny_a, tiny_b, capfd):

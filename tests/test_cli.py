@@ -165,7 +165,7 @@ def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_count
             ("view", "runs/x/journal.jsonl"),
             "journal.jsonl is the journal of a run: name its summary.json or the run dir",
         ),
-        (("run", "nowhere"), "nowhere does not exist: name the directory that holds your collections"),
+        (("run", "nowhere"), "nowhere does not exist: name a file or a directory of texts"),
         (("run", "notes.txt"), "cannot read texts from notes.txt: name a directory, or a file of those forms: "),
         (("search", "store", " "), "the query is empty"),
     ],

@@ -65,6 +65,8 @@ class Audience:
     quiet: bool = False
     metrics: str | None = None
     notify: Sequence[str] = ()
+    known: str = ""
+    """Which run had all that is computed anew, and the command that takes it: a warning at the start scrolls off."""
 
 
 def run_with_front_end(
@@ -129,6 +131,9 @@ def _watched(session: Session, chunks: Path, configuration: Configuration, audie
             place = session.work.directory
             there = place.path if place.journal.exists() else None
             lines = recap(session.work.recorder.snapshot(), there, width)
+            if audience.known and code == ExitCode.COMPLETED:
+                at = next((at for at, line in enumerate(lines) if line.startswith("next: ")), len(lines))
+                lines.insert(at, f"note: {safe(audience.known, LONG)}")
             if isinstance(sys.stderr, JsonLog):
                 sys.stderr.record("\n".join(lines), event="recap")
             else:

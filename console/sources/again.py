@@ -2,7 +2,7 @@
 compute twice unknowingly. Reads `run.json` of the latest runs and the ends of their journals."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import isclose
@@ -15,27 +15,38 @@ from interlock.engine.models.registry import extended
 from interlock.engine.record.atomic import held, sha256_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory, runs_in
 from interlock.engine.record.runs import RUNS_ASKED, close_of
-from interlock.engine.record.words import typed
+from interlock.engine.record.words import argument, command, typed
 from interlock.engine.settings import FROM_RUN, SIMULATED, Configuration, recorded
 
 OF_A_SESSION = ("run_id", "resume", "reuse", "deadline")
 """The settings that make no other run of a call that is made again."""
 
 
-def begun_before(chunks: Path, configuration: Configuration) -> str:
+def begun_before(chunks: Path, configuration: Configuration, words: Sequence[str] = ()) -> str:
     """Say in a line which run has these chunks by these models, one that was completed before others, and how to go on
-    with it; empty where none has, or where this one resumes or reuses one."""
+    with it, with the whole command where `words` were typed to `interlock`; empty where none has, or where this one
+    resumes or reuses one."""
     if configuration.settings.resume or configuration.settings.reuse:
         return ""
     run, state = _before(chunks, configuration)
     if run is None:
         return ""
     if state == "completed":
-        return f"run {run.name} has these chunks by these models: use --reuse {typed(run)} to take them"
+        whole = f": `{_typed_again(words, '--reuse', argument(str(run)))}`" if words else ""
+        return f"run {run.name} has these chunks by these models: use --reuse {typed(run)} to take them{whole}"
     if state == "running":
         return f"run {run.name} computes these chunks by these models now: wait for its end"
     told = f"run {run.name} of these chunks and models was not completed"
-    return f"{told}: continue it with --run-id {typed(run.name)} --resume"
+    whole = f": `{_typed_again(words, '--run-id', run.name, '--resume')}`" if words else ""
+    return f"{told}: continue it with --run-id {typed(run.name)} --resume{whole}"
+
+
+def _typed_again(words: Sequence[str], *more: str) -> str:
+    """Write a command that was typed with `more` to it, and without the name that it gave its run."""
+    left = list(words)
+    while "--run-id" in left[:-1]:
+        del left[(at := left.index("--run-id")) : at + 2]
+    return command([*(each for each in left if not each.startswith("--run-id=")), *more])
 
 
 def taken_up(chunks: Path, configuration: Configuration) -> tuple[Configuration, str]:

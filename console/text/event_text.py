@@ -12,7 +12,7 @@ from interlock.console.text.machine_text import Description, computed, feigned, 
 from interlock.engine.models.registry import label
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import REFUSALS_TOLD, DeviceFacts, RosterEntry, Status, node_of, timed
-from interlock.engine.record.words import duration, human_bytes, pass_of, several
+from interlock.engine.record.words import duration, human_bytes, in_collection, pass_of, several
 
 if TYPE_CHECKING:  # plain output loads no terminal library
     from interlock.widgets.panes.events import Severity
@@ -48,7 +48,7 @@ def _begun(event: ev.Begins | ev.Steers) -> Description:
     """What is said of the run, its devices and its controls."""
     match event:
         case ev.RunStarted():
-            return Description("notice", "run", f"run {event.run_id} started: chunks from {event.chunks}")
+            return Description("notice", "run", f"run {event.run_id}: chunks from {event.chunks}")
         case ev.RunResumed():
             committed = f"{several(event.committed or 0, 'batch', 'batches')} already committed"
             chunks = f"run resumed: chunks from {event.chunks}"
@@ -110,7 +110,7 @@ def _read(event: ev.Joins | ev.Reads, real: bool) -> Description:
             return Description("note", "roster", f"{several(len(event.roster), 'model')}{order}: {models}")
         case ev.RecordRefused():
             record = "" if event.record is None else f" record {event.record}"
-            text = f"{event.collection}/{event.file}{record} refused: {event.reason}"
+            text = f"{in_collection(event.collection, event.file)}{record} refused: {event.reason}"
             return Description("warning", "refused", text, f"refused in {event.collection}")
         case ev.CollectionRead():
             return Description("note", "collection", _collection(event))

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import side_by_side
-from interlock.engine.record.words import batch_of, distinct_sizes, duration, human_bytes, pass_of, several
+from interlock.engine.record.words import (
+    batch_of,
+    distinct_sizes,
+    duration,
+    human_bytes,
+    in_collection,
+    pass_of,
+    several,
+)
 from interlock.widgets.formats import RUNGS, placed
 
 if TYPE_CHECKING:  # plain output loads no terminal library
@@ -126,7 +134,9 @@ def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
             text = f"{pass_of(event.model_pass)} on {event.device}: memory pressure is over, whole batches fit again"
             return Description("notice", "mitigation", text)
         case ev.RowParked():
-            place = f"{event.collection}/{event.place}" if event.place else f"text {event.row + 1:,} of the run"
+            place = (
+                in_collection(event.collection, event.place) if event.place else f"text {event.row + 1:,} of the run"
+            )
             place += f" ({event.collection})" * (not event.place)
             text = f"{place} has no {event.model} vector: {event.reason}"
             return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")

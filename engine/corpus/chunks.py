@@ -17,7 +17,7 @@ from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.forms import form_of
 from interlock.engine.corpus.identity import IdentityMaker, named
-from interlock.engine.corpus.naming import BEIR, IDS, NOTHING, TEXTS, Naming, Said, found_in, looked_up, unnamed
+from interlock.engine.corpus.naming import BEIR, IDS, NOTHING, TEXTS, Naming, Said, found_in, looked_up, other, unnamed
 from interlock.engine.corpus.records import TOO_DEEP, cause, depth_of, records
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
@@ -114,6 +114,7 @@ class ChunkReader:
         """The file and the record that were read last."""
         self._identities = IdentityMaker(collection.qdrant_collection)
         self._bad: tuple[bytes | None, str] = (None, "")
+        self._example = b""  # what the first record has beside its text
 
     @property
     def points(self) -> npt.NDArray[np.void]:
@@ -127,7 +128,11 @@ class ChunkReader:
         title = self.collection.naming.title
         if title and self.counts.records and not self.counts.titled and self.collection.naming != BEIR:
             place = f"{safe(self.collection.name, NAME)}: none of its {self.counts.records:,} records"
-            raise UsageError(f"{place} has a field {title!r}: name the one with the title with --title-field")
+            fields = _decode(self._example, dict[str, Raw])
+            raise UsageError(
+                f"{place} has a field {title!r}{found_in(fields)}: name the one with the title, such as "
+                f"{other('--title-field', fields, title)}, or drop --title-field"
+            )
 
     def _of_file(self, name: str) -> Iterator[Chunk | Refusal]:
         path, within = self.collection.root / name, self.collection.within
@@ -193,6 +198,7 @@ class ChunkReader:
             self.counts.renamed += 1
             self.counts.first = self.counts.first or f"{place}: chunk_id {given} of {source} is now {now}"
         self.counts.titled += said.titled
+        self._example = self._example or others or payload
         text = f"{said.title} {record.text}" if said.title else record.text
         return Chunk(text, payload, known.chunk_id, known.source, known.point_id, others, features)
 
@@ -228,7 +234,8 @@ def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> 
     own = named(_decode(bytes(given), object)) if given else ""
     if naming.id and not own:
         name, there = safe(naming.id, NAME), found_in(inner | fields)
-        otherwise = "" if naming == BEIR else ", name another, or drop --id-field"
+        such = f", such as {other('--id-field', inner | fields, naming.id)}" if there else ""
+        otherwise = "" if naming == BEIR else f", name another{such}, or drop --id-field"
         raise _Refused(f'no field "{name}" with an id{there}: add it{otherwise}')
     title = looked_up(fields, inner, naming.title) if naming.title else None
     told = _decode(bytes(title), str, f"$.{naming.title}").strip() if title else ""
@@ -300,7 +307,7 @@ REASONS = 20
 _PLACES = re.compile(
     r" \(byte \d+\)| in position [\d-]+"
     r'|(?:(?<=")|(?<= with an id)) \(found .*\)(?=: (?:say|add) )'
-    r"|(?<=--text-field) \S+$|(?<=^file ends within record) \d+",
+    r"|(?<=--text-field) \S+$|(?<=such as --id-field) \S+(?=, or drop)|(?<=^file ends within record) \d+",
     re.DOTALL,
 )
 

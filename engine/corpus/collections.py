@@ -73,7 +73,7 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
         entire = Path(os.path.realpath(root))  # which a circle of links does not end in a RuntimeError
         found = [_alone(entire)] if entire.is_file() else _found(entire)
     except FileNotFoundError:
-        raise UsageError(f"{root} does not exist{near(root)}: name the directory that holds your collections") from None
+        raise UsageError(f"{root} does not exist{near(root)}: name a file or a directory of texts") from None
     except NotADirectoryError:
         raise UsageError(f"cannot read texts from {root}: name a directory, or a file of those forms: {READ}") from None
     except OSError as error:

@@ -27,7 +27,7 @@ from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import Stopped, UsageError
 from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, RecordsRead, Warned
 from interlock.engine.record.facts import Refusal
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import few, in_collection, safe, several
 
 Digests = npt.NDArray[np.void]
 WINDOW, BEAT = 512, 1.0
@@ -70,8 +70,8 @@ class Rows:
         """Tell of chunks whose ids others had; empty where there are none."""
         if not self.counts.renamed:
             return ""
-        kept = f"{safe(self.collection.name)}: kept {several(self.counts.renamed, 'chunk')} under further ids"
-        return f"{kept}, since others had theirs ({self.counts.first})"
+        again = f"{safe(self.collection.name)}: {several(self.counts.renamed, 'chunk')} had an id that another has"
+        return f"{again}, and got a further one ({self.counts.first}): give each an id of its own"
 
 
 @dataclass
@@ -281,11 +281,12 @@ def _refusals(corpus: Sequence[Rows]) -> str:
     found: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for rows in corpus:
         for refusal in (each for each in rows.refusals.told if each.reason != UNUSABLE):
-            file = f"{rows.collection.name}/{refusal.file}"
+            file = in_collection(rows.collection.name, refusal.file)
             _, records = found.setdefault((file, kind_of(refusal.reason)), (refusal.reason, []))
             records += [] if refusal.record is None else [f"{refusal.record:,}"]
     if not found:
-        return "no chunk file has a record"
+        files = [in_collection(rows.collection.name, file) for rows in corpus for file in rows.collection.files]
+        return f"{few(files)}: no record"
     shown = dict(islice(found.items(), FEW))
     every = sum(len(rows.refusals) - rows.refusals.reasons[UNUSABLE] for rows in corpus)
     left = every - sum(len(records) or 1 for _, records in shown.values())

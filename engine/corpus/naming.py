@@ -4,8 +4,9 @@ Each is a field of the record, else one of its metadata. The title stands before
 BEIR and MTEB have it; what it was stays in the record.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import msgspec
 from msgspec import Raw
@@ -62,14 +63,35 @@ def unnamed(fields: Mapping[str, Raw], wanted: str) -> str:
     """Say that a record has no field `wanted`: what it has instead, with a sample of each, and which may be meant."""
     if not (there := found_in(fields)):
         return f'no field "{wanted}"'
-    texts = {
-        name: len(raw)
+    texts = _texts(fields)
+    likely = _same(wanted, texts) or max(texts, key=lambda name: len(bytes(fields[name])), default="NAME")
+    return f'no field "{wanted}"{there}: say which holds the text, such as {_flag("--text-field", likely)}'
+
+
+def other(flag: str, fields: Mapping[str, Raw], wanted: str) -> str:
+    """Write `flag`, of an id or a title, with the field that may hold it where none is called as wanted: one of that
+    name in other letters, a close one, or the first."""
+    names = [name for name in fields if name != "metadata" and len(name) <= SIGNS]
+    first = next(iter(names if flag == "--id-field" else _texts(fields)), "NAME")
+    return _flag(flag, _same(wanted, names) or next(iter(get_close_matches(wanted, names, 1)), first))
+
+
+def _texts(fields: Mapping[str, Raw]) -> list[str]:
+    """The fields that hold more than a word."""
+    return [
+        name
         for name, value in fields.items()
         if len(name) <= SIGNS and (raw := bytes(value))[:1] == b'"' and b" " in raw
-    }
-    likely = max(texts, key=texts.__getitem__) if texts else "NAME"
-    flag = f"--text-field={quoted(likely)}" if likely[:1] == "-" else f"--text-field {quoted(likely)}"
-    return f'no field "{wanted}"{there}: say which holds the text, such as {flag}'
+    ]
+
+
+def _same(wanted: str, names: Sequence[str]) -> str:
+    """The one of this name in other letters."""
+    return next((name for name in names if name.casefold() == wanted.casefold()), "")
+
+
+def _flag(flag: str, name: str) -> str:
+    return f"{flag}={quoted(name)}" if name[:1] == "-" else f"{flag} {quoted(name)}"
 
 
 def found_in(fields: Mapping[str, Raw]) -> str:

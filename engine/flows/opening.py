@@ -20,10 +20,11 @@ from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import RosterEntry, Setting
+from interlock.engine.record.inputs import NAMES, resume_words
 from interlock.engine.record.recorder import Recorder
-from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.rundir import Begun, RunDirectory
 from interlock.engine.record.runs import paces
-from interlock.engine.record.words import human_bytes
+from interlock.engine.record.words import command, human_bytes, typed
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, flag_of, recorded
 from interlock.engine.targets.files.formats import FORMATS, with_arrays
 from interlock.engine.targets.shard import existing
@@ -64,6 +65,29 @@ def check(settings: RunSettings, chunks: Path | None = None) -> None:
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
         if path and chunks:
             check_apart(flag, path, chunks)
+
+
+def check_resumed(begun: Begun, now: Configuration, run: Path) -> None:
+    """Raise UsageError where a run that is continued is told what only one that begins may be, or half of how its
+    records are read."""
+    settings, origins, had = now.settings, now.origins, begun.config
+
+    def given(name: str) -> bool:
+        return not origins[name].startswith(("default", "file ", "environment "))
+
+    if given("reuse") and settings.reuse and had.get("reuse", Setting(None, "")).value != recorded(now)["reuse"].value:
+        raise UsageError(
+            f"--reuse {settings.reuse} is for a run that begins, and --resume continues run {run.name}: drop --resume "
+            "to take those vectors into a new run, or drop --reuse"
+        )
+    fields = {name: had[name].value for name in NAMES if name in had and had[name].value}
+    if any(map(given, fields)) and any(origins[name] == "default" for name in fields):
+        said = " ".join(f"{flag_of(name)} {typed(value)}" for name, value in fields.items())
+        again = command(resume_words(str(had["chunks"].value), run, had))
+        raise UsageError(
+            f"run {run.name} was started with {said}, and this command has not all of them: drop these flags, or pass "
+            f"all of them: `{again}`"
+        )
 
 
 def check_cut(configuration: Configuration, specs: Sequence[ModelSpec]) -> None:

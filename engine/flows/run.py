@@ -25,6 +25,7 @@ from interlock.engine.flows.opening import (
     announce,
     check,
     check_packages,
+    check_resumed,
     check_room,
     check_uploadable,
     schedule_of,
@@ -71,15 +72,17 @@ class Run:
         backend: Backend = REAL,
         clusters: computing.Clusters | None = None,
         reach: Callable[[], object] = lambda: None,
+        known: str = "",
     ) -> None:
         """Find the run's directory, the collections and the devices, on the nodes of one of `clusters` where that is
-        asked for; then `reach` what it is to go to. Raises before anything is computed."""
+        asked for; then `reach` what it is to go to. `known` is warned of once the chunks were accepted. Raises before
+        anything is computed."""
         asked = configuration.settings
         check(asked, chunks)
         self.controls = controls
         self._working = False
         self._backend = backend
-        self._notes: list[str] = []
+        self._notes, self._known = list[str](), known
         self.directory = rundir.choose(
             asked.out,
             asked.run_id,
@@ -146,6 +149,7 @@ class Run:
 
     def _continued(self, begun: rundir.Begun, now: Configuration) -> Configuration:
         """The settings of another session; where the run is to go stays known, though this one was not told of it."""
+        check_resumed(begun, now, self.directory.path)
         if (server := begun.kept.get("server")) and "server" not in now.beside and now.origins["qdrant"] == "default":
             how = {name: Setting(begun.kept[name].value, FROM_RUN) for name in begun.kept.keys() & {"incremental"}}
             onward = upload_command(self.directory.path, str(server.value), [f"--{name}" for name in how])
@@ -312,8 +316,8 @@ class Run:
         self.deadline.paces = tell_roster(self.recorder, roster, models.missing, settings, kind)
         language = settings.language if settings.qdrant else ""
         plan = read(request, models, roster, scratch, self._emit, self._stops_reading, language)
-        if missed := plan.builder.missed:
-            self._emit(ev.Warned(message=missed))
+        for told in filter(None, [plan.builder.missed, self._known]):
+            self._emit(ev.Warned(message=told))
         return plan
 
     def _executor(self, grid: Sequence[Job], models: Models, corpus: Corpus) -> computing.Executor:

@@ -36,7 +36,8 @@ SPLIT = "were split into spans, which this version does not do"
 
 _DECISIVE = ("fingerprint", "dtype", "max_tokens", "document_prompt", "overlap", "tokenizer")
 """What vectors have in common that another run takes."""
-_NAMES = ("text_field", "id_field", "title_field")
+NAMES = ("text_field", "id_field", "title_field")
+"""The settings that say how records are read."""
 
 
 class _Member(msgspec.Struct):
@@ -146,7 +147,7 @@ def _with_usual(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _beside_roster(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Everything but the models, and but where the chunks lie."""
-    settings = {name: f"--{name.replace('_', '-')}" for name in ("fusion", "threads", *_NAMES)}
+    settings = {name: f"--{name.replace('_', '-')}" for name in ("fusion", "threads", *NAMES)}
     return {settings.get(key, key): value for key, value in inputs.items() if key not in ("chunks", "roster")}
 
 

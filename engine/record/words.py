@@ -243,6 +243,11 @@ def typed(path: object) -> str:
     return quoted(argument(path))
 
 
+def in_collection(collection: str, file: str) -> str:
+    """Name a file of a collection; one that the collection is called after, without it."""
+    return file if file.startswith(f"{collection}.") else f"{collection}/{file}"
+
+
 def named(path: Path) -> str:
     """Write a path as JSON can hold it: bytes of its name that are no UTF-8 are replaced."""
     return legible(str(path))

@@ -66,7 +66,10 @@ def read_condition(text: str) -> Condition:
     condition = Condition(key, found["sign"], value)
     _check_key(condition.key)
     if condition.sign in _RANGES and _number(condition.value) is None:
-        raise UsageError(f"--filter {text!r:.100}: {condition.sign} compares numbers: give one, or use = or !=")
+        raise UsageError(
+            f"--filter {text!r:.100}: {condition.sign} compares numbers: give one, such as 20240601 for a date that "
+            "the table has so too, or use = or !="
+        )
     return condition
 
 
