@@ -20,7 +20,7 @@ from interlock.engine.record import atomic
 from interlock.engine.record.inputs import needed
 from interlock.engine.record.rundir import RunDirectory, is_run
 from interlock.engine.record.runs import chunks_of
-from interlock.engine.record.words import argument, command, human_bytes, safe, several, typed, unarmed
+from interlock.engine.record.words import argument, command, few, human_bytes, safe, several, typed, unarmed
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, limit_threads, shown
 from interlock.widgets.formats import render
 
@@ -114,7 +114,13 @@ def models(options: argparse.Namespace) -> int:
         if not options.names:
             raise UsageError("models fetch: name the models to fetch")
         for spec in specs:
-            found = flow.fetch(spec, settings, lambda event: print(safe(line_of(event))))
+            try:
+                found = flow.fetch(spec, settings, lambda event: print(safe(line_of(event))))
+            except UnavailableError as error:  # the command that was typed is no advice
+                lines = [line for line in str(error).splitlines() if "interlock models fetch" not in line]
+                there = [each.key for each in flow.named(settings, ()) if flow.here(each, settings).path]
+                lines += [f"  or use one that is on this machine: {few(there)}"] * bool(there)
+                raise UnavailableError("\n".join(lines)) from error
             print(f"{safe(spec.key)}: {safe(found.path)}")
         return ExitCode.COMPLETED
     rows = []

@@ -128,7 +128,7 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with a command line without letting it steer the terminal; a flag is typed whole."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **more)
+        super().__init__(*args, **{**more, "allow_abbrev": False})
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Say of a command that there is none which is meant, rather than list all."""

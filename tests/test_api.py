@@ -563,6 +563,8 @@ def test_a_journal_repaired_in_place_is_continued_though_the_first_error_is_kept
         ),
         ("with --run-id 20261126-120830 --resume", "with run_id='20261126-120830' resume=True"),
         ("--filter: choose --index", "where: choose indexes"),
+        ("the text, such as --text-field body", "such as Settings(text_field='body')"),
+        ("such as --id-field 'my id', or drop --id-field", "such as Settings(id_field='my id'), or drop id_field"),
         ("`interlock run --resume` (ray start --head), or `interlock upload`", "(ray start --head)"),
     ],
 )

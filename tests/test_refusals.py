@@ -173,6 +173,13 @@ def test_fetching_without_a_model_name_says_what_is_missing():
 def test_fetching_offline_asks_nothing(tmp_path):
     said = interlock("models", "fetch", "bge-m3", env={"INTERLOCK_OFFLINE": "yes"}, check=5)
     assert "try 1 failed" not in said.stdout + said.stderr
+    assert "interlock models fetch" not in said.stderr and "hf download BAAI/bge-m3" in said.stderr
+
+
+def test_a_model_that_cannot_be_fetched_is_told_with_those_that_are_here(call, tiny_a, tmp_path):
+    config = toml(tmp_path / "c.toml", {"here": {"source": str(tiny_a)}})
+    code, _, err = call("models", "fetch", "bge-m3", "--offline", "--config", config)
+    assert code == 5 and re.search(r"or use one that is on this machine: .*\bhere\b", err)
 
 
 def test_the_other_model_has_its_turn_when_one_breaks_in_its_pass(tmp_path, chunks, tiny_a, tiny_b):

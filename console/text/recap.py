@@ -94,11 +94,13 @@ def _models(snapshot: Snapshot, width: int | None) -> list[str]:
 def _told(each: PassView, snapshot: Snapshot) -> list[str]:
     """How a model stands in a run that has ended, where nothing waits any more; its texts, those of them without a
     vector, and what else was given of them; how fast."""
-    begun = "stopped" if each.batches_done else "not begun"
+    leased = any(lease.model_pass == each.model_pass for lease in snapshot.leases)
+    begun = "stopped" if each.batches_done or leased else "not begun"
     word = begun if snapshot.over and each.word in ("running", "waiting", "queued") else each.word
     whole = each.batches_done >= each.batches
     texts = several(each.done.rows, "text") if whole else f"{each.done.rows:,} of {several(each.rows, 'text')}"
     texts = several(each.reused, "text") if each.word == "reused" else texts
+    texts += " (stopped while it was loaded and tried)" * (word == "stopped" and not each.batches_done)
     done = ", ".join([texts + f", {each.parked} parked" * bool(each.parked), *outputs_of(each)])
     fast = timed(snapshot.device_kind) and each.done.seconds
     speed = (duration(each.wall_seconds), f"{each.rows_per_second:.1f}") if fast else ("", "")

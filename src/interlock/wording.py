@@ -16,12 +16,14 @@ _FLAG = re.compile(
     r"(?: (DIR|\d+(?:[hms]\w*|:\d+|(?:-\d+)+)?(?:,export)?"
     r"|cpu|named|mean|off|shared|sim:\w+|[\w.-]*/[^\s,:]*)(?![\w/]))?"
 )
+_FIELD = re.compile(r"(?<=such as )--(text|id|title)-field[ =]('[^']*'|[^\s,;]+)")
+"""A field that may be meant, which is passed whole."""
 _CALLS = {"`interlock upload`": "interlock.upload(run, url)"}
 
 
 def in_python(text: str) -> str:
     """Write the flags in a message, and the values that follow them, as a caller from Python passes them."""
-    return _FLAG.sub(_written, text)
+    return _FLAG.sub(_written, _FIELD.sub(_passed, text))
 
 
 @contextmanager
@@ -32,6 +34,10 @@ def python_wording() -> Iterator[None]:
     except InterlockError as error:
         error.args = (in_python(str(error)),)
         raise
+
+
+def _passed(found: re.Match[str]) -> str:
+    return f"Settings({found[1]}_field={found[2].strip(chr(39))!r})"
 
 
 def _written(found: re.Match[str]) -> str:
