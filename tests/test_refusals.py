@@ -1,5 +1,6 @@
 """What a run refuses before any work, what it leaves alone, and how it ends when the world around it is hostile."""
 
+import re
 import shlex
 import shutil
 
