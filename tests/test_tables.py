@@ -260,7 +260,7 @@ def test_a_title_that_no_record_has_is_refused_and_an_id_that_one_lacks_costs_th
     [
         (Naming(text="Body"), "--text-field body"),
         (Naming(id="SKU"), "--id-field sku"),
-        (Naming(id="number"), "--id-field sku"),
+        (Naming(id="key"), "--id-field sku"),
         (Naming(title="titel"), "--title-field title"),
         (Naming(title="headline"), "--title-field name"),
     ],
