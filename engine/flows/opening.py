@@ -25,7 +25,7 @@ from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import Begun, RunDirectory
 from interlock.engine.record.runs import paces
 from interlock.engine.record.words import command, human_bytes, typed
-from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, flag_of, recorded
+from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, continued, flag_of, recorded
 from interlock.engine.targets.files.formats import FORMATS, with_arrays
 from interlock.engine.targets.shard import existing
 from interlock.engine.vectors.fusion import Fusion
@@ -67,9 +67,9 @@ def check(settings: RunSettings, chunks: Path | None = None) -> None:
             check_apart(flag, path, chunks)
 
 
-def check_resumed(begun: Begun, now: Configuration, run: Path) -> None:
-    """Raise UsageError where a run that is continued is told what only one that begins may be, or half of how its
-    records are read."""
+def resumed(begun: Begun, now: Configuration, run: Path) -> Configuration:
+    """Settle the settings of a run that is continued. Raises UsageError where it is told what only one that begins may
+    be, or half of how its records are read."""
     settings, origins, had = now.settings, now.origins, begun.config
 
     def given(name: str) -> bool:
@@ -88,6 +88,7 @@ def check_resumed(begun: Begun, now: Configuration, run: Path) -> None:
             f"run {run.name} was started with {said}, and this command has not all of them: drop these flags, or pass "
             f"all of them: `{again}`"
         )
+    return continued(begun.kept, now)
 
 
 def check_cut(configuration: Configuration, specs: Sequence[ModelSpec]) -> None:

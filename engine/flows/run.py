@@ -25,9 +25,9 @@ from interlock.engine.flows.opening import (
     announce,
     check,
     check_packages,
-    check_resumed,
     check_room,
     check_uploadable,
+    resumed,
     schedule_of,
     tell_roster,
 )
@@ -54,7 +54,7 @@ from interlock.engine.record.inputs import now_at
 from interlock.engine.record.journal import Journal, upload_command
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.words import typed
-from interlock.engine.settings import FROM_RUN, Configuration, altered, continued
+from interlock.engine.settings import FROM_RUN, Configuration, altered
 from interlock.engine.targets.stores import check_delivery
 
 BY = {ExitCode.INTERRUPTED: "^C (SIGINT)", ExitCode.TERMINATED: "SIGTERM", ExitCode.HANGUP: "a hang-up"}
@@ -74,14 +74,11 @@ class Run:
         reach: Callable[[], object] = lambda: None,
         known: str = "",
     ) -> None:
-        """Find the run's directory, the collections and the devices, on the nodes of one of `clusters` where that is
-        asked for; then `reach` what it is to go to. `known` is warned of once the chunks were accepted. Raises before
-        anything is computed."""
+        """Find the run's directory, the collections and the devices, on nodes of `clusters` where asked for; `reach`
+        what it is to go to. `known` is warned of once chunks are accepted. Raises before anything is computed."""
         asked = configuration.settings
         check(asked, chunks)
-        self.controls = controls
-        self._working = False
-        self._backend = backend
+        self.controls, self._backend, self._working = controls, backend, False
         self._notes, self._known = list[str](), known
         self.directory = rundir.choose(
             asked.out,
@@ -149,7 +146,6 @@ class Run:
 
     def _continued(self, begun: rundir.Begun, now: Configuration) -> Configuration:
         """The settings of another session; where the run is to go stays known, though this one was not told of it."""
-        check_resumed(begun, now, self.directory.path)
         if (server := begun.kept.get("server")) and "server" not in now.beside and now.origins["qdrant"] == "default":
             how = {name: Setting(begun.kept[name].value, FROM_RUN) for name in begun.kept.keys() & {"incremental"}}
             onward = upload_command(self.directory.path, str(server.value), [f"--{name}" for name in how])
@@ -158,7 +154,7 @@ class Run:
                 f"{server.value}, or upload it then with `{onward}`"
             )
             now = replace(now, beside={**now.beside, "server": Setting(server.value, FROM_RUN), **how})
-        return continued(begun.kept, now)
+        return resumed(begun, now, self.directory.path)
 
     def _unrecorded(self, configuration: Configuration) -> str:
         """Say that a run whose first session was cut short in its first moment begins anew. Raises UsageError where

@@ -298,9 +298,7 @@ def _directory(store: RecordedRun | AnyPath) -> Path:
         raise UsageError(f"run {store.id} has not started: wait until it has")
     if directory := store_of(sessions[-1].config, sessions[0].run_id, store.path):
         return directory
-    raise UsageError(
-        f"run {store.id} wrote no store: use Settings(qdrant=...) and embed again, which reuses its vectors"
-    )
+    raise UsageError(f"run {store.id} wrote no store: use Settings(qdrant=...); embedding again takes its vectors")
 
 
 class Reranker(_Held):
