@@ -89,7 +89,12 @@ def _each(value: object) -> list[object]:
     """What is in a list, in a text with commas, or alone."""
     if isinstance(value, bytes):
         raise ValueError("expected text, not bytes")
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [*str(value).split(",")]
+    if not isinstance(value, Iterable) or isinstance(value, str):
+        return [*str(value).split(",")]
+    try:
+        return list(value)
+    except TypeError:  # an array of no dimension
+        raise ValueError("expected a list") from None
 
 
 def _weighed(item: object) -> tuple[object, object]:
@@ -106,9 +111,11 @@ def _model(name: object) -> str:
     """A model by its name; a directory that comes as a path begins with a sign that tells it from a name."""
     if not _nameable(str(name)):
         raise ValueError(f"expected names {NAMEABLE}")
-    return str(path(name).absolute()) if isinstance(name, Path) else str(name)
+    of_tilde = isinstance(name, str) and name.startswith("./~")  # which is no home directory
+    return str(path(name).absolute()) if isinstance(name, Path) or of_tilde else str(name)
 
 
+_RUN_ID = re.compile(r"[^\x00-\x1f\x7f-\x9f/.\ud800-\udfff][^\x00-\x1f\x7f-\x9f/\ud800-\udfff]{0,199}")
 LEAST_SHARE = 1e-12
 """Of the weights of a roster: a fused vector of float32 has no trace of a model that counts for much less."""
 
@@ -338,8 +345,7 @@ def some_of(*choices: str) -> Callable[[object], tuple[str, ...]]:
 
 def run_id(value: object) -> str:
     text = str(value)
-    if text and not re.fullmatch(
-        r"[^\x00-\x1f\x7f-\x9f/.\ud800-\udfff][^\x00-\x1f\x7f-\x9f/\ud800-\udfff]{0,199}", text
-    ):
+    odd = isinstance(value, Iterable) and not isinstance(value, str)
+    if odd or (text and not _RUN_ID.fullmatch(text)):
         raise ValueError(f"expected {NAMES}")
     return text

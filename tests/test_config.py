@@ -608,3 +608,10 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_was_set():
 def test_devices_that_a_run_chose_are_kept_by_name_but_for_those_of_nodes(names, kept):
     facts = tuple(DeviceFacts(name=name, kind="", label="", total_bytes=1, ceiling_bytes=1) for name in names)
     assert Begun({"devices": Setting("auto", "default")}, facts).kept["devices"].value == kept
+
+
+def test_a_model_in_a_directory_that_begins_with_a_tilde_is_no_home_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (found,) = load({"roster": "./~/model=0.5"}, {}).settings.roster
+    assert found == (str(tmp_path / "~" / "model"), 0.5)

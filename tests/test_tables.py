@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import struct
 import tracemalloc
 from dataclasses import replace
 
@@ -96,6 +97,15 @@ FILES = {
 def read(path, naming=NAMED):
     (found,) = discover(path, naming=naming)
     return list(ChunkReader(found))
+
+
+def test_places_beyond_the_end_of_a_damaged_table_are_not_followed(tmp_path):
+    whole = as_arrow([{"text": "one text"}, {"text": "b"}])
+    starts = struct.pack("<3i", 0, 8, 9)
+    assert whole.count(starts) == 1
+    (tmp_path / "a.arrow").write_bytes(whole.replace(starts, struct.pack("<3i", 0, 2**31 - 1, 9)))
+    (refusal,) = read(tmp_path / "a.arrow", USUAL)
+    assert "cannot read the table (Offset invariant failure" in refusal.reason
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["as a file", "in a directory"])
@@ -349,6 +359,18 @@ def test_a_saved_dataset_is_its_tables(tmp_path):
     found = discover(tmp_path / "set", naming=NAMED)
     assert [each.name for each in found] == ["test", "train"] and not list(overlooked(tmp_path / "set", found))
     assert [len(list(ChunkReader(each))) for each in found] == [3, 3]
+
+
+def test_what_datasets_or_jupyter_keep_of_a_file_is_not_read_with_it(tmp_path):
+    (tmp_path / "set" / "Docs" / ".ipynb_checkpoints").mkdir(parents=True)
+    for name in ("data-0.arrow", "cache-1f2e.arrow", ".ipynb_checkpoints/data-0-checkpoint.arrow"):
+        (tmp_path / "set" / "Docs" / name).write_bytes(as_arrow(ROWS))
+    (tmp_path / "set" / "Docs" / "state.json").write_text('{"_data_files": [{"filename": "data-0.arrow"}]}')
+    (found,) = discover(tmp_path / "set", naming=NAMED)
+    assert (found.files, len(list(ChunkReader(found)))) == (("data-0.arrow",), 3)
+    assert "2 files not read (Docs/.ipynb_checkpoints/data-0-checkpoint.arrow" in " ".join(
+        overlooked(tmp_path, [found])
+    )
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow"])

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from interlock.engine.corpus.forms import READ, form_of, stem_of
+from interlock.engine.corpus.forms import READ, copies_in, form_of, stem_of
 from interlock.engine.corpus.naming import BEIR, USUAL, Naming
 from interlock.engine.errors import UsageError, meant, near
 from interlock.engine.record.facts import Refusal
@@ -227,10 +227,11 @@ def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: list[str]
             with suppress(OSError):  # beyond the system's limits; the walk itself refuses it
                 if path.is_symlink():
                     yield path
+        copies = copies_in(Path(folder), names)
         for name in names:
-            if _is_read(name, rank):
+            if _is_read(name, rank) and name not in copies:
                 yield Path(folder, name)
-            elif _is_alike(name, rank):
+            elif name in copies or _is_alike(name, rank):
                 unread.append(Path(folder, name).relative_to(directory).as_posix())
 
 

@@ -9,12 +9,14 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedIOBase, BufferedReader, FileIO, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
+
+import msgspec
 
 from interlock.engine.record import atomic, words
 
@@ -76,6 +78,28 @@ def stem_of(name: str) -> str:
     for endings in (PACKINGS, (*CHUNKS, *TABLES, ".json")):
         base = next((base[: -len(each)] for each in endings if base.lower().endswith(each)), base)
     return base or name
+
+
+class _SavedFile(msgspec.Struct):
+    name: str = msgspec.field(name="filename")
+
+
+class _Saved(msgspec.Struct):
+    """What `datasets` writes beside its tables as `state.json`."""
+
+    files: list[_SavedFile] = msgspec.field(name="_data_files", default_factory=list)
+
+
+def copies_in(folder: Path, names: Sequence[str]) -> set[str]:
+    """Tell which of a folder's files say again what others say: what Jupyter keeps of those that it saved, and what
+    `datasets` keeps beside the tables that it lists."""
+    if folder.name == ".ipynb_checkpoints":
+        return {name for name in names if form_of(name)}
+    if "state.json" in names:
+        with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            listed = msgspec.json.decode(atomic.content(folder / "state.json"), type=_Saved).files
+            return {name for name in names if listed and name.endswith(".arrow")} - {each.name for each in listed}
+    return set()
 
 
 def bounded(record: bytes | memoryview) -> bytes | str:

@@ -123,12 +123,26 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
         return
     number = 0
     for batch in batches:
+        _check(batch)
         for start in range(0, batch.num_rows, ROWS):
             for row in _rows(batch.slice(start, ROWS)):
                 number += 1
                 yield number, row if isinstance(row, str) else _encoded(row, texts)
     if not ends:  # cut between two batches, it reads as if it were whole
         yield None, f"ends behind record {number} without the mark of its end: write it again"
+
+
+def _check(batch: Any) -> None:
+    """Raise ArrowInvalid for places beyond a batch's own bytes, which Arrow would follow; that texts are UTF-8 is told
+    row by row."""
+    import pyarrow as pa
+
+    for column in batch.columns:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            if "UTF8" not in str(error):
+                raise
 
 
 def _rows(batch: Any) -> list[dict[str, Any] | str]:

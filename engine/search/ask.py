@@ -82,7 +82,7 @@ def ask_of(
         only=only or "",
         hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
         sparse_share=sparse_share,
-        where=() if where == () else conditions_in(where),
+        where=conditions_in(where),
     )
 
 
