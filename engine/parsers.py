@@ -345,7 +345,6 @@ def some_of(*choices: str) -> Callable[[object], tuple[str, ...]]:
 
 def run_id(value: object) -> str:
     text = str(value)
-    odd = isinstance(value, Iterable) and not isinstance(value, str)
-    if odd or (text and not _RUN_ID.fullmatch(text)):
+    if (isinstance(value, Iterable) and not isinstance(value, str)) or (text and not _RUN_ID.fullmatch(text)):
         raise ValueError(f"expected {NAMES}")
     return text
