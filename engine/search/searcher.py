@@ -7,7 +7,6 @@ Questions are encoded as the store's manifest says, or not at all. A question wi
 
 import heapq
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -278,10 +277,11 @@ class StoreSearcher:
             if len(own_tokens):
                 with _timed(seconds, MAXSIM):
                     late = store.query(comparison.tokens, own_tokens, len(best), among=best.keys())
-        stages: dict[str, dict[str, StageScore]] = defaultdict(dict)
+        stages: dict[str, dict[str, StageScore]] = {point: {} for point in best}
         for name, scores in found.items():
             for rank, (point, score) in enumerate(scores.items(), 1):
-                stages[point][name] = StageScore(rank, score)
+                if point in stages:
+                    stages[point][name] = StageScore(rank, score)
         if own:
             with _timed(seconds, comparison.dense):
                 cosines = found[comparison.dense] | self._cosines(
