@@ -126,7 +126,7 @@ def _flags(options: argparse.Namespace) -> Iterator[str]:
     session that goes on with it, from any directory."""
     usual = vars(parse(["upload", "RUN", "--qdrant", "URL"]))
     for name, value in vars(options).items():
-        if value == usual.get(name) or name in ("run", "server", "dry_run", "json"):
+        if value == usual.get(name) or name in ("run", "server", "dry_run", "json", "words"):
             continue
         for each in value if isinstance(value, list) else [value]:
             text = str(each.absolute() if isinstance(each, Path) else f"{each:g}" if isinstance(each, float) else each)

@@ -108,8 +108,8 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
     ({"memory_free": 1}, ("or stop it and, to keep no weights in memory, continue it with", "--warm 0")),
     ({"disk_free": 1}, ("if it stops for that, continue it with", "")),
     ({"parked": 1}, ("after the run retry with", "--retry-parked")),
-    ({"phase": "stopped"}, ("continue it with", "")),
-    ({"phase": GONE}, ("continue it with", "")),
+    ({"phase": "stopped"}, ("no finished batch is lost: continue it with", "")),
+    ({"phase": GONE}, ("no finished batch is lost: continue it with", "")),
     ({}, None),
 ])  # fmt: skip
 def test_a_state_that_a_command_mends_has_it_whole_where_the_run_lies_and_when_to_run_it(changes, remedy) -> None:

@@ -213,7 +213,7 @@ class Main(Seeking):
         more = f"{self.shown_key('pause')} resumes" if steers else self.source.note if snapshot.over else ""
         if judged.attention.refused and goes_on(snapshot) and judged.health.level == "ok":
             refused = " ".join(Attention(refused=judged.attention.refused).words)
-            more = f"{refused}, records or files: {self.shown_key('summary')} says which and why; the rest goes on"
+            more = f"{refused}, records or files: {self.shown_key('summary')} says which and why; all else is well"
         detail = "; ".join(filter(None, [judged.health.detail, more]))
         return replace(judged, health=replace(judged.health, detail=detail))
 

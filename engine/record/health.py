@@ -29,6 +29,7 @@ PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
 in one that has not, which may be reading its weights; and in any case the time of so many of its longest batches."""
 CHECK = command(["doctor", "--gpu"])
+KEPT = "no finished batch is lost: "
 ENDED: dict[str, tuple[str, Level]] = {
     "completed": ("DONE", "ok"),
     "incomplete": ("INCOMPLETE", "warn"),
@@ -81,6 +82,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     if snapshot.over or snapshot.phase == GONE:
         state = ended(snapshot.phase, snapshot.reason, lacks=(lacks := loses(snapshot)), lost=lost_devices(snapshot))
         when = "retry missing vectors with" if lacks and snapshot.phase == "incomplete" else "continue it with"
+        when = KEPT * (snapshot.phase in ("stopped", GONE)) + when
         return replace(state, remedy=_remedy([_Trouble("", when)], snapshot, run))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
         trouble = _Trouble(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
@@ -146,7 +148,7 @@ def ended(status: str, reason: str, *, lacks: bool, lost: Sequence[str] = ()) ->
     what was refused. Devices that were `lost` want a check."""
     word, level = ENDED.get(status, (status.upper(), "error"))
     why = reason.removeprefix(f"{status} ").removesuffix(": --resume continues")  # the command does
-    mine = [name for name in lost if not node_of(name)]
+    mine = [name for name in lost if not node_of(name) and name not in why]
     told = "; ".join(filter(None, [why, f"{some(mine)} was lost: check it with {CHECK}" * bool(mine)]))
     return Health(word, "error" if lacks else "warn" if level == "ok" and reason else level, told, level == "error")
 
@@ -161,7 +163,7 @@ def _degraded(snapshot: Snapshot) -> _Trouble:
     goes = goes if whole else "the rest goes on" + f", {snapshot.phase}" * (snapshot.phase != "running")
     parts = [f"{several(len(gone), 'node')} lost ({some(gone)})"] * bool(gone)
     parts += [f"{several(len(lost), 'GPU')} lost ({some(lost)})"] * bool(lost)
-    told = [", ".join([*parts, goes])] * bool(parts) + ["a machine that is started again joins"] * bool(gone)
+    told = [", ".join([*parts, goes])] * bool(parts) + ["a machine joins by itself once Ray runs there again"] * bool(gone)
     when, flags = "before the next run check it with" * bool(lost), list[str]()
     held = [lease for lease in snapshot.leases if lease.held] if snapshot.on_gpus else []
     on_gpu = {lease.model_pass for lease in held if not any(map(on_host, lease.devices))}  # whose texts may be tried

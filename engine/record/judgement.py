@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from interlock.engine.record.facts import node_of, on_host
-from interlock.engine.record.health import STALLED, Health, Level, Remedy, goes_on, health, lost_devices, some
+from interlock.engine.record.health import KEPT, STALLED, Health, Level, Remedy, goes_on, health, lost_devices, some
 from interlock.engine.record.journal import INTERRUPTED, Upload
 from interlock.engine.record.outlook import Outlook, time_left
 from interlock.engine.record.rundir import NO_WORD
@@ -68,7 +68,7 @@ CALM = Attention()
 LEVELS: tuple[Level, ...] = ("ok", "idle", "warn", "error")
 SLOW = 15.0
 """Seconds without an answer from which on a server is waited for."""
-SAID = 100
+SAID = 40
 """Signs of what it says that leave room for all else."""
 ANSWERS, HUNG = 20, 1200.0
 """A GPU has hung where a run makes no progress for the time of so many of its longest batches, and so many seconds."""
@@ -135,7 +135,7 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     worse = max(state.level, found.level, key=LEVELS.index)
     ran, remedy = f"the run is {state.word}" * (state.level in LEVELS[2:]), found.remedy
     if going and ran and state.remedy:
-        ran, remedy = "", Remedy(f"{ran}: after the upload {state.remedy.when}", state.remedy.command)
+        ran, remedy = "", Remedy(f"{ran}: after the upload {state.remedy.when.removeprefix(KEPT)}", state.remedy.command)
     share = upload.latest.rows / upload.to.rows if upload.to.rows else float(bool(upload.to.collection))
     return dataclasses.replace(
         judged,
@@ -153,18 +153,18 @@ def _on_its_way(upload: Upload, now: float) -> Health:
     since = duration(max(0.0, now - (latest.since or latest.at)))
     ends = duration(max(0.0, latest.until - now))
     if latest.attempts:
-        why = f"check the server: no answer for {since}, the upload retries for {ends} more"
-        last = f", {several(latest.attempts, 'attempt')}, last: {safe(latest.waits, SAID)}"
+        last = f"{several(latest.attempts, 'attempt')}, last: {safe(latest.waits, SAID)}"
+        why = f"check the server ({last}): nothing taken for {since}, retries for {ends} more"
     elif latest.at and now - latest.at > SLOW:
-        why, last = f"check the server: no answer for {duration(now - latest.at)}, the upload waits for it", ""
+        why = f"check the server: no answer for {duration(now - latest.at)}, the upload waits for it"
     elif latest.waits:
-        why, last = f"wait: {latest.waits} for {since}, gives up in {ends}", ""
+        why = f"wait: {latest.waits} for {since}, gives up in {ends}"
         level = "warn" if latest.cut else "idle"
     else:
         left = "" if latest.left is None else f", {duration(latest.left)} left"
         return Health("UPLOADING", "ok", _points(upload) + left)
     again = Remedy("if it gives up, upload the rest with", upload.onward)
-    return Health("WAITING FOR SERVER", level, f"{why}; {_points(upload)}{last}", remedy=again)
+    return Health("WAITING FOR SERVER", level, f"{why}; {_points(upload)}", remedy=again)
 
 
 def _broken_off(upload: Upload) -> Health:
