@@ -19,8 +19,10 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
+from interlock.engine.record import atomic
 from interlock.engine.settings import load
 from interlock.engine.targets import shard
+from interlock.engine.targets.files.exported import ExportedRun
 from tests.builders import command as processes
 from tests.builders import corpus, environment, sentences, tiny_model, toml
 
@@ -289,6 +291,31 @@ def test_a_place_or_a_model_that_is_not_as_it_was_is_told(place, settings, tmp_p
         interlock.encode(
             at, ["a"], settings=interlock.Settings(config=place / "interlock.toml", offline=True, models=rows)
         )
+
+
+def test_of_a_run_at_work_every_door_says_who_has_it_and_how_to_wait(place, settings, tmp_path):
+    run = tmp_path / "bits"
+    shutil.copytree(place / "runs" / "bits", run)
+    lines = (run / "journal.jsonl").read_text().partition('"event":"artefact_written"')[0].splitlines(keepends=True)
+    (run / "journal.jsonl").write_text("".join(lines[:-1]))
+    doors = (
+        lambda: interlock.encode(run, ["a"], settings=settings),
+        lambda: interlock.search(run, "a", settings=settings),
+        ExportedRun.open(run).collections,
+    )
+    with (run / "journal.jsonl").open("rb") as journal:
+        assert atomic.lock(journal)
+        atomic.enter(run)
+        for door in doors:
+            with pytest.raises(
+                UsageError, match=r"yet: .*bits is in use by .*pid \d+.*: wait for its end, or follow it "
+            ):
+                door()
+
+
+def test_a_run_that_has_a_store_is_searched_as_its_store_is(place, settings):
+    wanted = interlock.search(place / "concat", QUESTIONS[0], settings=settings)
+    assert interlock.search(place / "runs" / "concat", QUESTIONS[0], settings=settings) == wanted
 
 
 def command(call, place, *words, monkeypatch=None, stdin=None):

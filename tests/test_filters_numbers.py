@@ -28,6 +28,7 @@ def store(tmp_path_factory, tiny_a):
     inner = {"t": True, "n": 2**60, "s": "x"}
     for record, within in zip(records, (inner, [inner], [{}, inner]), strict=False):
         record["metadata"]["in"] = within
+    records[0]["metadata"]["source"] = "own.md"
     corpus(place / "in", {"Docs": {"a.jsonl": records}})
     words = ("--roster", tiny_a, "--devices", "cpu", "--qdrant", place / "store", "--export", "parquet", "--quiet")
     interlock("run", place / "in", *words, "--out", place / "runs", "--run-id", "r", cwd=place)
@@ -103,3 +104,10 @@ def test_a_value_that_is_not_there_is_never_listed_as_there(store):
             said = why_none(opened, [read_condition(f"metadata.v={value}")])
             assert said.startswith(f"no chunk has metadata.v={value}: values there are ")
             assert f" {value}," not in said.partition("values there are")[2]
+
+
+def test_a_value_that_is_in_the_metadata_alone_is_told_to_be_there(store):
+    with Store.open_for_read(store, None) as opened:
+        said = why_none(opened, [read_condition("source=own.md")])
+        assert said == "no chunk has source=own.md: use metadata.source=own.md, which some have"
+        assert why_none(opened, [read_condition("source=no.md")]).endswith('values there are "a.jsonl"')

@@ -116,7 +116,10 @@ WAYS = {
     ),
     "too many under --strict": Way(beside(bad(3)), "3 of 15 records", "incomplete", 1, ("--strict",)),
     "another kind of file alone": Way(
-        beside(b"PAR1", "b.parquet", "Other"), "Other: no chunk files, though 1 file", "completed", 0
+        beside(b"PAR1", "b.parquet", "Other"),
+        "Other: no chunk files, though 1 file beside like them: give its own path",
+        "completed",
+        0,
     ),
     "a text that has no vector": Way(beside([{"text": f"a {POISON} b"}]), "1 text has no spoilt vector"),
     "a model that breaks": Way(lambda _: None, "broken", "failed", flags=("--roster", "{broken}")),

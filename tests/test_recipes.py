@@ -3,6 +3,8 @@
 import importlib.util
 import re
 import signal
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -10,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from tests.builders import ROOT, corpus, interlock, sentences
+from interlock import Searcher
+from tests.builders import ROOT, corpus, environment, interlock, sentences
 from tests.edge_bridge import serving
 from tests.test_serve import started
 from tests.uploads import Uploads, bridged
@@ -155,8 +158,11 @@ def test_a_framework_asks_the_uploaded_collection_through_the_service(
 
 def test_a_retriever_of_langchain_asks_a_store_as_a_search_does(cook, place):
     names, _ = cook("LangChain without a server", "langchain_core")
-    with names["searcher"] as searcher:
+    with Searcher(place / "store") as searcher:
         hits = searcher.search(QUESTION)
+    script = [sys.executable, "-c", RECIPES["LangChain without a server"]]
+    done = subprocess.run(script, cwd=place, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert [each.page_content for each in names["found"]] == [hit.payload["text"] for hit in hits]
     assert names["found"][0].metadata == hits[0].payload["metadata"] and len(hits) == 5
 

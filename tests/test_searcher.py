@@ -24,6 +24,7 @@ import pytest
 from msgspec.structs import replace
 
 import interlock as product
+from interlock.console.text.answer_text import answer_lines
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.texts import encode_texts
@@ -40,6 +41,7 @@ from interlock.engine.record import journal
 from interlock.engine.search.ask import Ask, comparison_of
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.conditions import read_condition
+from interlock.engine.search.hits import Answer, Hit
 from interlock.engine.search.searcher import StoreSearcher, vectors_of
 from interlock.engine.settings import load
 from interlock.engine.targets import shard
@@ -575,6 +577,57 @@ def test_models_stay_under_their_leases_and_all_is_let_go_at_the_end(place: Path
     assert lessor._open == [] and searcher.resident == []
     with open_store(place, "concat") as another:  # nobody holds the store
         assert another.search(["the first"], Ask())[0].hits == first.hits
+
+
+def test_all_that_weights_in_memory_can_give_comes_without_loading_them_again(place: Path) -> None:
+    settings = product.Settings(config=place / "interlock.toml", offline=True)
+
+    def given(searcher: product.Searcher) -> list:
+        document = searcher.encode(["the first"], "document", only="fused").dense["fused"]
+        return [document.tolist(), [(hit.id, hit.score) for hit in searcher.search("the first")]]
+
+    with product.Searcher(place / "concat", settings=settings) as searcher:
+        searcher.encode(["the first"], only="fused")
+        held = searcher._answering.searcher._on._models
+        instances = {key: model.instance for key, model in held.items()}
+        first = given(searcher)
+        assert {key: model.instance for key, model in held.items()} == instances and len(instances) == 2
+        assert given(searcher) == first
+    with product.Searcher(place / "concat", settings=settings, keep=False) as afresh:
+        assert given(afresh) == first
+
+
+def test_searchers_of_one_process_read_a_store_together_until_the_last_is_closed(place: Path) -> None:
+    settings, question = product.Settings(config=place / "interlock.toml", offline=True), CHUNKS[3]["text"]
+    with product.Searcher(place / "concat", settings=settings) as one:
+        wanted = one.search(question)
+        with product.Searcher(place / "concat", settings=settings) as other:
+            assert other.search(question) == wanted
+            with ThreadPoolExecutor(2) as threads:
+                assert [*threads.map(lambda each: each.search(question), [one, other] * 4)] == [wanted] * 8
+        assert one.search(question) == wanted
+        with pytest.raises(UsageError, match="in use by a search of this process: close its Searcher"):
+            Store.open_for_removal(place / "concat", "docs")
+    Store.open_for_removal(place / "concat", "docs").close()
+
+
+def test_a_searcher_that_is_left_open_ends_with_its_process_without_a_word(place: Path) -> None:
+    script = f"""
+import threading
+import interlock
+
+settings = interlock.Settings(config={str(place / "interlock.toml")!r}, offline=True)
+threading.left = interlock.Searcher({str(place / "concat")!r}, settings=settings)
+print(len(threading.left.search("the first")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+    assert (done.stdout, done.stderr, done.returncode) == ("5\n", "", 0)
+
+
+@pytest.mark.parametrize("payload", [{"metadata": {"page": 3}}, {"page": 3}])
+def test_a_hit_of_a_document_is_shown_with_its_page(payload: dict) -> None:
+    hit = Hit("1", 0.5, {"text": "words", "chunk_id": "c1", "source": "a.pdf", **payload})
+    assert [*answer_lines(Answer("q", [hit], {}, {}), explained=False)][1] == "  1. 0.500  c1  (a.pdf, page 3)"
 
 
 def test_a_store_in_use_names_no_other_place_where_nothing_is_delivered(place: Path, tmp_path: Path) -> None:

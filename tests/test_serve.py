@@ -89,7 +89,8 @@ def client(place, wanted):
     process.send_signal(signal.SIGTERM)
     told, said = process.communicate(timeout=30)
     assert process.returncode == 0 and "ended" in said and "Traceback" not in said
-    assert told.startswith("docs: fused (") and f"http://127.0.0.1:{port}/v1" in told
+    url = f"http://127.0.0.1:{port}"
+    assert told.startswith("docs: fused (") and f"\n{url}/v1/embeddings, {url}/search\nno key asked for" in told
 
 
 def vectors(answer):
@@ -131,6 +132,7 @@ def test_a_search_finds_what_python_finds(client, wanted):
     assert only["answers"][0]["hits"][0]["payload"]["text"] == TEXTS[3]
     none = client.post("/search", json={"query": "x", "where": "metadata.lang=de"}).json()["answers"][0]
     assert none["hits"] == [] and "metadata.lang" in none["why_none"]
+    assert none["warnings"] == [f"no chunk found: {none['why_none']}"]
     large = client.post("/search", json={"query": "x", "where": {"metadata.lang": 2**53 + 1}}).json()["answers"][0]
     assert large["why_none"].startswith(f"no chunk has metadata.lang={2**53 + 1}:")
 
@@ -165,6 +167,7 @@ def test_requests_that_come_together_are_one_batch_and_each_client_gets_its_own(
         ("/v1/embeddings", {"model": "fused", "input": "x", "dimensions": 7}, 400, "drop it"),
         ("/v1/embeddings", {"model": "fused"}, 400, "`input`"),
         ("/v1/embeddings", {"model": "fused", "input": "x", "sise": 1}, 400, "`sise`"),
+        ("/search", {"query": "x", "top_k": 3}, 400, "a request has query, limit, weights, only"),
         ("/v1/embeddings", {"model": "fused", "input": ["x"] * 2049}, 413, "at most 2,048"),
         ("/v1/embeddings", b'{"model": "fused", "input": "' + b"x" * MOST_BYTES, 413, "4 MiB"),
         ("/v1/embeddings", b"[" * 100_000, 400, "not a request"),
@@ -178,7 +181,7 @@ def test_requests_that_come_together_are_one_batch_and_each_client_gets_its_own(
         ("/search", {"query": "x", "where": {"a": ["1"] * 101}}, 400, "at most 100"),
         ("/search", {"query": "x", "where": "a" + " " * 200_000 + "b"}, 400, "give KEY=VALUE"),
         ("/search", {"query": "x", "where": "a=b" + " " * 200_000 + "c"}, 400, "no chunk has 'a'"),
-        ("/search", {"query": "x", "rerank": True}, 400, "nothing reranks"),
+        ("/search", {"query": "x", "rerank": True}, 400, "start the service with --rerank MODEL"),
         ("/serch", {}, 404, "use /v1/embeddings"),
     ],
 )
@@ -192,7 +195,9 @@ def test_a_page_in_a_browser_reaches_nothing(client):
     """Neither by a name of its own that leads here, nor by a form, which cannot send JSON."""
     assert client.get("/v1/models", headers={"Host": "evil.example:80"}).status_code == 403
     assert client.post("/search", content=b'{"query": "x"}', headers={"Content-Type": "text/plain"}).status_code == 415
-    assert client.get("/search").status_code == 405
+    answer = client.get("/search")
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+    assert answer.json()["error"]["message"] == "GET /search: Method Not Allowed: use POST"
 
 
 def test_who_breaks_off_is_not_missed(client):
@@ -241,7 +246,8 @@ def test_the_door_is_not_opened_wide_without_a_key_and_not_twice(place):
     words = ("serve", place / "runs" / "plain", "--config", place / "interlock.toml")
     assert "set INTERLOCK_SERVE_KEY" in command(*words, "--host", "0.0.0.0", check=2).stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "choose another" in command(*words, "--port", taken.getsockname()[1], check=2).stderr
+        said = command(*words, "--port", taken.getsockname()[1], check=2).stderr
+        assert said.endswith("cannot listen there (another program does): choose another with --port N\n")
 
 
 def test_what_is_accepted_sends_without_waiting_for_receipts():

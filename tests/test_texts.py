@@ -14,6 +14,7 @@ import interlock
 from interlock.engine.corpus.chunks import ChunkReader
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.naming import USUAL, Naming
+from interlock.engine.errors import InterlockError
 from interlock.texts import path_to
 
 
@@ -194,3 +195,15 @@ def test_texts_are_planned_embedded_continued_and_exported_like_files(tmp_path, 
     assert again.path == run.path and len(run.vectors("News").array) == 20
     with pytest.raises(interlock.UsageError, match=r"differs|was started|changed|is new|is missing"):
         interlock.embed(texts[1:], dataclasses.replace(settings, resume=True), progress="none", name="News")
+
+
+def test_a_document_without_a_text_is_told_by_its_place_and_where_it_comes_from(tmp_path, tiny_a):
+    texts = documents()[:2]
+    texts[0].page_content = " "
+    settings = interlock.Settings(roster=[tiny_a], out=tmp_path / "runs", qdrant=tmp_path / "store", max_refused="0")
+    with pytest.raises(InterlockError) as failed:
+        interlock.embed(texts, settings, progress="none")
+    assert "(chunks[0] (source 'x.md', page 1)), and its store has all else: mend them" in str(failed.value)
+    assert "use Settings(max_refused='1'): open_run(" in str(failed.value)
+    again = interlock.embed(texts, dataclasses.replace(settings, max_refused="1"), progress="none")
+    assert again.summary.status == "completed"

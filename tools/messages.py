@@ -50,7 +50,7 @@ VALUES = (*SETTINGS, "engine/gpu/faults.py", "engine/record/words.py")
 _REFUSING = ("refuse_path", "_refuse_link", "bounded", "unnamed", "_twice", "_row", "_encoded")
 """What returns why a file is refused."""
 _REMEDY = re.compile(
-    r"(?:[:;,] |\n|\()((?:--resume|add|check|choose|continue|copy|delete|drop|finish|fix|free|give|install|merge|"
+    r"(?:[:;,] |\n|\()((?:--resume|add|check|choose|close|continue|copy|delete|drop|finish|fix|free|give|install|merge|"
     r"name|pass|put|raise|remove|rename|replace|restore|resume|set|start|use|view|wait|watch|`interlock)\b.*)$",
     re.DOTALL,
 )

@@ -3,6 +3,7 @@ time, or takes no answer, goes, so that those who do nothing keep nobody out.
 """
 
 import asyncio
+import errno
 import hmac
 import os
 import re
@@ -129,7 +130,9 @@ def listening(host: str, port: int, asked: str = "") -> socket.socket:
         return at
     except (OSError, UnicodeError) as error:
         where = asked or f"--host {host} --port {port}"
-        raise UsageError(f"{where}: cannot listen there ({error}): choose another") from None
+        taken, told = isinstance(error, OSError) and error.errno == errno.EADDRINUSE, getattr(error, "strerror", None)
+        why, how = "another program does" if taken else told or error, "" if asked else " with --port N" * taken
+        raise UsageError(f"{where}: cannot listen there ({why}): choose another{how}") from None
 
 
 def server_of(app: ASGIApp, connections: int = CONNECTIONS, ending: int = ENDING) -> uvicorn.Server:

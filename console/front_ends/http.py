@@ -176,6 +176,8 @@ class Door:
             raise Refused(400, f"where: {count:,} conditions: send at most {MOST_CONDITIONS}")
         ways = asked.weights, asked.only, asked.hybrid, asked.sparse_share, asked.where or ()
         reranked = self._service.reranks if asked.rerank is None else asked.rerank
+        if reranked and not self._service.reranks:
+            raise Refused(400, "rerank: nothing reranks here: start the service with --rerank MODEL")
         said = msgspec.json.encode((asked.limit, *ways, reranked))
         found = await self._result(request, _Answers(said, ask_of(asked.limit, *ways), reranked), queries)
         return _json({"answers": [_plain(*each) for each in found]})
@@ -239,8 +241,9 @@ def _several(where: object) -> Sequence[object]:
 
 
 def _plain(answer: Answer, warning: str) -> dict[str, object]:
-    warnings = [each for each in (cut_text([answer.cut], 1) if answer.cut else "", warning) if each]
-    said = {"why_none": answer.why_none, "warnings": warnings}
+    cut, none = cut_text([answer.cut], 1) if answer.cut else "", answer.why_none
+    warnings = [each for each in (cut, warning, f"no chunk found: {none}" if none else "") if each]
+    said = {"why_none": none, "warnings": warnings}
     hits = [plain_hit(hit, explained=True) for hit in answer.hits]
     return {"query": answer.text, "hits": hits, **{name: each for name, each in said.items() if each}}
 
@@ -260,7 +263,8 @@ async def _body(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, f"not a request: {error}") from None
+        known = f"; a request has {', '.join(kind.__struct_fields__)}" if "unknown field" in str(error) else ""
+        raise Refused(400, f"not a request: {error}{known}") from None
 
 
 def _error_of(error: Exception) -> Response:
@@ -286,8 +290,9 @@ def _as_field(found: re.Match[str]) -> str:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "it is what this is for"
-    paths = "use /v1/embeddings, /v1/models, /search, /health or /metrics"
-    return _failed(error.status_code, f"{request.method} {request.url.path:.100}: {error.detail}: {paths}")
+    asked, headers = f"{request.method} {request.url.path:.100}", error.headers or {}
+    use = headers.get("Allow") or "/v1/embeddings, /v1/models, /search, /health or /metrics"
+    return _failed(error.status_code, f"{asked}: {error.detail}: use {use}", headers)
 
 
 def _failed(status: int, message: str, headers: Mapping[str, str] = {}) -> Response:

@@ -36,11 +36,12 @@ def serve(options: argparse.Namespace) -> int:
         warn(service.manifest.gap)
         named = f"[{options.host}]" if ":" in options.host else options.host
         dims = ", ".join(f"{name} ({dim:,})" for name, dim in service.dims.items())
-        search = "" if service.searches else "; no store: embeddings alone"
-        told = f"{service.manifest.collection}: {dims} on {', '.join(service.devices)}{search}"
-        door = http.Door(service, options.waiting, admission)
+        told = f"{service.manifest.collection}: {dims} on {', '.join(service.devices)}"
+        door, url = http.Door(service, options.waiting, admission), f"http://{named}:{at.getsockname()[1]}"
         print(safe(told))
-        print(f"http://{named}:{at.getsockname()[1]}/v1  (ctrl+c ends it)", flush=True)
+        print(f"{url}/v1/embeddings" + (f", {url}/search" if service.searches else "; no store: embeddings alone"))
+        asked = f"with the key of {KEY}" if admission.key else f"no key asked for (set {KEY} to one)"
+        print(f"{asked}; base URL of OpenAI's clients {url}/v1; ctrl+c ends it", flush=True)
         try:
             connections.server_of(door.app).run(sockets=[at])
         finally:

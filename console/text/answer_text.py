@@ -28,7 +28,9 @@ def answer_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
         yield safe(f"weights calibrated by `interlock eval`: {', '.join(parts)}")
     for place, hit in enumerate(answer.hits, 1):
         was = f"(was {hit.before}.)  " if isinstance(hit, RankedHit) else ""
-        source = safe(hit.source)
+        own = hit.payload.get("metadata")
+        page = (own if isinstance(own, Mapping) else hit.payload).get("page")
+        source = safe(hit.source + (f", page {page}" if isinstance(page, int | str) else ""))
         gone = "  [left the corpus]" if hit.stale else ""
         near = "" if hit.cosine in (None, hit.score) else f"  cosine {hit.cosine:.3f}"
         yield f"{place:3}. {was}{hit.score:.3f}  {safe(hit.payload.get('chunk_id'))}  ({source}){near}{gone}"

@@ -97,6 +97,21 @@ class HeldModel(Fallbacks):
         self._read = self._read or load(self.card)
         return self._read
 
+    def becomes(self, card: ModelCard) -> bool:
+        """Have the weights that are in memory compute what another card of them says: without another prompt, or with
+        other outputs. Whether they can."""
+        if card == self.card:
+            return True
+        mine, read = self.card, self.card.snapshot
+        same = dataclasses.replace(card, snapshot=read, asked=mine.asked, by_token=mine.by_token, shape=mine.shape)
+        known = card.snapshot.head_digests.items() <= read.head_digests.items()
+        if not self._held or same != mine or card.snapshot.fingerprint != read.fingerprint or not known:
+            return False
+        self.card = dataclasses.replace(card, snapshot=read)  # what was read has the heads of both
+        instance = self._held.instance
+        instance.encoder = self._encoder(instance.attached.network, instance.device)
+        return True
+
     def close(self, cause: str = "done") -> None:
         """Take the model off its device, if it is on one, and end the lease."""
         self._read = self._runner = None
@@ -233,9 +248,7 @@ class HeldModel(Fallbacks):
             lease = stack.enter_context(self._lessor.lease(card.key, {device.name: needed}, released, shared=True))
             tell_granted(self._emit, lease, 0, LeasedFor(sum(len(each.rows) for each in job.batches), needed))
             attached = self._attached(card, device)
-            if card.kind != "scores":  # no canary looks at it, and questions are few: padded ones are computed alone
-                card = dataclasses.replace(card, batching=Batching.SINGLE)
-            encoder = self._encoders(card, attached.network, device)
+            encoder = self._encoder(attached.network, device)
             instance = ModelInstance(device, attached, encoder, card.dtype, law, known, lease, self._lessor, stays=True)
             attached.streams = False  # no canary looks at it
             instance.granted = 0 if device.metered else needed - law.weights
@@ -245,6 +258,12 @@ class HeldModel(Fallbacks):
         if source:
             self._moved(held, source, why)
         return held
+
+    def _encoder(self, network: nn.Module, device: Device) -> Encoder:
+        card = self._planner.card_on(self.card, device)
+        if card.kind != "scores":  # no canary looks at it, and questions are few: padded ones are computed alone
+            card = dataclasses.replace(card, batching=Batching.SINGLE)
+        return self._encoders(card, network, device)
 
     def _attached(self, card: ModelCard, device: Device) -> Attached:
         """Attach what was read for its tokenizer, where it is that, or what is read now."""

@@ -186,7 +186,7 @@ class HeldJobs(TextJobs):
     def _computed(self, job: Job, progress: Progress) -> Encoded:
         key = job.card.key
         model = self._models.get(key)
-        if model is None or model.card != job.card:  # made anew where it has changed
+        if model is None or not model.becomes(job.card):  # made anew where it has changed
             if model:
                 model.close()
             model = self._models[key] = HeldModel(job.card, self._on)

@@ -77,7 +77,7 @@ class Answering(AbstractContextManager["Answering"]):
         question to the next. So many `questions` at once as `MANY` are encoded on GPUs, where there are any; or `jobs`
         encodes them, on what is `granted`. Of the store's models on the CPU `events` hear where that is to be `told`.
         Raises as `StoreSearcher` and `rerankers` do."""
-        own = settings.settings
+        own, (place, collection) = settings.settings, points_behind(place, collection) or (place, collection)
         lessor = Lessor([CpuDevice()], *own.limits)
         policy, registry = policy_of(settings), extended(settings.models)
         self._rerank, self._models = rerank, None

@@ -66,11 +66,11 @@ class ModelSnapshot:
     path: Path
     source: str
     commit: str | None
-    outcome: Outcome
+    outcome: Outcome = field(compare=False)
     weights: tuple[Path, ...]
     fingerprint: str
     bytes: int
-    seconds: float
+    seconds: float = field(compare=False)
     stamps: Mapping[Path, tuple[int, ...]] = field(default_factory=dict)
     """What the system said of every file that counts, before it was hashed."""
     heads: Mapping[Head, Path] = field(default_factory=dict)

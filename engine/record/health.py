@@ -288,7 +288,7 @@ def covered(read: CollectionRead, allowed: Allowance) -> bool:
 def refused(read: CollectionRead, told: Sequence[RecordRefused]) -> str:
     """Say how many files and records of a collection were refused, and where the first of each is and why."""
     if not read.files and not read.refused and read.unread:
-        return f"no chunk files, though {several(read.unread, 'file')} beside like them"
+        return f"no chunk files, though {several(read.unread, 'file')} beside like them: give its own path"
     records, texts = read.refused - read.refused_files, list[str]()
     for whole, number in ((True, read.refused_files), (False, records)):
         first = next((each for each in told if (each.record is None) == whole), None)

@@ -29,11 +29,10 @@ from interlock.engine.record.judgement import Attention, DeviceUse, Judgement, j
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, death_of, runs_at
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.record.words import argument, command
 
-TAIL_BYTES = 64 << 10
-"""So much of a journal's end is looked at for the entry that closes a run."""
-_OWN = (JOURNAL, SESSION, SOCKET, f"{SCRATCH}*", atomic.PARTIAL)
-"""What lies in the directory of a run that has not begun."""
+TAIL_BYTES = 64 << 10  # of a journal's end are looked at for the entry that closes a run
+_OWN = (JOURNAL, SESSION, SOCKET, f"{SCRATCH}*", atomic.PARTIAL)  # what a run has that has not begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +142,13 @@ def size_of(directory: Path) -> int:
             except OSError:  # it went meanwhile
                 continue
     return total
+
+
+def refuse_at_work(directory: Path, lacks: str) -> None:
+    """Raise UsageError where somebody is at work on a run, who may bring yet what it `lacks`."""
+    if held(directory / JOURNAL):
+        who, follow = occupant(directory) or "another session", command(["watch", argument(str(directory))])
+        raise UsageError(f"{lacks} yet: {directory} is in use by {who}: wait for its end, or follow it (`{follow}`)")
 
 
 def delete(directory: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interlock.engine.errors import UsageError, meant
@@ -124,6 +124,9 @@ def why_none(store: Searched, conditions: Sequence[Condition]) -> str:
     for alike in parts:
         if not store.has(filter_of(alike, store)):
             asked, parts_of = " or ".join(map(str, alike)), _parts(alike[0].key)
+            within = [replace(each, key=f"metadata.{each.key}") for each in alike]
+            if store.has(filter_of(within, store)):
+                return f"no chunk has {asked}: use {' or '.join(map(str, within))}, which some have"
             values = (each for payload in store.some_payloads(LOOKED) for each in _values(payload, parts_of))
             asks = [one for one in alike if one.sign == "="]
             others = [each for each in values if each is not None and not any(_holds(one, each) for one in asks)]

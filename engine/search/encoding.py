@@ -19,6 +19,7 @@ from interlock.engine.errors import UsageError, meant
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.rundir import JOURNAL, RUN
+from interlock.engine.record.runs import refuse_at_work
 from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.search.hits import EncodedTexts, Side
 from interlock.engine.search.served import Place, ServerPlace, StoreCopy
@@ -106,6 +107,7 @@ def _chosen(place: Path, collection: str | None) -> tuple[ExportedRun, Collectio
 
 def _of_run(run: ExportedRun, chosen: CollectionSummary) -> Meaning:
     if not chosen.exports:
+        refuse_at_work(run.directory.path, f"nothing of {chosen.name} is delivered")
         raise UsageError(
             f"run {run.summary.run_id} has delivered nothing of {chosen.name} ({chosen.status}) that is still there: "
             "finish it with --resume, or `interlock export` it"

@@ -20,7 +20,7 @@ import msgspec
 
 from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic
-from interlock.engine.targets import shard, stores
+from interlock.engine.targets import readers, shard, stores
 from interlock.engine.targets.shard import VectorKinds, working
 from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids, fault_of
 from interlock.engine.vectors.fusion import PROJECTION, Fusion, Vectors
@@ -91,15 +91,18 @@ class Store:
                 shard.write_projection(path, projection)
             shard.require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
             engine = shard.load(path, dims, sparse, tokens, int8=wanted.get("quantised") == "int8")
+            held.callback(engine.close)
             atomic.sweep(path)
             shard.write_manifest(path, wanted)  # under the lock: the "run" of whoever writes is the one kept
             return cls(path, engine, wanted, VectorKinds(dict(dims), [*sparse], dict(tokens)), held)
 
     @classmethod
     def open_for_read(cls, directory: Path, collection: str | None) -> Self:
-        """Open an existing collection, the only one where none is named; UsageError if there is none, or it is damaged
-        or in use."""
-        return cls._opened(directory, collection, fcntl.LOCK_SH)
+        """Open a collection, the only one where none is named; UsageError where none is, it is damaged or in use."""
+        path = stores.alone(directory, collection)
+        with ExitStack() as held:
+            engine, manifest = held.enter_context(readers.reading(path)), shard.read_manifest(path)
+            return cls(path, engine, manifest, shard.read_kinds(path), held)
 
     @classmethod
     def open_copy(cls, directory: Path, collection: str | None) -> Self:
@@ -109,7 +112,7 @@ class Store:
         with ExitStack() as held:
             place = held.enter_context(atomic.scratch(shard.COPY)) / path.name
             shard.copied(path, place)
-            engine, manifest = shard.load(place, None), shard.read_manifest(place)
+            engine, manifest = held.enter_context(readers.reading(place)), shard.read_manifest(place)
             copy = cls(place, engine, manifest, shard.read_kinds(place), held)
         copy.where = str(path)
         return copy
@@ -117,14 +120,11 @@ class Store:
     @classmethod
     def open_for_removal(cls, directory: Path, collection: str) -> Self:
         """Open an existing collection whose points are to be removed, for this process alone; UsageError as above."""
-        return cls._opened(directory, collection, fcntl.LOCK_EX)
-
-    @classmethod
-    def _opened(cls, directory: Path, collection: str | None, how: int) -> Self:
         path = stores.alone(directory, collection)
         with ExitStack() as held:
-            held.enter_context(shard.holding(path, how))
+            held.enter_context(shard.holding(path, fcntl.LOCK_EX))
             engine, manifest = shard.load(path, None), shard.read_manifest(path)
+            held.callback(engine.close)
             return cls(path, engine, manifest, shard.read_kinds(path), held)
 
     def __enter__(self) -> Self:
@@ -210,8 +210,8 @@ class Store:
 
     def close(self) -> None:
         """Flush and let go of the shard; a second call does nothing."""
-        with self._held, working(self.path, "closing"):
-            self._shard.close()  # the engine's close is a flush and an unlock
+        with working(self.path, "closing"):
+            self._held.close()  # the engine's close is a flush and an unlock
 
     def settle(self) -> None:
         """Say in the manifest that what was delivered is all there."""

@@ -47,6 +47,7 @@ _PANIC = (
 )
 READING = ("reading", "counting", "searching", "opening", "copying")
 """What is done to a store that nothing is delivered into."""
+READ = set[tuple[int, ...]]()  # what this process has open to read, by `key_of`
 
 
 @contextmanager
@@ -270,6 +271,11 @@ def existing(path: Path) -> Path:
     return next(above for above in (path, *path.absolute().parents) if os.path.lexists(above))
 
 
+def key_of(directory: Path) -> tuple[int, ...]:
+    """Tell an open directory of this process from any other, by whatever path."""
+    return os.getpid(), (at := directory.stat()).st_dev, at.st_ino
+
+
 def locked(directory: Path, how: int) -> int:
     """The open directory, locked; BlockingIOError if somebody else has it for longer than a check takes."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -299,6 +305,10 @@ def _unopenable(path: Path, elsewhere: str, cause: BaseException) -> InterlockEr
     of_engine = "WouldBlock" in str(cause)  # of who reads too: a writer has our own lock
     otherwise = f", or {elsewhere}" if elsewhere else ", or ask a copy of it with --copy" if of_engine else ""
     if isinstance(cause, BlockingIOError) or of_engine:
+        if key_of(path) in READ:
+            return UsageError(
+                f"{path} is in use by a search of this process: close its Searcher, wait for its end{otherwise}"
+            )
         return UsageError(f"{path} is in use by another run or search: wait for its end{otherwise}")
     if _code(cause) in DISK_ERRORS | LIMITS:  # which say nothing of what is there
         return _failed(path, "opening for delivery" if elsewhere else "opening", cause)

@@ -28,6 +28,7 @@ from interlock.engine.record.atomic import PARTIAL
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.inputs import SPLIT
 from interlock.engine.record.rundir import JOURNAL, RUN
+from interlock.engine.record.runs import refuse_at_work
 from interlock.engine.record.words import argument, command, differences, few, several
 from interlock.engine.targets import shard
 from interlock.engine.targets.shard import ELSEWHERE
@@ -73,6 +74,7 @@ def named(directory: Path, collection: str | None = None) -> list[str]:
             f"{directory} is one collection of a store: name {directory.parent}, with --collection {directory.name}"
         )
     if not held and any((directory / made).exists() for made in (RUN, JOURNAL)):
+        refuse_at_work(directory, "there is no store of this run")
         make = command(["export", argument(str(directory)), "--to-store", "store"])
         raise UsageError(f"{directory} is a run and not a store: name its --qdrant directory, or make one: `{make}`")
     if not held:

@@ -28,7 +28,7 @@ from interlock.engine.settings import ON_SCREEN, Configuration, knobs, limit_thr
 from interlock.given import GivenSettings
 from interlock.progress import follow
 from interlock.recorded import AnyPath, RecordedRun, open_run
-from interlock.texts import INPUTS, Texts, path_to
+from interlock.texts import INPUTS, Texts, path_to, places_of
 from interlock.wording import in_python, python_wording
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def embed(
     assert session.work, "a run that has a result was made"
     run = RecordedRun(session.work.directory.path.absolute())
     if code != ExitCode.COMPLETED:
-        raise _ended(run, code)
+        raise _ended(run, code, path)
     return run
 
 
@@ -283,11 +283,17 @@ def configured(settings: Settings) -> Configuration:
     return configuration
 
 
-def _ended(run: RecordedRun, code: ExitCode) -> InterlockError:
+def _ended(run: RecordedRun, code: ExitCode, texts: Path) -> InterlockError:
     """Why a run that came to work is not what its caller asked for."""
     summary, kind = run.summary, InterlockError
     reasons = [f"{each.name} {each.status}: {each.reason}" for each in summary.collections if each.reason]
     why = in_python(f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}")
+    refused = [each.record for of in summary.collections for each in of.refusals if each.record is not None]
+    if refused and summary.status == "incomplete":
+        given = f" ({places_of(texts, refused)})" if texts.parent.parent.name == INPUTS else ""
+        without = ", and its store has all else" if any(each.verification for each in summary.collections) else ""
+        most = max(each.refused for each in summary.collections)
+        why = f"{why}{given}{without}: mend them, or use Settings(max_refused={str(most)!r})"
     if code == ExitCode.MITIGATED:
         why = f"run {run.id} {summary.reason or 'needed mitigations'}, a failure under Settings(strict=True)"
     if summary.status == "stopped":

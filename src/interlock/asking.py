@@ -1,12 +1,10 @@
 """Questions from notebooks and scripts: a store and its models, or a cross-encoder, which stay open between them."""
 
-import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from threading import RLock
-from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from interlock.api import DEFAULTS, Settings, check_side, configured, warned
 from interlock.console.text.answer_text import cut_text
@@ -17,6 +15,7 @@ from interlock.engine.record.events import RunResumed, RunStarted
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.words import several
 from interlock.engine.targets.connection import is_address
+from interlock.held import OpenResource
 from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import in_python, python_wording
 
@@ -54,53 +53,12 @@ class SearchOptions(ServerOptions, total=False):
     rerank_depth: int | None
 
 
-class _Held:
-    """What one process holds open, and its threads use one after the other; a context manager."""
-
-    _holds = ""
-
-    def __init__(self, release: Callable[[], object]) -> None:
-        self._release, self._process, self._lock, self._closed = release, os.getpid(), RLock(), False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> object:
-        raise TypeError(f"a {type(self).__name__} is open in one process: make another where it is needed")
-
-    def close(self) -> None:
-        """Let what is held go, once no thread is at it. A fork of the process leaves it to that."""
-        if os.getpid() == self._process:
-            with self._lock:
-                self._closed = True
-                self._release()
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait until no other thread is at it. Raises UsageError where it is not open, or not in this process."""
-        self._check()  # at first without the lock, which another thread may have had in the moment of the fork
-        with self._lock, python_wording():
-            self._check()
-            yield
-
-    def _check(self) -> None:
-        name = type(self).__name__
-        if os.getpid() != self._process:
-            raise UsageError(
-                f"the {self._holds} is open in the process that this one was forked from: use a {name} of its own"
-            )
-        if self._closed:
-            raise UsageError(f"the {self._holds} was closed: use another {name}")
-
-
-class Searcher(_Held):
+class Searcher(OpenResource):
     """Holds a store and the models that questions to it go through, under one lease; a context manager.
 
-    The models are loaded with the first question: the next ones find them in memory. The store can be opened by nobody
-    else meanwhile, but for copies of it. Threads may share it, and are answered one after the other; a fork may not.
+    The models are loaded with the first question: the next ones find them in memory. Other Searchers of this process
+    may hold the store too, another process only a copy of it. Threads may share one, and are answered one after the
+    other; a fork may not. One that is left open is closed at the end of its process.
     """
 
     _holds = "store"
@@ -301,7 +259,7 @@ def _directory(store: RecordedRun | AnyPath) -> Path:
     raise UsageError(f"run {store.id} wrote no store: use Settings(qdrant=...); embedding again takes its vectors")
 
 
-class Reranker(_Held):
+class Reranker(OpenResource):
     """Holds a cross-encoder for as many questions as there are; a context manager, which unloads it at its end.
 
     It is loaded with the first question: on a GPU where it fits, else on the CPU. Threads may share it, a fork may not.

@@ -8,7 +8,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -62,6 +63,22 @@ def path_to(texts: object, name: str, above: Path, naming: Naming = USUAL) -> Pa
             return file.replace(place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def places_of(file: Path, records: Sequence[int]) -> str:
+    """Say which of the texts in memory these records of their `file` are, the first three with where they come from."""
+    found, shown = {number: f"chunks[{number - 1}]" for number in records}, [*records[:3]]
+    if file.suffix == ".ndjson":
+        with suppress(OSError, ValueError), file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if number in shown and isinstance(record := msgspec.json.decode(line), dict):
+                    metadata = record.get("metadata")
+                    known = {**record, **(metadata if isinstance(metadata, dict) else {})}
+                    at = ", ".join(f"{name} {known[name]!r:.80}" for name in ("source", "page") if name in known)
+                    found[number] += f" ({at})" if at else ""
+                if number >= max(shown):
+                    break
+    return ", ".join([found[number] for number in shown] + ["..."] * (len(records) > len(shown)))
 
 
 def _write_table(texts: Any, file: Path) -> None:

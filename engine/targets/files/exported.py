@@ -26,7 +26,7 @@ from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.inputs import language_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
-from interlock.engine.record.runs import state_of
+from interlock.engine.record.runs import refuse_at_work, state_of
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
 from interlock.engine.record.words import several
 from interlock.engine.targets.files.formats import TABLE
@@ -83,6 +83,7 @@ class ExportedRun:
         every = [each for each in self.summary.collections if each.chunks]
         chosen = [each for each in every if wanted in (None, each.name, each.qdrant_collection)]
         if not chosen:
+            refuse_at_work(self.directory.path, f"there is no collection {wanted or 'of this run'}")
             there = ", ".join(each.name for each in every) or "none"
             raise UsageError(f"run {self.summary.run_id} has no collection {wanted!r}: choose one of {there}")
         return chosen
@@ -178,6 +179,7 @@ class ExportedCollection:
         names = [TABLE, *(f"{name}{end}" for name in tokens for end in ("-starts.npy", ".npy"))]
         for name in names:
             if name not in written:
+                refuse_at_work(run.directory.path, f"there is no {name} of {summary.name}")
                 kind = "parquet" if name == TABLE else "npy"
                 raise UsageError(
                     f"the run wrote no {directory / name} ({summary.name} is {summary.status}): add {kind} to --export "
