@@ -316,7 +316,11 @@ def test_a_precision_in_the_settings_file_is_not_that_of_the_row(tmp_path, key):
 
 @pytest.mark.parametrize(
     "file, key, value",
-    [(BERT, "max_seq_length", -1), ("1_Pooling/config.json", "word_embedding_dimension", None)],
+    [
+        (BERT, "max_seq_length", -1),
+        (BERT, "max_seq_length", 0),
+        ("1_Pooling/config.json", "word_embedding_dimension", None),
+    ],
 )
 def test_a_number_that_sentence_transformers_cannot_count_with_is_refused(model, file, key, value):
     edit(model / file, **{key: value})

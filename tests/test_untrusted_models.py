@@ -285,6 +285,38 @@ def test_an_activation_that_is_none_of_torch_is_refused_and_not_replaced(model, 
             cards(model)
 
 
+def test_a_dense_layer_that_other_numbers_come_to_is_refused_before_any_work(tmp_path):
+    model = tiny_model(tmp_path / "model")
+    (model / "2_Dense").mkdir()
+    (model / "2_Dense" / "config.json").write_text(json.dumps({"in_features": 64, "out_features": 8}))
+    shutil.copy(model / "model.safetensors", model / "2_Dense")
+    modules = json.loads((model / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    (model / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UnavailableError, match=r"2_Dense/config\.json: in_features is 64, but 32 numbers come to it"):
+        cards(model)
+
+
+@pytest.mark.parametrize("name", ["1_Pooling", ""])
+def test_a_directory_of_a_model_that_may_not_be_read_is_told_by_its_name(name):
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        closed = tiny_model(Path(directory) / "model") / name
+        closed.chmod(0)
+        with (
+            unprivileged(),
+            pytest.raises(UnavailableError, match=rf"cannot read {closed}: Permission denied; let this"),
+        ):
+            cards(Path(directory) / "model")
+        closed.chmod(0o755)
+
+
+def test_a_directory_that_begins_with_a_tilde_is_no_home_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_model(tmp_path / "~" / "model")
+    assert cards("./~/model")[0].dim == 32
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "config.json", "modules.json"])
 def test_a_model_file_that_may_not_be_read_is_told_with_permission_denied(name):
     with tempfile.TemporaryDirectory() as directory:

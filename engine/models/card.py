@@ -331,7 +331,12 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
             read *= poolings
         if module.kind == "Dense":
             file = path / module.path / "config.json"
-            if (out := whole(file, read_object(file), "out_features")) is None:
+            taken = whole(file, told := read_object(file), "in_features")
+            if spec.kind == "dense" and taken not in (None, read):
+                raise UnavailableError(
+                    f"{file}: in_features is {taken}, but {read} numbers come to it: use another model"
+                )
+            if (out := whole(file, told, "out_features")) is None:
                 raise UnavailableError(f"{file} lacks the vector width (out_features)")
             read = out
     whole_width, read = read, min(read, cut or read)

@@ -275,6 +275,6 @@ def _told(path: Path) -> Iterator[tuple[Path, str, object]]:
     for group in ("tokenizer_args", "processor_kwargs"):
         yield file, f"{group}.model_max_length", group_of(settings, group).get("model_max_length")
     said = settings.get("max_seq_length")
-    if isinstance(said, int) and said < 0:
+    if isinstance(said, int) and said < 1:  # of 0 sentence-transformers cuts nothing
         raise UnavailableError(f"{file}: max_seq_length is {said}: set it to the tokens that a text may have, or null")
     yield file, "max_seq_length", said

@@ -183,8 +183,15 @@ def _as_missing() -> Iterator[None]:
         yield
     except Unsupported:
         raise
-    except (UnavailableError, OSError) as error:
+    except UnavailableError as error:
         raise Missing(str(error), error.place if isinstance(error, PickleOnly) else "") from error
+    except PermissionError as error:
+        closed = Path(os.fsdecode(error.filename or ""))
+        while closed != closed.parent and not os.access(closed.parent, os.X_OK, effective_ids=True):
+            closed = closed.parent
+        raise Missing(f"cannot read {closed}: {error.strerror}; let this user read it, or name a copy") from error
+    except OSError as error:
+        raise Missing(str(error)) from error
 
 
 def _place(source: str, spec: ModelSpec) -> tuple[list[Path], Path, str | None]:
@@ -202,7 +209,7 @@ def _place(source: str, spec: ModelSpec) -> tuple[list[Path], Path, str | None]:
         if not configs:
             raise Missing("no model in the package")
         return [], min((config.parent for config in configs), key=lambda path: len(path.parts)).resolve(), None
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # noqa: PTH111  # of `./~` a Path does not know that it is a name
     if not path.is_dir():
         raise Missing(f"not a directory{near(path)}")
     return [], path.resolve(), None
