@@ -267,7 +267,8 @@ def test_what_is_told_of_a_server_is_no_older_than_its_answer(tmp_path, monkeypa
         moment[0] += 9
         open_one.note("no route", 2, 51.0)
         found = after(1).detail
-        assert found.startswith("check the server (2 attempts, last: no route): nothing taken for 0:10, retries for 0:50 more; ")
+        last = "2 attempts, last: no route"
+        assert found.startswith(f"check the server ({last}): nothing taken for 0:10, retries for 0:50 more; ")
         open_one.note()
         assert after(0).word == "UPLOADING"
         open_one.acknowledge(300)

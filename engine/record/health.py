@@ -163,7 +163,9 @@ def _degraded(snapshot: Snapshot) -> _Trouble:
     goes = goes if whole else "the rest goes on" + f", {snapshot.phase}" * (snapshot.phase != "running")
     parts = [f"{several(len(gone), 'node')} lost ({some(gone)})"] * bool(gone)
     parts += [f"{several(len(lost), 'GPU')} lost ({some(lost)})"] * bool(lost)
-    told = [", ".join([*parts, goes])] * bool(parts) + ["a machine joins by itself once Ray runs there again"] * bool(gone)
+    told = [", ".join([*parts, goes])] * bool(parts) + ["a machine joins by itself once Ray runs there again"] * bool(
+        gone
+    )
     when, flags = "before the next run check it with" * bool(lost), list[str]()
     held = [lease for lease in snapshot.leases if lease.held] if snapshot.on_gpus else []
     on_gpu = {lease.model_pass for lease in held if not any(map(on_host, lease.devices))}  # whose texts may be tried
