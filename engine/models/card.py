@@ -50,6 +50,7 @@ from interlock.engine.models.sentence import (
     UNBOUNDED,
     check_sentence,
     check_whole,
+    dense_width,
     max_tokens_of,
     positions_of,
     tokenizer_of,
@@ -330,15 +331,7 @@ def _dim(spec: ModelSpec, path: Path, config: Config, modules: Sequence[Module],
         if module.kind == "Pooling":
             read *= poolings
         if module.kind == "Dense":
-            file = path / module.path / "config.json"
-            taken = whole(file, told := read_object(file), "in_features")
-            if spec.kind == "dense" and taken not in (None, read):
-                raise UnavailableError(
-                    f"{file}: in_features is {taken}, but {read} numbers come to it: use another model"
-                )
-            if (out := whole(file, told, "out_features")) is None:
-                raise UnavailableError(f"{file} lacks the vector width (out_features)")
-            read = out
+            read = dense_width(path / module.path / "config.json", read if spec.kind == "dense" else None)
     whole_width, read = read, min(read, cut or read)
     if spec.dim is not None and spec.dim not in (whole_width, read):
         raise UnavailableError(f"model {spec.key} has {read} dimensions, expected {spec.dim}: {path}")

@@ -257,6 +257,16 @@ def _trained(file: Path, config: Config) -> int | None:
     return None
 
 
+def dense_width(file: Path, read: int | None) -> int:
+    """The numbers that a Dense layer gives; `read` is how many come to it, where that is known."""
+    taken = whole(file, told := read_object(file), "in_features")
+    if read and taken not in (None, read):
+        raise UnavailableError(f"{file}: in_features is {taken}, but {read} numbers come to it: use another model")
+    if (out := whole(file, told, "out_features")) is None:
+        raise UnavailableError(f"{file} lacks the vector width (out_features)")
+    return out
+
+
 def whole(file: Path, config: Config, *names: str) -> int | None:
     """The first of these settings that is given: a whole number; 0 and -1 stand for none."""
     for name in names:

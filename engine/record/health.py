@@ -28,8 +28,7 @@ Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
 in one that has not, which may be reading its weights; and in any case the time of so many of its longest batches."""
-CHECK = command(["doctor", "--gpu"])
-KEPT = "no finished batch is lost: "
+CHECK, KEPT = command(["doctor", "--gpu"]), "no finished batch is lost: "
 ENDED: dict[str, tuple[str, Level]] = {
     "completed": ("DONE", "ok"),
     "incomplete": ("INCOMPLETE", "warn"),
@@ -87,8 +86,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
         trouble = _Trouble(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
         return Health(STALLED, "error", trouble.why, True, _remedy([trouble], snapshot, run))
-    taken = [device for device in snapshot.devices if device.taken]
-    running = snapshot.phase == "running"
+    taken, running = [device for device in snapshot.devices if device.taken], snapshot.phase == "running"
     stopped = next((device for device in taken if not device.leased and running and not snapshot.paused), None)
     if stopped:
         return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there until they leave", stuck=True)
@@ -163,9 +161,7 @@ def _degraded(snapshot: Snapshot) -> _Trouble:
     goes = goes if whole else "the rest goes on" + f", {snapshot.phase}" * (snapshot.phase != "running")
     parts = [f"{several(len(gone), 'node')} lost ({some(gone)})"] * bool(gone)
     parts += [f"{several(len(lost), 'GPU')} lost ({some(lost)})"] * bool(lost)
-    told = [", ".join([*parts, goes])] * bool(parts) + ["a machine joins by itself once Ray runs there again"] * bool(
-        gone
-    )
+    told = [", ".join([*parts, goes])] * bool(parts) + ["once Ray runs there again it joins"] * bool(gone)
     when, flags = "before the next run check it with" * bool(lost), list[str]()
     held = [lease for lease in snapshot.leases if lease.held] if snapshot.on_gpus else []
     on_gpu = {lease.model_pass for lease in held if not any(map(on_host, lease.devices))}  # whose texts may be tried
