@@ -116,8 +116,9 @@ def models(options: argparse.Namespace) -> int:
         for spec in specs:
             try:
                 found = flow.fetch(spec, settings, lambda event: print(safe(line_of(event))))
-            except UnavailableError as error:  # the command that was typed is no advice
-                lines = [line for line in str(error).splitlines() if "interlock models fetch" not in line]
+            except UnavailableError as error:  # what was typed is no advice, but where a licence comes first
+                told = str(error).splitlines()
+                lines = [line for line in told if "HF_TOKEN" in str(error) or "interlock models fetch" not in line]
                 there = [each.key for each in flow.named(settings, ()) if flow.here(each, settings).path]
                 lines += [f"  or use one that is on this machine: {few(there)}"] * bool(there)
                 raise UnavailableError("\n".join(lines)) from error

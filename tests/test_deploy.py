@@ -142,7 +142,7 @@ REFUSED = ev.CollectionRead(
 DEADLINE = ev.DeadlineSet(asked="2s", seconds=2.0, ends=NOW + 61, partial=False)
 WHAT = {
     "InterlockRunStalled": (WORK, WORK, 3600, []),
-    "InterlockRunNeedsSomebody": (WORK, (*WORK, PARKED), 60, []),
+    "InterlockRunNeedsSomebody": (WORK, (*WORK, ev.PassFailed(model_pass=0, model="m", reason="broken")), 60, []),
     "InterlockRunGone": (WORK, None, 60, []),
     "InterlockRunSilent": (WORK, WORK, 3600, []),
     "InterlockRunFailed": (WORK, (*WORK, closed("failed", 1)), 60, []),

@@ -48,8 +48,8 @@ def example(kind: Any, text: str = "x", filled: bool = True, count: int = 7) -> 
         return args[0]
     if origin in (Union, types.UnionType):
         return example(args[0], text, filled, count) if filled else None
-    if origin is list:
-        return [example(args[0], text, filled, count)] if filled else []
+    if origin in (list, tuple):
+        return origin([example(args[0], text, filled, count)] if filled else [])
     if origin is dict:
         return {text: example(args[1], text, filled, count)} if filled else {}
     return {str: text, int: count, float: 1.5, bool: True}.get(kind, text)

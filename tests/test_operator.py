@@ -115,7 +115,7 @@ def test_control_z_gives_the_shell_its_terminal_and_the_console_comes_back(place
         terminal.press("\x1a")
         process = psutil.Process(terminal.process.pid)
         terminal.wait_for(lambda _: process.status() == psutil.STATUS_STOPPED, PATIENCE)
-        assert b"\x1b[?1049l" in terminal.output[began:]
+        terminal.wait_for(lambda _: b"\x1b[?1049l" in terminal.output[began:], PATIENCE)  # what it said is read later
         assert terminal.canonical
         began = len(terminal.output)
         terminal.signal(signal.SIGCONT)
