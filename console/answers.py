@@ -117,8 +117,8 @@ def models(options: argparse.Namespace) -> int:
             try:
                 found = flow.fetch(spec, settings, lambda event: print(safe(line_of(event))))
             except UnavailableError as error:  # what was typed is no advice, but where a licence comes first
-                told = str(error).splitlines()
-                lines = [line for line in told if "HF_TOKEN" in str(error) or "interlock models fetch" not in line]
+                said = str(error).splitlines()
+                lines = [line for line in said if "HF_TOKEN" in str(error) or "interlock models fetch" not in line]
                 there = [each.key for each in flow.named(settings, ()) if flow.here(each, settings).path]
                 lines += [f"  or use one that is on this machine: {few(there)}"] * bool(there)
                 raise UnavailableError("\n".join(lines)) from error
