@@ -145,8 +145,9 @@ def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_count
     assert code == ExitCode.MITIGATED
     (line,) = [line for line in err.splitlines() if "warning: on the CPU, pass 1" in line]
     assert re.search(f"{why}; computing all of it on the CPU; raise --ceiling to 0.4GiB or more", line)
-    assert [(step.rung, step.stays) for step in events_of(tmp_path / "runs" / "r", ev.Mitigated)] == [("cpu", True)]
-    enough = [*words[:-3], "0.4GiB", *words[-2:], "--run-id", "enough"]  # which is what it says
+    (step,) = events_of(tmp_path / "runs" / "r", ev.Mitigated)
+    assert (step.rung, step.stays, step.flags) == ("cpu", True, ("--ceiling", "0.4GiB"))
+    enough = [*words[:-4], *step.flags, *words[-2:], "--run-id", "enough"]
     assert call("run", *enough)[0] == ExitCode.COMPLETED
     assert "cpu" not in {step.rung for step in events_of(tmp_path / "runs" / "enough", ev.Mitigated)}
     code, out, _ = call("plan", *words)

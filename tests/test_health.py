@@ -103,7 +103,7 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
 
 
 @pytest.mark.parametrize(("changes", "remedy"), [
-    ({"hosted": "raise --ceiling to 3.5GiB or more"}, ("for a GPU stop it and continue it with", "--ceiling 3.5GiB")),
+    ({"hosted": ("--ceiling", "3.5GiB")}, ("for a GPU stop it and continue it with", "--ceiling 3.5GiB")),
     ({"deadline": 1.0}, ("after that continue it with", "")),
     ({"memory_free": 1}, ("or stop it and, to keep no weights in memory, continue it with", "--warm 0")),
     ({"disk_free": 1}, ("if it stops for that, continue it with", "")),
@@ -120,8 +120,10 @@ def test_a_state_that_a_command_mends_has_it_whole_where_the_run_lies_and_when_t
         **{name: changes[name] for name in changes if name in ("deadline", "parked", "phase")},
     )
     run = replace(run, exit_code=4) if run.phase == "stopped" else run
-    if action := changes.get("hosted"):
-        move = ev.Mitigated(model_pass=0, rung="cpu", device="cuda:0", cause="fits on no GPU", action=action, rows=1)
+    if flags := changes.get("hosted"):
+        move = ev.Mitigated(
+            model_pass=0, rung="cpu", device="cuda:0", cause="fits on no GPU", action="raise it", rows=1, flags=flags
+        )
         run = replace(run, leases=(on_host,), hosted={0: move})
     if readings := {name: changes[name] for name in changes if name.endswith("_free")}:
         first = replace(run.devices[0], readings=Readings(used=1, total=2, **readings))

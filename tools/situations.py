@@ -109,6 +109,7 @@ def on_the_cpu(run: Recorded, look: "Look") -> "App[Any]":
     step = ev.Mitigated(
         model_pass=0, rung="cpu", device="cuda:0, cuda:1", rows=976, cause=f"{first} fits on no GPU ({lack})",
         action="computing all of it on the CPU; raise --ceiling to 3.5GiB or more", stays=True,
+        flags=("--ceiling", "3.5GiB"),
     )  # fmt: skip
     attached = ev.ModelAttached(lease="L001", model=first, bytes=1_275 * MIB, seconds=3.0, device="cpu")
     batches = [body for body in run.coming if isinstance(body, ev.BatchCommitted)]

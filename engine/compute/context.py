@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from msgspec.structs import asdict
 from torch import nn
@@ -126,8 +127,16 @@ def rooms(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallba
     return [DeviceRoom(device.name, device.kind, lessor.budget(device), lessor.flag_on(device)) for device in usable]
 
 
-def too_small(need: MemoryNeed, gpus: Sequence[Device], lessor: Lessor) -> tuple[str, str] | None:
-    """Say why a model fits on none of the GPUs, and what to do about it; None where one holds it, or there is none."""
+class TooSmall(NamedTuple):
+    """Why a model fits on no GPU, and what to do about it; `flags` of a session in which it fits, where any make it."""
+
+    why: str
+    remedy: str
+    flags: tuple[str, ...] = ()
+
+
+def too_small(need: MemoryNeed, gpus: Sequence[Device], lessor: Lessor) -> TooSmall | None:
+    """Say why a model fits on none of the GPUs; None where one holds it, or there is none."""
     room = {gpu.name: lessor.budget(gpu) for gpu in gpus}
     healthy = [gpu for gpu in gpus if not gpu.lost]
     least = min(need.whole, need.streamed or need.whole)
@@ -139,8 +148,11 @@ def too_small(need: MemoryNeed, gpus: Sequence[Device], lessor: Lessor) -> tuple
     capped = least <= best.room(best.total) - lessor.margin
     where = f"under --ceiling {ceiling} after {held} of context" if capped else f"on {best.name}"
     why = f"fits on no GPU (needs {needs}{f' ({less} streamed)' * bool(need.streamed)}, {free} free {where})"
+    if not capped:
+        return TooSmall(why, f"free memory on {best.name}")
     tenths = -(-10 * (lessor.ceiling + least - room[best.name]) >> 30)  # of a GiB, rounded up
-    return why, f"raise --ceiling to {tenths / 10:g}GiB or more" if capped else f"free memory on {best.name}"
+    size = f"{tenths / 10:g}GiB"
+    return TooSmall(why, f"raise --ceiling to {size} or more", ("--ceiling", size))
 
 
 CLOSING_SECONDS = 30.0

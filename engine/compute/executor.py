@@ -12,7 +12,7 @@ from threading import RLock
 
 from interlock.engine.compute.batch_runner import BatchRunner
 from interlock.engine.compute.checks.canary import Canaries, in_wider
-from interlock.engine.compute.context import MemoryPlanner, RunContext, rooms, too_small
+from interlock.engine.compute.context import MemoryPlanner, RunContext, TooSmall, rooms, too_small
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.resident import ResidentModel
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Placement, Schedule, budgets, next_placement
@@ -153,15 +153,15 @@ class PassExecutor:
         if assignment.devices != (context.host.name,) or not gpus or model_pass in self._on_host:
             return
         self._on_host.add(model_pass)
-        if found := too_small(self._planner.of(self._grid[model_pass].layout), gpus, context.lessor):
-            why, remedy = found
-            action = f"computing all of it on the CPU; {remedy}"
+        found = too_small(self._planner.of(self._grid[model_pass].layout), gpus, context.lessor)
+        if found:
+            why, action = found.why, f"computing all of it on the CPU; {found.remedy}"
         else:
             beside = joined(self._grid[other].card.key for other in beside_it)
             why = f"finds no room beside {beside}" if beside else "finds no room on a GPU now"
             action = "computing it on the CPU until a GPU has room"
         cause = f"{self._grid[model_pass].card.key} {why}"
-        self._mitigated(model_pass, Rung.CPU, cause, action, joined(gpu.name for gpu in gpus), stays=bool(found))
+        self._mitigated(model_pass, Rung.CPU, cause, action, joined(gpu.name for gpu in gpus), found)
 
     def _compute(self, now: Placement, stack: ExitStack) -> tuple[list[Queue], list[Exception]]:
         """Load and compute; returns the queues, and errors that end the run.
@@ -313,9 +313,9 @@ class PassExecutor:
         self._mitigated(model_pass, rung, cause, f"computing the rest in {then.dtype}", joined(on))
 
     def _mitigated(
-        self, model_pass: int, rung: Rung, cause: str, action: str, device: str, *, stays: bool = False
+        self, model_pass: int, rung: Rung, cause: str, action: str, device: str, found: TooSmall | None = None
     ) -> None:
-        """Emit a step that concerns all that a pass has left."""
+        """Emit a step that concerns all that a pass has left; its model stays there where no GPU holds it."""
         self._context.emit(
             Mitigated(
                 model_pass=model_pass,
@@ -324,6 +324,7 @@ class PassExecutor:
                 rows=self._source.rows_left(model_pass),
                 rung=rung,
                 device=device,
-                stays=stays,
+                stays=bool(found),
+                flags=found.flags if found else (),
             )
         )

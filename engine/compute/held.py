@@ -24,6 +24,7 @@ from interlock.engine.compute.context import (
     Laws,
     LeasedFor,
     MemoryPlanner,
+    TooSmall,
     tell_granted,
     tell_released,
     too_small,
@@ -141,7 +142,7 @@ class HeldModel(Fallbacks):
         small = too_small(need, self._gpus, self._lessor)
         if small is None and not best.lost:
             return best, f"{human_bytes(need.whole)} fit on {best.name}"
-        why, remedy = small or (f"has no GPU left: {best.name} is lost", "start anew")
+        why, remedy, _ = small or TooSmall(f"has no GPU left: {best.name} is lost", "start anew")
         if not self._fallback:
             raise UnavailableError(
                 f"model {self.card.key} {why}, and CPU fallback is off: drop --no-cpu-fallback, or {remedy}"

@@ -230,7 +230,7 @@ def _forecasts(
         pace = known.get((each.layout.card.key, each.layout.card.dtype))
         seconds = each.tokens / pace / max(1, len(each.devices)) if pace else None if each.rows else 0.0
         short = too_small(planner.of(each.layout), gpus, lessor) if each.devices == (host.name,) else None
-        warning = f"{each.layout.card.key} {short[0]}: it is computed on the CPU; {short[1]}" if short else ""
+        warning = f"{each.layout.card.key} {short.why}: it is computed on the CPU; {short.remedy}" if short else ""
         warning = warning or (_streamed(planner.of(layout), gpus, lessor) if each.streamed else "")
         have = beside.get(number, {})
         if shared and set(have) == {host.name} and not short:

@@ -355,12 +355,17 @@ class BatchCommitted(facts.Tally, Event, frozen=True, kw_only=True, tag="batch_c
 
 
 class Mitigated(facts.Mitigation, Event, frozen=True, kw_only=True, tag="mitigated"):
-    """A step of the ladder (`rung`); of a reranker where it has a `model`. What is too large for any GPU `stays`."""
+    """A step of the ladder (`rung`); of a reranker where it has a `model`.
+
+    What is too large for any GPU `stays`, but in a session with these `flags`, where any make the room; there are none
+    in older journals, whose `action` says it in words.
+    """
 
     batch_index: int | None = None
     cost_seconds: float = 0.0
     model: str = ""
     stays: bool = False
+    flags: tuple[str, ...] = ()
 
     @property
     def free(self) -> int | None:

@@ -6,7 +6,6 @@ allows; anything less says what is missing. One that was delivered without some 
 they are missing and it was not, or where nothing is left of it.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -169,11 +168,10 @@ def _degraded(snapshot: Snapshot) -> _Trouble:
         told.append(f"{lease.model} on the CPU, only slower")
         if not (move := snapshot.hosted.get(lease.model_pass)):
             continue
-        raised = re.search(r"raise (--[\w-]+) to (\w\S*)", move.action)  # a journal has it in words alone
         why = move.cause.removeprefix(f"{lease.model} ").replace(" of context)", " of context and margin)")
-        told[-1] += f": {why.replace(' free under ', ' left of ')}" + f"; {move.action}" * (not raised)
-        if raised and not when:
-            when, flags = "for a GPU stop it and continue it with", [*raised.groups()]
+        told[-1] += f": {why.replace(' free under ', ' left of ')}" + f"; {move.action}" * (not move.flags)
+        if move.flags and not when:
+            when, flags = "for a GPU stop it and continue it with", [*move.flags]
     return _Trouble("; ".join(told), when, flags, CHECK * bool(lost))
 
 
