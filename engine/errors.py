@@ -155,7 +155,7 @@ def remedy(error: OSError) -> str:
     return {**_REMEDIES, **_FILE_SYSTEM}.get(error.errno or 0, "fix the cause, or choose another path")
 
 
-def onward(error: OSError) -> str:
+def how_to_resume(error: OSError) -> str:
     """Say what to do where a run ended because of what the system says of its journal."""
     full = {errno.EFBIG: "raise the file size limit (ulimit -f) or ", errno.ENOSPC: "", errno.EDQUOT: ""}
     before = full.get(error.errno or 0)

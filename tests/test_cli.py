@@ -139,8 +139,8 @@ def test_a_model_without_a_device_says_why_once_and_which_flag_to_drop_even_when
 
 def test_a_ceiling_too_small_for_a_model_is_told_with_bytes_and_remedy_and_counts(call, tmp_path, root, tiny_a):
     words = (root, "--roster", tiny_a, "--devices", "sim:2xT4", "--ceiling", "300MiB", "--max-refused", "1")
-    why = rf"{tiny_a.name} fits on no GPU \(needs \S+ \S+ \(\S+ \S+ streamed\), 0 B free under --ceiling 300.0 MiB "
-    why += r"after 300.0 MiB of context\)"
+    why = rf"{tiny_a.name} fits on no GPU \(needs \S+ \S+ \(\S+ \S+ streamed\), 0 B left of --ceiling 300.0 MiB "
+    why += r"after 300.0 MiB of context and \S+ MiB of margin\)"
     code, _, err = call("run", *words, "--strict", "--run-id", "r")
     assert code == ExitCode.MITIGATED
     (line,) = [line for line in err.splitlines() if "warning: on the CPU, pass 1" in line]

@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from interlock.engine.compute.context import too_small
-from interlock.engine.compute.schedule import MemoryNeed
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.gpu import cpu
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.gpu.devices import choose
-from interlock.engine.gpu.lease import HOST_RESERVE, Lease, Lessor
+from interlock.engine.gpu.lease import HOST_RESERVE, Lease, Lessor, too_small
 from interlock.engine.gpu.sim import simulated
 from tests.builders import corpus, interlock, sentences
 
@@ -345,9 +343,9 @@ def test_a_ceiling_of_10_mib_exits_5_and_names_minilm(tmp_path: Path, minilm: Pa
 
 def test_memory_that_others_hold_is_not_taken_for_too_small_a_ceiling():
     (gpu,), host = simulated("sim:T4"), CpuDevice()
-    need, lessor = MemoryNeed("one", whole=2 * GIB, streamed=0, host=GIB), Lessor([gpu, host], 12 * GIB)
-    assert too_small(need, [gpu], lessor) is None
+    lessor = Lessor([gpu, host], 12 * GIB)
+    assert too_small(2 * GIB, 0, [gpu], lessor) is None
     gpu.others = 14 * GIB
-    why, remedy = too_small(need, [gpu], lessor)
+    why, remedy, flags = too_small(2 * GIB, 0, [gpu], lessor)
     assert why.startswith("fits on no GPU (needs 2.0 GiB, ")
-    assert remedy == "free memory on cuda:0"
+    assert (remedy, flags) == ("free memory on cuda:0", ())

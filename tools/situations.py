@@ -105,7 +105,7 @@ def on_the_cpu(run: Recorded, look: "Look") -> "App[Any]":
         run.step()
     first = run.snapshot().passes[0].model
     run.recorder.look(lambda state: state.paces.update(dict.fromkeys((entry.model for entry in state.roster), 9e3)))
-    lack = "needs 3.1 GiB, 2.6 GiB free under --ceiling 3.0 GiB after 300.0 MiB of context"
+    lack = "needs 3.1 GiB, 2.6 GiB left of --ceiling 3.0 GiB after 300.0 MiB of context and margin"
     step = ev.Mitigated(
         model_pass=0, rung="cpu", device="cuda:0, cuda:1", rows=976, cause=f"{first} fits on no GPU ({lack})",
         action="computing all of it on the CPU; raise --ceiling to 3.5GiB or more", stays=True,

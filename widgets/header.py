@@ -140,9 +140,7 @@ def _chip(
     fields = [Field(0, f"{sign} {health.word}", style)]
     # Beside the state it stands whole or not at all; on a screen of one line a part of it, if there is room for any.
     rank = END + 1 if not reason else 1 if reason > 10 else END
-    tone = (
-        "warn" if health.word in ("RUN", "DONE") else style
-    )  # what is said of one that is well is counted so elsewhere
+    tone = "warn" if health.word in ("RUN", "DONE") else style  # of one that is well: what was refused, counted amber
     return fields + [Field(rank, health.told, tone, least=reason)] * bool(health.told)
 
 

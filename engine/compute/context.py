@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from msgspec.structs import asdict
 from torch import nn
@@ -32,7 +31,7 @@ from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import cards_of
 from interlock.engine.models.weights import load
 from interlock.engine.record.events import Emit, LeaseGranted, LeaseReleased, ResidueFound
-from interlock.engine.record.words import distinct_sizes, parse_duration, parse_time_of_day
+from interlock.engine.record.words import parse_duration, parse_time_of_day
 
 Laws = Callable[[ModelCard, str], Law]
 
@@ -125,34 +124,6 @@ def rooms(devices: Sequence[Device], host: Device, lessor: Lessor, *, cpu_fallba
     gpus = [device for device in devices if device is not host]
     usable = [*gpus, host] if cpu_fallback or host in devices else gpus
     return [DeviceRoom(device.name, device.kind, lessor.budget(device), lessor.flag_on(device)) for device in usable]
-
-
-class TooSmall(NamedTuple):
-    """Why a model fits on no GPU, and what to do about it; `flags` of a session in which it fits, where any make it."""
-
-    why: str
-    remedy: str
-    flags: tuple[str, ...] = ()
-
-
-def too_small(need: MemoryNeed, gpus: Sequence[Device], lessor: Lessor) -> TooSmall | None:
-    """Say why a model fits on none of the GPUs; None where one holds it, or there is none."""
-    room = {gpu.name: lessor.budget(gpu) for gpu in gpus}
-    healthy = [gpu for gpu in gpus if not gpu.lost]
-    least = min(need.whole, need.streamed or need.whole)
-    if not healthy or least <= max(room[gpu.name] for gpu in healthy):
-        return None
-    best = max(healthy, key=lambda gpu: room[gpu.name])
-    sizes = need.whole, need.streamed, max(0, room[best.name]), lessor.ceiling, best.memory().occupied
-    needs, less, free, ceiling, held = distinct_sizes(*sizes)
-    capped = least <= best.room(best.total) - lessor.margin
-    where = f"under --ceiling {ceiling} after {held} of context" if capped else f"on {best.name}"
-    why = f"fits on no GPU (needs {needs}{f' ({less} streamed)' * bool(need.streamed)}, {free} free {where})"
-    if not capped:
-        return TooSmall(why, f"free memory on {best.name}")
-    tenths = -(-10 * (lessor.ceiling + least - room[best.name]) >> 30)  # of a GiB, rounded up
-    size = f"{tenths / 10:g}GiB"
-    return TooSmall(why, f"raise --ceiling to {size} or more", ("--ceiling", size))
 
 
 CLOSING_SECONDS = 30.0

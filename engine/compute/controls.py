@@ -21,6 +21,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "pause": (YES, NO),
 }
 """Every control and the values that it may have."""
+SIGNALS = {ExitCode.INTERRUPTED: "^C (SIGINT)", ExitCode.TERMINATED: "SIGTERM", ExitCode.HANGUP: "a hang-up"}
+"""What stops a run with such a code."""
 
 
 class Steered(Protocol):
@@ -39,6 +41,8 @@ class Controls:
     def __init__(self) -> None:
         self.code: ExitCode | None = None
         """Set to stop: the exit code that stopping means."""
+        self.stopped_by = "the operator"
+        """A signal, or who asked for the stop, as far as is known."""
         self.schedule = Schedule.EXCLUSIVE
         self.window = 0
         self.cpu_fallback = True
@@ -71,7 +75,8 @@ class Controls:
         """Have the run stop after its batch; one that stops already keeps its code. `who` asked is told, if anybody."""
         with self._lock:
             emit, stopping = self._emit, self.stop_requested
-            self.code = self.code or code
+            if not stopping:
+                self.code, self.stopped_by = code, SIGNALS.get(code) or who or self.stopped_by
         with suppress(InterlockError, ValueError):
             if emit and who and not stopping:
                 emit(ControlApplied(control=STOP, value=YES, who=who))

@@ -12,7 +12,7 @@ from threading import RLock
 
 from interlock.engine.compute.batch_runner import BatchRunner
 from interlock.engine.compute.checks.canary import Canaries, in_wider
-from interlock.engine.compute.context import MemoryPlanner, RunContext, TooSmall, rooms, too_small
+from interlock.engine.compute.context import MemoryPlanner, RunContext, rooms
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.resident import ResidentModel
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, Placement, Schedule, budgets, next_placement
@@ -20,6 +20,7 @@ from interlock.engine.compute.source import BatchSource, Queue, indices
 from interlock.engine.compute.worker import Worker, run_all, without_frames
 from interlock.engine.errors import InterlockError, NoDeviceError, Stopped, UnavailableError
 from interlock.engine.gpu.device import Device
+from interlock.engine.gpu.lease import TooSmall, too_small
 from interlock.engine.record.events import DeviceLost, Mitigated
 from interlock.engine.record.facts import joined
 from interlock.engine.record.words import several
@@ -55,7 +56,7 @@ class PassExecutor:
             while self._source.more():
                 controls.apply_pending(emit)
                 if controls.stop_requested:
-                    whose = "the deadline" if self._context.deadline.near else "the operator"
+                    whose = "the deadline" if self._context.deadline.near else controls.stopped_by
                     raise Stopped(f"stopped by {whose} between batches: --resume continues")
                 self._free = self._rooms()
                 self._stop_without_gpus()
@@ -153,7 +154,8 @@ class PassExecutor:
         if assignment.devices != (context.host.name,) or not gpus or model_pass in self._on_host:
             return
         self._on_host.add(model_pass)
-        found = too_small(self._planner.of(self._grid[model_pass].layout), gpus, context.lessor)
+        need = self._planner.of(self._grid[model_pass].layout)
+        found = too_small(need.whole, need.streamed, gpus, context.lessor)
         if found:
             why, action = found.why, f"computing all of it on the CPU; {found.remedy}"
         else:

@@ -24,21 +24,19 @@ from interlock.engine.compute.context import (
     Laws,
     LeasedFor,
     MemoryPlanner,
-    TooSmall,
     tell_granted,
     tell_released,
-    too_small,
 )
 from interlock.engine.compute.encoder import Encoder, encoder_for
 from interlock.engine.compute.instance import ModelInstance
 from interlock.engine.compute.job import Job
 from interlock.engine.compute.ladder import Rung
 from interlock.engine.compute.parts.outputs import Outputs
-from interlock.engine.compute.schedule import MemoryNeed
 from interlock.engine.compute.source import Queue, Result
 from interlock.engine.errors import NoDeviceError, UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.device_errors import classify, summed_up
+from interlock.engine.gpu.lease import TooSmall, too_small
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import hydrated_for
 from interlock.engine.models.memory import law_for
@@ -138,10 +136,10 @@ class HeldModel(Fallbacks):
         if not self._gpus:
             return self._host, "no GPU is granted to it"
         best = max(self._gpus, key=self._lessor.budget)
-        need = MemoryNeed(self.card.key, self.least(best, job), 0, 0)
-        small = too_small(need, self._gpus, self._lessor)
+        needed = self.least(best, job)
+        small = too_small(needed, 0, self._gpus, self._lessor)
         if small is None and not best.lost:
-            return best, f"{human_bytes(need.whole)} fit on {best.name}"
+            return best, f"{human_bytes(needed)} fit on {best.name}"
         why, remedy, _ = small or TooSmall(f"has no GPU left: {best.name} is lost", "start anew")
         if not self._fallback:
             raise UnavailableError(

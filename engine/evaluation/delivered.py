@@ -39,9 +39,9 @@ class DeliveredCollection:
     weights of terms by name; `parked` counts the chunks that lack one.
 
     `bm25` is the language of its BM25, empty where it was delivered without, and `sparse_share` what sparse lists count
-    in answers of its store; `store` where the run wrote it as a
-    collection of a store, if it did; `smaller` what made the vectors of its store smaller than these, in the words of a
-    command line; `missing` are the models of the run that it was delivered without.
+    in answers of its store; `store` where the run wrote it as a collection of a store, if it did; `smaller` what made
+    the vectors of its store smaller than these, in the words of a command line; `missing` are the models of the run
+    that it was delivered without.
     """
 
     run: str

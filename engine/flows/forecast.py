@@ -10,7 +10,7 @@ import numpy as np
 
 from interlock.engine.compute import reuse
 from interlock.engine.compute.cluster.pricing import ClusterWork
-from interlock.engine.compute.context import REAL, MemoryPlanner, rooms, too_small
+from interlock.engine.compute.context import REAL, MemoryPlanner, rooms
 from interlock.engine.compute.instance import first_calibration
 from interlock.engine.compute.job import Layout
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, MemoryNeed, Schedule, budgets, next_placement
@@ -21,7 +21,7 @@ from interlock.engine.flows.plan import PlannedPass, RunPlan, read, requested, r
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose as choose_devices
-from interlock.engine.gpu.lease import Lessor
+from interlock.engine.gpu.lease import Lessor, too_small
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, rundir
@@ -134,8 +134,8 @@ def forecast(
     reached: Callable[[str, int], object] = lambda *_: None,
 ) -> Forecast:
     """Plan a run of `chunks` by its files, models and devices; of the run's directory is looked at only whether one to
-    be resumed is there, and of a store only which points it has. `reached` hears about once a second how
-    many records of a collection were read.
+    be resumed is there, and of a store only which points it has. `reached` hears about once a second how many
+    records of a collection were read.
 
     Raises Stopped once `stopped` says so, UsageError for chunks or settings that no run can have, UnavailableError for
     a model or device that is not there, unless models may be missing; a pass that fits nowhere says why itself.
@@ -229,7 +229,8 @@ def _forecasts(
         each = _forecast(layout, devices[0], planner, free, settings)
         pace = known.get((each.layout.card.key, each.layout.card.dtype))
         seconds = each.tokens / pace / max(1, len(each.devices)) if pace else None if each.rows else 0.0
-        short = too_small(planner.of(each.layout), gpus, lessor) if each.devices == (host.name,) else None
+        need = planner.of(each.layout)
+        short = too_small(need.whole, need.streamed, gpus, lessor) if each.devices == (host.name,) else None
         warning = f"{each.layout.card.key} {short.why}: it is computed on the CPU; {short.remedy}" if short else ""
         warning = warning or (_streamed(planner.of(layout), gpus, lessor) if each.streamed else "")
         have = beside.get(number, {})

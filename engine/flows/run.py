@@ -57,9 +57,6 @@ from interlock.engine.record.words import typed
 from interlock.engine.settings import FROM_RUN, Configuration, altered
 from interlock.engine.targets.stores import check_delivery
 
-BY = {ExitCode.INTERRUPTED: "^C (SIGINT)", ExitCode.TERMINATED: "SIGTERM", ExitCode.HANGUP: "a hang-up"}
-"""Who stopped a run where a signal did."""
-
 
 class Run:
     """One run from its flags to its summary; `go` may be called once, from any thread."""
@@ -123,7 +120,6 @@ class Run:
             undo.callback(self._leave_no_trace)
             self._earlier = Continuation(self.recorder, self.directory, settings)
             self._emit = self.recorder.emit
-            self._stops = self.recorder.look(lambda state: sum(each.control == STOP for each in state.controls))
             complete = self.recorder.look(lambda state: state.status == "completed")
             self._complete = bool(begun and complete and not altered(begun.kept, self._request.configuration))
             if all(device.kind == "cpu" for device in self._devices):
@@ -235,14 +231,7 @@ class Run:
                 error.exit_code = self._code("stopped", str(error))
             if not self._working:
                 raise
-            # What computes knows only that it was to stop.
-            told = str(error).replace("the operator", self._stopped_by()) if stopped else str(error)
-            return "stopped" if stopped else "failed", told
-
-    def _stopped_by(self) -> str:
-        """Name what had the run stop: a signal, or who asked for it in this session, as far as is known."""
-        asked = self.recorder.look(lambda state: [each.who for each in state.controls if each.control == STOP])
-        return BY.get(self.controls.code or ExitCode.STOPPED) or next(iter(asked[self._stops :]), "the operator")
+            return "stopped" if stopped else "failed", str(error)
 
     def _work(self, scratch: Path) -> tuple[Status, str]:
         """Go the way of a chunk: read, plan, compute, deliver; nothing is kept of what is refused before the work."""
@@ -296,7 +285,7 @@ class Run:
                     self.controls.refuse(STOP, "the last collection is being written, so the run ends by itself")
                 self.deadline.allows(end.seconds_of(rows), reserve=False)
                 if self.controls.stop_requested:
-                    raise Stopped("stopped by the operator before delivery ended: --resume continues")
+                    raise Stopped(f"stopped by {self.controls.stopped_by} before delivery ended: --resume continues")
                 end.close(rows)
         except Stopped:
             if not self.deadline.near:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from interlock.engine.errors import InterlockError, UnavailableError
 from interlock.engine.gpu.device import RESERVE, Device
@@ -260,3 +261,33 @@ class Lessor:
         kept = after.allocated - before.allocated
         lease.residues.append(Residue(lease=lease.id, device=device.name, bytes=left, action=action, left_bytes=kept))
         return after
+
+
+class TooSmall(NamedTuple):
+    """Why a model fits on no GPU, and what to do about it; `flags` of a session in which it fits, where any make it."""
+
+    why: str
+    remedy: str
+    flags: tuple[str, ...] = ()
+
+
+def too_small(whole: int, streamed: int, gpus: Sequence[Device], lessor: Lessor) -> TooSmall | None:
+    """Say why a model that needs so many bytes, fewer where it is streamed (0: it cannot be), fits on none of the GPUs;
+    None where one holds it, or there is none."""
+    room = {gpu.name: lessor.budget(gpu) for gpu in gpus}
+    healthy = [gpu for gpu in gpus if not gpu.lost]
+    least = min(whole, streamed or whole)
+    if not healthy or least <= max(room[gpu.name] for gpu in healthy):
+        return None
+    best = max(healthy, key=lambda gpu: room[gpu.name])
+    sizes = whole, streamed, max(0, room[best.name]), lessor.ceiling, best.memory().occupied
+    needs, less, free, ceiling, held = words.distinct_sizes(*sizes)
+    capped = least <= best.room(best.total) - lessor.margin
+    kept = f"{held} of context and {words.human_bytes(lessor.margin)} of margin"
+    where = f"left of --ceiling {ceiling} after {kept}" if capped else f"free on {best.name}"
+    why = f"fits on no GPU (needs {needs}{f' ({less} streamed)' * bool(streamed)}, {free} {where})"
+    if not capped:
+        return TooSmall(why, f"free memory on {best.name}")
+    tenths = -(-10 * (lessor.ceiling + least - room[best.name]) >> 30)  # of a GiB, rounded up
+    size = f"{tenths / 10:g}GiB"
+    return TooSmall(why, f"raise --ceiling to {size} or more", ("--ceiling", size))

@@ -168,8 +168,7 @@ def _degraded(snapshot: Snapshot) -> _Trouble:
         told.append(f"{lease.model} on the CPU, only slower")
         if not (move := snapshot.hosted.get(lease.model_pass)):
             continue
-        why = move.cause.removeprefix(f"{lease.model} ").replace(" of context)", " of context and margin)")
-        told[-1] += f": {why.replace(' free under ', ' left of ')}" + f"; {move.action}" * (not move.flags)
+        told[-1] += f": {move.cause.removeprefix(f'{lease.model} ')}" + f"; {move.action}" * (not move.flags)
         if move.flags and not when:
             when, flags = "for a GPU stop it and continue it with", [*move.flags]
     return _Trouble("; ".join(told), when, flags, CHECK * bool(lost))

@@ -25,7 +25,7 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-from interlock.engine.errors import DiskError, InterlockError, UsageError, onward
+from interlock.engine.errors import DiskError, InterlockError, UsageError, how_to_resume
 from interlock.engine.record import atomic
 from interlock.engine.record.events import Entry
 from interlock.engine.record.words import DELETE, argument, command, unarmed
@@ -148,7 +148,7 @@ class Journal:
         except OSError as error:
             with contextlib.suppress(OSError):  # else before the next line
                 self._handle.truncate(self._end)
-            raise DiskError(f"cannot write {self.path}: {error.strerror}; {onward(error)}") from error
+            raise DiskError(f"cannot write {self.path}: {error.strerror}; {how_to_resume(error)}") from error
         self._end, self._torn = self._end + len(line), False
 
     def sync(self) -> None:

@@ -135,10 +135,8 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     worse = max(state.level, found.level, key=LEVELS.index)
     ran, remedy = f"the run is {state.word}" * (state.level in LEVELS[2:]), found.remedy
     if going and ran and state.remedy:
-        ran, remedy = (
-            "",
-            Remedy(f"{ran}: after the upload {state.remedy.when.removeprefix(KEPT)}", state.remedy.command),
-        )
+        when = f"{ran}: after the upload {state.remedy.when.removeprefix(KEPT)}"
+        ran, remedy = "", Remedy(when, state.remedy.command)
     share = upload.latest.rows / upload.to.rows if upload.to.rows else float(bool(upload.to.collection))
     return dataclasses.replace(
         judged,

@@ -25,9 +25,9 @@ class Ask:
     """How questions are to be answered.
 
     `weights` of the dense models, None for those of the store, which an evaluation may have chosen; `sparse_share` of
-    all its sparse lists together, None for the store's; `only` one model's
-    vectors or terms, or BM25's; `late` the model whose token vectors are compared with the question's, or MAXSIM for
-    the first that the store has any of. Raises UsageError for what is out of bounds.
+    all its sparse lists together, None for the store's; `only` one model's vectors or terms, or BM25's; `late` the
+    model whose token vectors are compared with the question's, or MAXSIM for the first that the store has any of.
+    Raises UsageError for what is out of bounds.
     """
 
     limit: int = LIMIT

@@ -85,7 +85,7 @@ class ClusterExecutor(Counting):
         self._members.look(self._emit)
         self._take_in()
         if any(self._pools.values()):
-            whose = "the deadline" if self._deadline.near else "the operator"
+            whose = "the deadline" if self._deadline.near else self._controls.stopped_by
             if not self._controls.stop_requested:  # a node was found out by the last that was computed
                 whose = "what a node computed wrongly"
             raise Stopped(f"stopped by {whose} between batches: --resume continues")

@@ -3,16 +3,17 @@
 import ctypes
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 from typing import IO, Any
+
+import psutil
 
 from interlock.engine.errors import UnavailableError, reason
 
@@ -172,18 +173,11 @@ def adopt_orphans() -> None:
 
 def end_orphans() -> None:
     """End what is this process's own, until nothing is: agents of a Ray whose GCS has died go on for a minute."""
-    while children := [*_children()]:
+    while children := psutil.Process().children():
         for child in children:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-
-
-def _children() -> Iterator[int]:
-    for told in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            if int(told.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                yield int(told.parent.name)
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children)
 
 
 def _keep(nodes: int) -> bool:
