@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,10 +89,11 @@ def failed(call: "Future[object]", seconds=30) -> str:
 def gone(process: psutil.Process, seconds: float) -> bool:
     """Whether a process has ended in that time."""
     end = time.monotonic() + seconds
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
+    with suppress(psutil.NoSuchProcess):  # it may end between two looks at it
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
     return True
 
 
