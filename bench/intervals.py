@@ -20,8 +20,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from interlock.engine.evaluation.judgements import read_judged
 from interlock.engine.evaluation.report import DEEPEST, MAIN, Values, differences, measured
+from interlock.engine.evaluation.strata import LEAST, pooled
 
-SOURCES = ("engine/evaluation/report.py",)
+SOURCES = ("engine/evaluation/report.py", "engine/evaluation/strata.py")
 QUERIES, MOST = (6, 10, 20, 30, 60, 100, 300), 70
 """Sizes of samples; collections with fewer queries than `MOST` are no truth to draw from."""
 WAYS: dict[str, dict[str, Any]] = {
@@ -61,12 +62,30 @@ def covered(truths: list[Values], queries: int, rounds: int) -> dict[str, float]
     return {"t": float(np.mean(held)), "resamples": float(np.mean(before)), "stars": starred / rounds}
 
 
+def covered_together(sets: list[list[Values]], queries: int, rounds: int) -> dict[str, float]:
+    """Say the same of the pairs over all sets, each set with its share of so many queries, or `LEAST`."""
+    generator, held, starred = np.random.default_rng(queries), [], 0
+    every = sum(len(pairs[0]) for pairs in sets)
+    counts = [max(2, min(LEAST, queries // len(sets)), round(queries * len(pairs[0]) / every)) for pairs in sets]
+    truths = np.array([[each.mean() for each in pairs] for pairs in sets])  # [sets, pairs]
+    for _ in range(rounds):
+        drawn = [[generator.choice(each, count) for each in pairs] for pairs, count in zip(sets, counts, strict=True)]
+        told = pooled([*zip(*drawn, strict=True)])
+        held += [each.low <= truth <= each.high for each, truth in zip(told, truths.mean(axis=0), strict=True)]
+        alike = [[own - truth for own, truth in zip(*each, strict=True)] for each in zip(drawn, truths, strict=True)]
+        starred += any(each.significant for each in pooled([*zip(*alike, strict=True)]))
+    return {"t": float(np.mean(held)), "stars": starred / rounds}
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    every = [each for directory in options.collections for each in populations(directory)]
+    sets = [populations(directory) for directory in options.collections]
+    every = [each for pairs in sets for each in pairs]
     truths = [each for each in every if len(each) >= MOST] or every
     spreads = [float(each.std()) for each in every]
     found = {str(queries): covered(truths, queries, options.rounds) for queries in QUERIES}
-    return {"machine": machine.describe(), "pairs": len(truths), "spreads": spreads, "samples": found}
+    together = {str(queries): covered_together(sets, queries, options.rounds) for queries in QUERIES}
+    told = {"pairs": len(truths), "spreads": spreads, "samples": found, "together": together}
+    return {"machine": machine.describe(), "sets": len(sets), **told}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -76,6 +95,10 @@ def show(result: dict[str, Any]) -> None:
     print("| --- | --- | --- | --- |")
     for queries, each in result["samples"].items():
         print(f"| {queries} | {each['t']:.1%} | {each['resamples']:.1%} | {each['stars']:.1%} |")
+    print(f"\n| queries of {result['sets']} sets | intervals that hold the difference | tables with a star |")
+    print("| --- | --- | --- |")
+    for queries, each in result["together"].items():
+        print(f"| {queries} | {each['t']:.1%} | {each['stars']:.1%} |")
 
 
 def main() -> None:

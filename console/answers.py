@@ -285,17 +285,24 @@ def eval(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Compare runs of TREC by judgements."""
-    from interlock.console.text.evaluation_text import comparison_text
-    from interlock.engine.evaluation.comparing import compare_files
+    """Compare runs of TREC by judgements, or pool what was written of several sets."""
+    from interlock.console.text.evaluation_text import comparison_text, pooled_text
+    from interlock.engine.evaluation.comparing import RunComparison, compare_files
     from interlock.engine.evaluation.report import dumps
+    from interlock.engine.evaluation.strata import PooledComparison, pool_files
 
     check_directory("--json", options.json)
     check_own("--json", options.json, b'{\n "')
-    found = compare_files(options.runs, options.qrels, options.queries, options.measures)
+    found: RunComparison | PooledComparison
+    if options.qrels:
+        found = compare_files(options.runs, options.qrels, options.queries, options.measures)
+    elif options.queries or options.measures:
+        raise UsageError("--queries and --measures are of TREC runs: pass --qrels too, or drop them")
+    else:
+        found = pool_files(options.runs)
     if options.json:
         atomic.write_bytes(options.json, dumps(found))
-    tell(comparison_text(found))
+    tell(comparison_text(found) if isinstance(found, RunComparison) else pooled_text(found))
     return ExitCode.COMPLETED
 
 

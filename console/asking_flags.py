@@ -197,12 +197,13 @@ def eval(command: argparse.ArgumentParser) -> None:
 def compare(command: argparse.ArgumentParser) -> None:
     """Compare ranked lists in TREC's files (query, Q0, text, rank, score and tag a line; also .gz), whatever program
     made them, by people's judgements: each with the first, query by query, measured as trec_eval does. A judged query
-    that a run does not answer counts 0.
+    that a run does not answer counts 0. Without --qrels, what `eval --json` or `compare --json` wrote of several sets
+    is pooled: each difference over all of them, with one interval.
     """
-    text = "runs, of which the first is what the others are compared with"
+    text = "runs, of which the first is what the others are compared with; or the JSON files of several sets"
     command.add_argument("runs", nargs="+", type=PATH, metavar="RUN", help=text)
     text = "judgements: TREC's four columns, or query-id, corpus-id and score with tabs between; also .gz"
-    command.add_argument("--qrels", type=PATH, metavar="FILE", required=True, help=text)
+    command.add_argument("--qrels", type=PATH, metavar="FILE", help=text)
     text = "texts of the queries, for those that differ most: as `eval` takes them"
     command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
     _measuring(command)

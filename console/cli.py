@@ -99,7 +99,9 @@ EXAMPLES = {
     "  interlock eval judged --roster all-minilm-l6,bge-m3 --sparse splade-v3 --plan\n"
     "  interlock eval judged --rerank maxsim --json eval.json\n"
     '  interlock eval judged --measures "nDCG@10 P@5 AP" --worst --run-out lists',
-    "compare": 'example:\n  interlock compare a.run b.run --qrels q.txt --measures "nDCG@10 AP Judged@10"',
+    "compare": "examples:\n"
+    '  interlock compare a.run b.run --qrels q.txt --measures "nDCG@10 AP Judged@10"\n'
+    "  interlock compare cranfield.json med.json cisi.json   # each of eval --json",
     "upload": "examples:\n"
     "  interlock upload runs/20261121-120000 --qdrant http://localhost:6333 --dry-run\n"
     "  interlock upload runs/20261121-120000 --qdrant http://localhost:6333\n"

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from textwrap import fill
 
 from interlock.engine.evaluation.comparing import RunComparison
 from interlock.engine.evaluation.encoding import Amount
 from interlock.engine.evaluation.pooling import Sheet, needed
 from interlock.engine.evaluation.report import Evaluation, Interval, MeasuredWay, WrongHit, signed
+from interlock.engine.evaluation.strata import PooledComparison
 from interlock.engine.record.words import duration, safe, several
 from interlock.widgets.formats import render
 
@@ -23,6 +25,10 @@ LEGEND = (
 COMPARED = (
     "Means over the judged queries, and the difference from {first} query by query with its interval (95 %), * where "
     "it is told from chance beside all others here; wins are queries where the run is better than {first}"
+)
+POOLED = (
+    "The mean of the differences of {sets} over {queries}, each set counting alike, with its interval (95 %), * where "
+    "it is told from chance beside all others here; then that of each set. It is of these sets, and not of others"
 )
 BETTER = "They find more than the roster's: --calibrate FILE.toml writes them."
 KEPT = "That is no reason to change the roster: keep its weights."
@@ -75,6 +81,20 @@ def comparison_text(found: RunComparison) -> str:
             lines += [f"  {safe(each.query)}  {values}", *([f"      {safe(each.text, WIDTH)}"] if each.text else [])]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def pooled_text(found: PooledComparison) -> str:
+    """Write what several sets say together: notes, and a table with each pair's difference, pooled and of each set."""
+    queries = several(sum(found.sets.values()), "judged query", "judged queries")
+    parts = [_wrapped(f"note: {safe(note)}") for note in found.notes]
+    parts.append(_wrapped(POOLED.format(sets=several(len(found.sets), "set"), queries=queries)))
+    names = [safe(Path(name).stem) for name in found.sets]
+    rows = [[f"  {safe(each.run)}", _interval(each.difference), *map(signed, each.sets)] for each in found.differences]
+    head, _, *rest = render(["", "difference", *names], rows).splitlines()
+    lines, row = [head], iter(rest)
+    for against, some in groupby(found.differences, key=lambda each: f"{each.measure}, against {each.against}"):
+        lines += [safe(against), *(next(row) for _ in some)]
+    return "\n\n".join([*parts, "\n".join(lines)])
 
 
 def sheet_text(sheet: Sheet) -> str:

@@ -1,0 +1,123 @@
+"""Differences over several judged sets together: the sets are strata, each of which counts alike.
+
+What is told holds for these sets, of which other queries might have been judged, and says nothing of other sets.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from interlock.engine.errors import UsageError
+from interlock.engine.evaluation.comparing import ComparedRun, PairedDifference
+from interlock.engine.evaluation.report import CONFIDENCE, FEWEST, MAIN, Interval, MeasuredWay, Values
+from interlock.engine.record import atomic
+
+LEAST = 5
+"""Judged queries of a set below which no pooled difference is told from chance: of two or three the spread says too
+little, and one table of equal ways in ten had a star (bench/intervals.py)."""
+
+
+class PooledDifference(Struct, frozen=True, kw_only=True):
+    """A run, or a way to search, minus another one over all sets."""
+
+    measure: str
+    run: str
+    against: str
+    difference: Interval
+    sets: Annotated[list[float], Meta(description="the mean over the queries of each set")]
+
+
+class PooledComparison(Struct, frozen=True, kw_only=True):
+    """What evaluations or comparisons of several sets say together."""
+
+    schema_version: Literal["1"] = "1"
+    sets: Annotated[dict[str, int], Meta(description="judged queries of each set, by the name of its file")]
+    differences: list[PooledDifference]
+    notes: list[str]
+
+
+class _Told(Struct, frozen=True):
+    """What is read of the JSON of an evaluation or a comparison."""
+
+    query_ids: list[str]
+    ways: list[MeasuredWay] = []
+    runs: list[ComparedRun] = []
+    differences: list[PairedDifference] = []
+
+    def pairs(self) -> list[tuple[str, str, str]]:
+        ways = [(next(iter(way.values), MAIN), way.name, way.against) for way in self.ways if way.against]
+        return ways or [(each.measure, each.run, each.against) for each in self.differences]
+
+    def values(self) -> dict[tuple[str, str], Values]:
+        every: list[MeasuredWay | ComparedRun] = [*self.ways, *self.runs]
+        return {(measure, one.name): np.array(each) for one in every for measure, each in one.values.items()}
+
+
+def pooled(pairs: Sequence[Sequence[Values]]) -> list[Interval]:
+    """Say of each pair's differences [queries] in every set, two or more of each, how large the mean of the sets' means
+    is and where it may lie, from -1 to 1: by Student's t with the degrees of freedom of Welch and Satterthwaite.
+    Significant are those that Holm's procedure leaves of all, of `FEWEST` queries or more, and `LEAST` of each set."""
+    from scipy.special import stdtr, stdtrit
+
+    means = np.array([np.mean([each.mean() for each in sets]) for sets in pairs])
+    parts = np.array([[each.var(ddof=1) / len(each) for each in sets] for sets in pairs])
+    free = np.array([[len(each) - 1.0 for each in sets] for sets in pairs])
+    whole, squares = parts.sum(axis=1), (parts**2 / free).sum(axis=1)
+    freedom = np.divide(whole**2, squares, out=free.sum(axis=1), where=squares > 0)
+    errors = np.sqrt(whole) / parts.shape[1]
+    sizes = np.divide(np.abs(means), errors, out=np.where(means == 0, 0.0, np.inf), where=errors > 0)
+    chances, wide = 2 * stdtr(freedom, -sizes), stdtrit(freedom, (1 + CONFIDENCE) / 2) * errors
+    counts = [*map(len, pairs[0])]
+    order, told = np.argsort(chances), np.zeros(len(pairs), np.bool_)
+    holds = np.maximum.accumulate(chances[order] * np.arange(len(order), 0, -1)) <= 1 - CONFIDENCE
+    told[order] = holds & (sum(counts) >= FEWEST) & (min(counts) >= LEAST)
+    lows, highs = np.maximum(means - wide, -1).tolist(), np.minimum(means + wide, 1).tolist()
+    every = zip(means.tolist(), lows, highs, told.tolist(), strict=True)
+    return [Interval(mean=mean, low=low, high=high, significant=sure) for mean, low, high, sure in every]
+
+
+def pool_files(files: Sequence[Path]) -> PooledComparison:
+    """Pool what `eval --json` or `compare --json` wrote of several sets: each pair that the first file compares and
+    all others have. Raises UsageError for files that cannot be pooled."""
+    if len(files) < 2:
+        raise UsageError(f"compare: {files[0]} is one set: name two or more, or TREC runs with --qrels")
+    told = [_read(file) for file in files]
+    for file, each in zip(files, told, strict=True):
+        if told.count(each) > 1:
+            raise UsageError(f"compare: {file} says what another file says: name each set once")
+    known, pairs = [each.values() for each in told], told[0].pairs()
+    there = [pair for pair in pairs if all({(pair[0], name) for name in pair[1:]} <= each.keys() for each in known)]
+    if not there:
+        raise UsageError("compare: the files have no pair in common: name sets that were judged in the same ways")
+    apart = [[each[how, run] - each[how, against] for each in known] for how, run, against in there]
+    left = [
+        f"{pair[0]} of {pair[1]} against {pair[2]} is left out: not all sets have both"
+        for pair in pairs
+        if pair not in there
+    ]
+    return PooledComparison(
+        sets={str(file): len(each.query_ids) for file, each in zip(files, told, strict=True)},
+        differences=[
+            PooledDifference(
+                measure=how, run=run, against=against, difference=each, sets=[float(own.mean()) for own in sets]
+            )
+            for (how, run, against), each, sets in zip(there, pooled(apart), apart, strict=True)
+        ],
+        notes=left,
+    )
+
+
+def _read(file: Path) -> _Told:
+    try:
+        told = msgspec.json.decode(atomic.content(file), type=_Told)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"compare: {file} is not what --json of eval or compare writes ({error}): name one") from None
+    if len(told.query_ids) < 2 or any(len(each) != len(told.query_ids) for each in told.values().values()):
+        raise UsageError(
+            f"compare: {file} has fewer than two judged queries, or not the values of all: drop it, or judge it again"
+        )
+    return told
