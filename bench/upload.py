@@ -169,6 +169,7 @@ def kills(options: argparse.Namespace) -> dict[str, Any]:
             pruning = uploads % 2 == 1
             if pruning:
                 Uploads(bridge, larger, home / f"larger-uploads-{uploads}")()
+                bridge.collections["docs"].sent.clear()
             with serving(bridge) as url, serving_grpc(bridge) as port:
                 words = ["upload", copy, "--qdrant", url, "--grpc-port", dice.choice((0, port))]
                 words += ["--prune"] if pruning else ["--alias", "docs"]
@@ -184,6 +185,8 @@ def kills(options: argparse.Namespace) -> dict[str, Any]:
                 or f"{ROWS} rows there" not in told
             ):
                 wrong.append(f"upload {uploads}: other points than of an undisturbed one")
+            if twice := len(sent := bridge.collections[target].sent) - len({*sent}):
+                wrong.append(f"upload {uploads}: {twice} points sent twice")
             bridge.close()
             uploads += 1
         whole.close()

@@ -28,18 +28,20 @@ from interlock.engine.targets.files.exported import ExportedCollection
 from interlock.engine.targets.indexing import IndexWait
 from interlock.engine.targets.layout import MARK, mark_of, unclaimed, unindexed
 from interlock.engine.targets.server import MANAGE, WRITE, Forbidden, QdrantServer
-from interlock.engine.targets.target import compare, deliver, lacking, prune
+from interlock.engine.targets.target import MOST_POINTS, compare, deliver, lacking, prune
 from interlock.engine.targets.upload_plan import (
     AVERAGE,
     UploadOptions,
     UploadReport,
     alias_before,
     as_held,
+    behind,
     differing,
     layout_of,
     switch_alias,
     target_of,
     unplanned,
+    unproved,
 )
 from interlock.engine.vectors.points import Point, digested
 
@@ -148,7 +150,7 @@ class CollectionUpload:
             seconds=round(self._clock() - began, 3),
             finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
             configuration=self._layout.configuration,
-            unproved=self._unproved(),
+            unproved=unproved(target.exact, self._marked),
             unchanged=journal.unchanged if options.incremental else None,
         )
 
@@ -290,8 +292,9 @@ class CollectionUpload:
 
     def _to_send(self, journal: UploadJournal, waiting: deque[int]) -> Iterator[Point]:
         """Yield the points that are not acknowledged, or of all those that differ; the rows of these are `waiting`."""
-        first, collection = journal.rows, self._collection
-        points = differing(collection, self._target) if self._options.incremental else collection.points(first)
+        first, collection, target = journal.rows, self._collection, self._target
+        late = MOST_POINTS * (self._found == journal.mark)  # of what went before a kill nobody noted so much
+        points = differing(collection, target) if self._options.incremental else behind(collection, target, first, late)
         for row, point in enumerate(points, first):
             if point:
                 waiting.append(row)
@@ -325,14 +328,6 @@ class CollectionUpload:
                 "writer, then repeat the command"
             )
         return points
-
-    def _unproved(self) -> list[str]:
-        """What the server did not let be seen."""
-        told = {
-            "how many other points there are (strict mode lets nobody count exactly)": self._target.exact,
-            "that no other upload wrote at the same time (the key may not mark the collection)": self._marked,
-        }
-        return [what for what, seen in told.items() if not seen]
 
     def _prune(self, journal: UploadJournal) -> tuple[int, int | None]:
         """Remove points of earlier uploads that are not of the run, if that is asked for: how many there were, and how

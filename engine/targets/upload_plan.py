@@ -15,7 +15,7 @@ from interlock.engine.targets.collection import PAGE, REST_BYTES, ServerCollecti
 from interlock.engine.targets.files.exported import ExportedCollection
 from interlock.engine.targets.layout import CollectionLayout, Topology, VectorType, check_named, mark_of
 from interlock.engine.targets.server import Forbidden, QdrantServer
-from interlock.engine.targets.target import MOST_POINTS, OtherPoints, batches, halves, others, size_of
+from interlock.engine.targets.target import MOST_POINTS, OtherPoints, batches, compare, halves, others, size_of
 from interlock.engine.vectors.points import DIGEST, Point, digested, for_client
 from interlock.engine.vectors.precision import Quantise
 
@@ -183,10 +183,32 @@ def differing(collection: ExportedCollection, target: ServerCollection | None) -
         yield None if same else point
 
 
+def behind(collection: ExportedCollection, target: ServerCollection, first: int, most: int) -> Iterator[Point | None]:
+    """Yield the point of every row from `first` on; None for one of the next `most`, which a process that was killed
+    may have sent, that the target has with no digest and otherwise as it would be sent."""
+    points = collection.points(first)
+    while window := list(islice(points, min(most, MOST_POINTS))):
+        most -= len(window)
+        held = target.payloads([each.id for each in window], [DIGEST])
+        there = {each.id: each for each in window if DIGEST not in held.get(each.id, DIGEST)}
+        faults = compare(there.values(), target.read, payloads=True).faults
+        yield from (None if each.id in there and each.id not in faults else each for each in window)
+    yield from points
+
+
 def unplanned(target: ServerCollection, collection: ExportedCollection) -> Iterator[OtherPoints]:
     """Look at the points of a target that are not of the collection, a page at a time."""
     known = np.concatenate([halves(ids) for ids in collection.ids()])
     return others(target, known, collection.qdrant_collection)
+
+
+def unproved(exact: bool, marked: bool) -> list[str]:
+    """List what the server did not let be seen, where it did not count exactly or its collection was not `marked`."""
+    told = {
+        "how many other points there are (strict mode lets nobody count exactly)": exact,
+        "that no other upload wrote at the same time (the key may not mark the collection)": marked,
+    }
+    return [what for what, seen in told.items() if not seen]
 
 
 def alias_before(server: QdrantServer, target: str, alias: str) -> str:
