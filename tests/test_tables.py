@@ -172,19 +172,21 @@ def test_a_cell_that_cannot_be_read_costs_its_own_row_and_times_beyond_python_ar
     spoilt[700 * 4] = 0xFF
     note = pa.Array.from_buffers(pa.string(), 1500, [None, offsets, pa.py_buffer(bytes(spoilt))])
     until = pa.array([2**63 - 1] + [0] * 1499, pa.timestamp("us"))
+    since = pa.array([1_700_000_000_000] + [0] * 1499, pa.timestamp("s", "UTC"))  # milliseconds, taken for seconds
     took = pa.array([1_000_001] + [1_000] * 1499, pa.duration("ns"))
     texts = [f"text {each}" for each in range(1500)]
     inner = pa.array(
         [{"at": 1, "each": [2]}] * 1500, pa.struct([("at", pa.timestamp("ns")), ("each", pa.list_(pa.int8()))])
     )
-    names = ["text", "note", "until", "took", "inner"]
-    pq.write_table(pa.table([texts, note, until, took, inner], names), tmp_path / "a.parquet")
-    found = read(tmp_path / "a.parquet", Naming())
+    names = ["text", "note", "until", "since", "took", "inner"]
+    pa.feather.write_feather(pa.table([texts, note, until, since, took, inner], names), tmp_path / "a.arrow")
+    found = read(tmp_path / "a.arrow", Naming())
     (refused,) = [each for each in found if not isinstance(each, Chunk)]
     assert (refused.record, refused.reason) == (701, "column 'note' is not UTF-8: write it as UTF-8")
     assert [each.text for each in found if isinstance(each, Chunk)] == texts[:700] + texts[701:]
     first, second = (json.loads(each.record) for each in found[:2])
     assert first["until"] == "<value out of range: 9223372036854775807>"
+    assert first["since"] == "<value out of range: 1700000000000>"
     assert (first["took"], second["took"]) == ("1000001 ns", "PT0.000001S")
     assert second["until"] == "1970-01-01T00:00:00"
     assert first["inner"] == {"at": "1970-01-01 00:00:00.000000001", "each": [2]}
@@ -260,6 +262,7 @@ def test_a_title_that_no_record_has_is_refused_and_an_id_that_one_lacks_costs_th
     (tmp_path / "a.jsonl").write_bytes(lines([{"text": "a", "key": 1, "titel": "t"}, {"text": "b"}]))
     with pytest.raises(UsageError, match=r"none of its 2 records has a field 'title'.* --title-field"):
         read(tmp_path / "a.jsonl", Naming(title="title"))
+    assert [each.record for each in read(tmp_path / "a.jsonl", Naming(text="body", title="title"))] == [1, 2, None]
     kept, refused = read(tmp_path / "a.jsonl", Naming(id="key", title="titel"))
     assert (kept.text, kept.chunk_id) == ("t a", "1")
     assert refused.reason.startswith('no field "key" with an id: add it')
@@ -371,6 +374,19 @@ def test_what_datasets_or_jupyter_keep_of_a_file_is_not_read_with_it(tmp_path):
     assert "2 files not read (Docs/.ipynb_checkpoints/data-0-checkpoint.arrow" in " ".join(
         overlooked(tmp_path, [found])
     )
+
+
+def test_what_a_saved_dataset_lists_and_is_not_there_is_refused(tmp_path):
+    for part, listed in (("cut", "{"), ("none", '{"_data_files": [{"filename": "data-1.arrow"}]}')):
+        (tmp_path / "set" / part).mkdir(parents=True)
+        (tmp_path / "set" / part / "data-0.arrow").write_bytes(as_arrow(ROWS))
+        (tmp_path / "set" / part / "state.json").write_text(listed)
+        (tmp_path / "set" / part / "dataset_info.json").write_text("{}")
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["cut", "none", "test"]}')
+    refused = {each.name: [reason.file for reason in each.refusals] for each in discover(tmp_path / "set")}
+    assert refused == {"cut": ["state.json"], "none": ["data-1.arrow"], "test": ["test"]}
+    (below,) = discover(tmp_path)  # where the splits are directories of one collection
+    assert [each.file for each in below.refusals] == ["cut/state.json", "none/data-1.arrow", "test"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow"])

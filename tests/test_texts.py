@@ -35,6 +35,12 @@ class Element:
         self.metadata = SimpleNamespace(to_dict=lambda: {"page_number": page})
 
 
+@pytest.mark.parametrize("name", [5, "", ".a", "a/b", "é" * 101])
+def test_a_name_that_no_collection_can_have_is_refused(tmp_path, name):
+    with pytest.raises(InterlockError, match="name: expected the name of a collection, got"):
+        path_to(["a"], name, tmp_path)
+
+
 def documents():
     """As LangChain, LlamaIndex, Haystack, Unstructured and Docling have them, made by hand."""
     return [

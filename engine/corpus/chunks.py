@@ -126,7 +126,7 @@ class ChunkReader:
         for name in self.collection.files:
             yield from self._of_file(name)
         title = self.collection.naming.title
-        if title and self.counts.records and not self.counts.titled and self.collection.naming != BEIR:
+        if title and self._example and not self.counts.titled and self.collection.naming != BEIR:
             place = f"{safe(self.collection.name, NAME)}: none of its {self.counts.records:,} records"
             fields = _decode(self._example, dict[str, Raw])
             raise UsageError(

@@ -124,7 +124,11 @@ def _alone(file: Path) -> Collection:
 
 def _found(root: Path) -> list[Collection]:
     rank = _rank(root)
-    return [_collection(path, root, rank) for path in _directories(root, rank) if path == root or path.name[0] != "."]
+    places = _directories(root, rank)
+    found = [_collection(path, root, rank) for path in places if path == root or path.name[0] != "."]
+    lacking = copies_in(root, [each.name for each in root.iterdir()])[1] if rank and root not in places else {}
+    found += [Collection(each, "", root, (), (Refusal(printable(each), None, why),)) for each, why in lacking.items()]
+    return sorted(found, key=lambda each: each.name)
 
 
 def _rank(root: Path, most: float = math.inf) -> int:
@@ -227,12 +231,14 @@ def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: list[str]
             with suppress(OSError):  # beyond the system's limits; the walk itself refuses it
                 if path.is_symlink():
                     yield path
-        copies = copies_in(Path(folder), names)
+        copies, lacking = copies_in(Path(folder), [*names, *folders])
+        within = Path(folder).relative_to(directory)
+        refusals += [Refusal(printable(str(within / each)), None, why) for each, why in lacking.items() if rank]
         for name in names:
             if _is_read(name, rank) and name not in copies:
                 yield Path(folder, name)
             elif name in copies or _is_alike(name, rank):
-                unread.append(Path(folder, name).relative_to(directory).as_posix())
+                unread.append((within / name).as_posix())
 
 
 def _is_alike(name: str, rank: int) -> bool:

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase, BufferedReader, FileIO, RawIOBase
 from pathlib import Path
@@ -85,21 +85,28 @@ class _SavedFile(msgspec.Struct):
 
 
 class _Saved(msgspec.Struct):
-    """What `datasets` writes beside its tables as `state.json`."""
+    """What `datasets` writes beside its tables as `state.json`, and beside its splits as `dataset_dict.json`."""
 
     files: list[_SavedFile] = msgspec.field(name="_data_files", default_factory=list)
+    splits: list[str] = msgspec.field(default_factory=list)
 
 
-def copies_in(folder: Path, names: Sequence[str]) -> set[str]:
-    """Tell which of a folder's files say again what others say: what Jupyter keeps of those that it saved, and what
-    `datasets` keeps beside the tables that it lists."""
+def copies_in(folder: Path, names: Sequence[str]) -> tuple[set[str], dict[str, str]]:
+    """Tell which of a folder's files and directories say again what others say (what Jupyter keeps of those that it
+    saved, and `datasets` beside the tables that it lists), and why those cannot be read that `datasets` lists."""
     if folder.name == ".ipynb_checkpoints":
-        return {name for name in names if form_of(name)}
-    if "state.json" in names:
-        with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            listed = msgspec.json.decode(atomic.content(folder / "state.json"), type=_Saved).files
-            return {name for name in names if listed and name.endswith(".arrow")} - {each.name for each in listed}
-    return set()
+        return {name for name in names if form_of(name)}, {}
+    listed, lacking = set[str](), dict[str, str]()
+    for list_name in {"state.json", "dataset_dict.json"}.intersection(names):
+        try:
+            saved = msgspec.json.decode(atomic.content(folder / list_name), type=_Saved)
+            listed |= {each.name for each in saved.files}
+            absent = {*saved.splits, *listed}.difference(names)
+            lacking |= dict.fromkeys(absent, f"listed in {list_name}, but not there: copy the data set again")
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            if list_name != "state.json" or "dataset_info.json" in names:  # else it is anybody's file
+                lacking[list_name] = "cannot be read as the list of tables that it is: copy the data set again"
+    return {name for name in names if listed and name.endswith(".arrow")} - listed, lacking
 
 
 def bounded(record: bytes | memoryview) -> bytes | str:

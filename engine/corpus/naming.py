@@ -1,7 +1,7 @@
 """Under which names a record has its text, its id and its title.
 
-Each is a field of the record, else one of its metadata. The title stands before the text with a space between them, as
-BEIR and MTEB have it; what it was stays in the record.
+Each is a field of the record, an id or a title else one of its metadata. The title stands before the text with a space
+between them, as BEIR and MTEB have it; what it was stays in the record.
 """
 
 from collections.abc import Mapping, Sequence

@@ -188,6 +188,9 @@ def _value(cell: Any) -> Any:
     except UnicodeDecodeError:
         raise
     except (ArithmeticError, ValueError):
+        bare = cell.cast(pa.timestamp(cell.type.unit)) if pa.types.is_timestamp(cell.type) else cell
+        if (text := str(bare.cast(pa.string()))).startswith("<"):
+            return text  # a year that Arrow cannot write: in a time zone it writes another
         return f"{cell.cast(pa.string()).as_py()}{f' {cell.type.unit}' if pa.types.is_duration(cell.type) else ''}"
 
 

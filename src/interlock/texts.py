@@ -17,6 +17,7 @@ from uuid import UUID
 
 import msgspec
 
+from interlock.engine.corpus.collections import LONGEST_NAME
 from interlock.engine.corpus.identity import named
 from interlock.engine.corpus.naming import USUAL, Naming
 from interlock.engine.corpus.tables import read_bytes
@@ -49,7 +50,8 @@ def path_to(texts: object, name: str, above: Path, naming: Naming = USUAL) -> Pa
         raise UsageError(
             f"chunks: a {type(texts).__name__} has no order, by which texts are known again: pass sorted(chunks)"
         )
-    if not name or name.startswith(".") or "/" in name or not name.isprintable():
+    is_name = isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= LONGEST_NAME
+    if not is_name or name.startswith(".") or "/" in name:
         raise UsageError(f"name: expected the name of a collection, got {name!r:.100}: pass a word")
     with atomic.explaining(above):
         above.mkdir(parents=True, exist_ok=True)
