@@ -115,13 +115,11 @@ def models(options: argparse.Namespace) -> int:
             raise UsageError("models fetch: name the models to fetch")
         for spec in specs:
             try:
-                found = flow.fetch(spec, settings, lambda event: print(safe(line_of(event))))
-            except UnavailableError as error:  # what was typed is no advice, but where a licence comes first
-                said = str(error).splitlines()
-                lines = [line for line in said if "HF_TOKEN" in str(error) or "interlock models fetch" not in line]
+                found = flow.fetch(spec, settings, lambda event: print(safe(line_of(event))), typed=True)
+            except UnavailableError as error:
                 there = [each.key for each in flow.named(settings, ()) if flow.here(each, settings).path]
-                lines += [f"  or use one that is on this machine: {few(there)}"] * bool(there)
-                raise UnavailableError("\n".join(lines)) from error
+                more = f"\n  or use one that is on this machine: {few(there)}" * bool(there)
+                raise UnavailableError(f"{error}{more}") from error
             print(f"{safe(spec.key)}: {safe(found.path)}")
         return ExitCode.COMPLETED
     rows = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from interlock.console.cli import configuration, parse
+from interlock.console.cli import configuration, parser
 from interlock.console.writing import say, tell
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.flows import Listener
@@ -124,9 +124,8 @@ def upload(options: argparse.Namespace) -> int:
 def _flags(options: argparse.Namespace) -> Iterator[str]:
     """The flags that an upload was called with, but for where from, where to and how it is told: those of another
     session that goes on with it, from any directory."""
-    usual = vars(parse(["upload", "RUN", "--qdrant", "URL"]))
-    for name, value in vars(options).items():
-        if value == usual.get(name) or name in ("run", "server", "dry_run", "json", "words"):
+    for name, usual in vars(parser().parse_args(["upload", "RUN", "--qdrant", "URL"])).items():
+        if (value := getattr(options, name)) == usual or name in ("run", "server", "dry_run", "json"):
             continue
         for each in value if isinstance(value, list) else [value]:
             text = str(each.absolute() if isinstance(each, Path) else f"{each:g}" if isinstance(each, float) else each)

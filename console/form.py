@@ -265,8 +265,7 @@ class Machine:
                 at = field
                 look()
         except InterlockError as error:
-            reason = str(error).splitlines()[0]
-            return next((name for name in KNOBS if reason.startswith(f"{flag_of(name)} ")), at), reason
+            return error.setting or at, str(error).splitlines()[0]
         return None
 
     def _looks(self, words: Sequence[str]) -> Iterator[tuple[str, Callable[[], object]]]:

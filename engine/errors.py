@@ -68,7 +68,8 @@ def check_apart(flag: str, path: Path, chunks: Path) -> None:
     """Raise UsageError where what `flag` writes at `path` lies in the chunks of a run, through a link too."""
     if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(chunks)):
         raise UsageError(
-            f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory"
+            f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory",
+            flag[2:],
         )
 
 
@@ -78,9 +79,13 @@ IN_NOTEBOOKS = 12
 
 
 class InterlockError(Exception):
-    """A run cannot go on; `exit_code` says how the process ends."""
+    """A run cannot go on; `exit_code` says how the process ends, `setting` which one is to be changed, if one is."""
 
     exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, said: object = "", setting: str = "") -> None:
+        super().__init__(said)
+        self.setting = setting
 
     def _render_traceback_(self) -> list[str]:
         """Show what it says, and of the way from the cell to our own code what there is room for; IPython asks."""

@@ -133,10 +133,11 @@ def bundled(settings: Configuration, names: Sequence[str]) -> list[ModelSpec]:
     return [*roster, *(spec for spec in find(registry, names) if spec.key not in keys)]
 
 
-def fetch(spec: ModelSpec, settings: Configuration, emit: Emit) -> assets.ModelSnapshot:
+def fetch(spec: ModelSpec, settings: Configuration, emit: Emit, *, typed: bool = False) -> assets.ModelSnapshot:
     """Have the files of a model on this machine. Raises UnavailableError where they are not to be had."""
     own = settings.settings
-    return assets.resolve(spec, assets.Policy(own.offline, own.refresh_models, own.allow_pickle), emit)
+    policy = assets.Policy(own.offline, own.refresh_models, own.allow_pickle, typed=typed)
+    return assets.resolve(spec, policy, emit)
 
 
 def check_bundle(directory: Path) -> None:

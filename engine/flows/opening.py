@@ -59,9 +59,9 @@ def check(settings: RunSettings, chunks: Path | None = None) -> None:
         Fusion(settings.fusion), arrays=with_arrays(settings.export), store=settings.qdrant is not None
     )
     if not (there := existing(settings.out)).is_dir():
-        raise InterlockError(f"--out {settings.out}: {there} is not a directory: choose another")
+        raise InterlockError(f"--out {settings.out}: {there} is not a directory: choose another", "out")
     if settings.qdrant and not (there := existing(settings.qdrant)).is_dir():
-        raise UsageError(f"--qdrant {settings.qdrant}: {there} is not a directory: choose another")
+        raise UsageError(f"--qdrant {settings.qdrant}: {there} is not a directory: choose another", "qdrant")
     for flag, path in (("--out", settings.out), ("--qdrant", settings.qdrant)):
         if path and chunks:
             check_apart(flag, path, chunks)

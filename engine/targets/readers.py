@@ -26,7 +26,6 @@ class _Shared:
     held: ExitStack = field(default_factory=ExitStack)
 
 
-_OPEN: dict[tuple[int, ...], _Shared] = {}
 _TURN = RLock()  # the collector of garbage may let a reader go wherever this thread is
 
 
@@ -37,9 +36,9 @@ def reading(path: Path) -> "Iterator[EdgeShard]":
     with _TURN:
         key = shard.key_of(path)
         while True:
-            shared = _OPEN.setdefault(key, _Shared())
+            shared: _Shared = shard.READ.setdefault(key, _Shared())
             shared.readers += 1
-            if shared is _OPEN.get(key):  # else its last reader went in this moment
+            if shared is shard.READ.get(key):  # else its last reader went in this moment
                 break
         try:
             engine = shared.engine = shared.engine or _opened(path, shared.held)
@@ -57,13 +56,11 @@ def _opened(path: Path, held: ExitStack) -> "EdgeShard":
     held.enter_context(shard.holding(path, fcntl.LOCK_SH))
     engine = shard.load(path, None)
     held.callback(engine.close)
-    shard.READ.add(key := shard.key_of(path))
-    held.callback(shard.READ.discard, key)
     return engine
 
 
 def _let_go(key: tuple[int, ...], shared: _Shared) -> None:
     shared.readers -= 1
     if not shared.readers:
-        del _OPEN[key]
+        del shard.READ[key]
         shared.held.close()

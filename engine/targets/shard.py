@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.engine.errors import InterlockError, UsageError, remedy
 from interlock.engine.record.atomic import content, free_bytes, lock, sync_directory, write_bytes
@@ -47,7 +47,7 @@ _PANIC = (
 )
 READING = ("reading", "counting", "searching", "opening", "copying")
 """What is done to a store that nothing is delivered into."""
-READ = set[tuple[int, ...]]()  # what this process has open to read, by `key_of`
+READ: dict[tuple[int, ...], Any] = {}  # what `readers` has open in this process, or is to, by `key_of`
 
 
 @contextmanager
@@ -305,7 +305,7 @@ def _unopenable(path: Path, elsewhere: str, cause: BaseException) -> InterlockEr
     of_engine = "WouldBlock" in str(cause)  # of who reads too: a writer has our own lock
     otherwise = f", or {elsewhere}" if elsewhere else ", or ask a copy of it with --copy" if of_engine else ""
     if isinstance(cause, BlockingIOError) or of_engine:
-        if key_of(path) in READ:
+        if (read := READ.get(key_of(path))) and read.engine:
             return UsageError(
                 f"{path} is in use by a search of this process: close its Searcher, wait for its end{otherwise}"
             )
