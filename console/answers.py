@@ -7,12 +7,13 @@ import argparse
 import json
 import shutil
 import sys
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration
-from interlock.console.writing import Telemetry, check_directory, check_own, check_several, progress, say, tell
+from interlock.console.writing import Telemetry, check_file, check_several, progress, say, tell
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows import Listener
 from interlock.engine.models.registry import label
@@ -21,7 +22,7 @@ from interlock.engine.record.inputs import needed
 from interlock.engine.record.rundir import RunDirectory, is_run
 from interlock.engine.record.runs import chunks_of
 from interlock.engine.record.words import argument, command, few, human_bytes, safe, several, typed, unarmed
-from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, limit_threads, shown
+from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, shown
 from interlock.widgets.formats import render
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ def plan(options: argparse.Namespace) -> int:
     if options.chunks is None:
         return _survey(configuration(options))
     settings = configuration(options)
-    limit_threads(settings)
     with progress("record") as told:
         seen = forecast(options.chunks, settings, reached=lambda name, records: told(name, records, 0))
     print(plan_text(seen))
@@ -115,11 +115,13 @@ def models(options: argparse.Namespace) -> int:
             raise UsageError("models fetch: name the models to fetch")
         for spec in specs:
             try:
-                found = flow.fetch(spec, settings, lambda event: print(safe(line_of(event))), typed=True)
-            except UnavailableError as error:
+                found = flow.fetch(spec, settings, lambda event: print(safe(line_of(event))))
+            except UnavailableError as error:  # what was typed is no advice, but where a licence comes first
+                said = str(error).splitlines()
+                lines = [line for line in said if "HF_TOKEN" in str(error) or "interlock models fetch" not in line]
                 there = [each.key for each in flow.named(settings, ()) if flow.here(each, settings).path]
-                more = f"\n  or use one that is on this machine: {few(there)}" * bool(there)
-                raise UnavailableError(f"{error}{more}") from error
+                lines += [f"  or use one that is on this machine: {few(there)}"] * bool(there)
+                raise UnavailableError("\n".join(lines)) from error
             print(f"{safe(spec.key)}: {safe(found.path)}")
         return ExitCode.COMPLETED
     rows = []
@@ -242,23 +244,10 @@ def eval(options: argparse.Namespace) -> int:
     from interlock.engine.flows import evaluate as flow
 
     settings = configuration(options)
-    limit_threads(settings)
-    request = flow.EvaluationRequest(
-        options.data,
-        options.rerank or (),
-        options.limit,
-        options.seed,
-        options.queries,
-        options.qrels,
-        options.collection,
-        options.split,
-        options.measures,
-        options.run_out,
-        options.missing,
-    )
-    for flag, file, begin in (("--json", options.json, b'{\n "'), ("--calibrate", options.calibrate, b"roster = ")):
-        check_directory(flag, file)
-        check_own(flag, file, begin)
+    names = [each.name for each in fields(flow.EvaluationRequest)]
+    request = flow.EvaluationRequest(**{name: getattr(options, name) for name in names})
+    check_file("--json", options.json, begin=b'{\n "')
+    check_file("--calibrate", options.calibrate, begin=b"roster = ")
     check_several({"--json": options.json, "--calibrate": options.calibrate, "--run-out": options.run_out})
     if options.calibrate and options.config:
         raise UsageError(
@@ -289,8 +278,7 @@ def compare(options: argparse.Namespace) -> int:
     from interlock.engine.evaluation.report import dumps
     from interlock.engine.evaluation.strata import PooledComparison, pool_files
 
-    check_directory("--json", options.json)
-    check_own("--json", options.json, b'{\n "')
+    check_file("--json", options.json, begin=b'{\n "')
     found: RunComparison | PooledComparison
     if options.qrels:
         found = compare_files(options.runs, options.qrels, options.queries, options.measures)

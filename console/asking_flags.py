@@ -174,7 +174,7 @@ def eval(command: argparse.ArgumentParser) -> None:
     command.add_argument("--missing", choices=("error", "drop"), default="error", help=text)
     _collection(command, "of the run; required if it has several")
     text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
-    command.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
+    command.add_argument("--rerank", type=told(parsers.some_names), default=(), metavar="MODEL,...", help=text)
     text = "judge by N queries of each split, drawn by the seed (default: all)"
     command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
     text = "what queries, halves and resamples are drawn by (default 0)"

@@ -46,26 +46,12 @@ COMMANDS = {
     "schema": "print the JSON Schema of summary.json",
 }
 ROOMS = {
-    **dict.fromkeys(("search", "questions", "encode", "rerank"), "searching"),
-    "serve": "front_ends.serving",
+    **dict.fromkeys(("search", "questions", "encode", "serve", "rerank"), "searching"),
     **dict.fromkeys(("export", "upload", "prune"), "delivery"),
     **dict.fromkeys(("chunk", "plan", "eval", "compare", "models", "config", "doctor", "schema"), "answers"),
 }
 """The module beside this one that does a command, where it is not `commands`."""
-LOADING = (
-    "chunk",
-    "run",
-    "plan",
-    "demo",
-    "search",
-    "questions",
-    "encode",
-    "serve",
-    "rerank",
-    "eval",
-    "models",
-    "doctor",
-)
+LOADING = {*COMMANDS} - {"runs", "watch", "ctl", "view", "upload", "export", "prune", "compare", "config", "schema"}
 """The commands that look for models."""
 EXAMPLES = {
     "chunk": "examples:\n  interlock chunk handbook --out chunks/Handbook/pages.jsonl\n"
@@ -220,7 +206,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def configuration(options: argparse.Namespace) -> Configuration:
-    """Load the settings that these options, the environment and the file make together."""
+    """Load the settings that these options, the environment and the file make together, and obey them here."""
     flags = {item.name: value for item in knobs() if (value := getattr(options, item.name, None)) is not None}
     for name in ("run_id", "qdrant", "collections"):
         if flags.get(name) is not None and not str(flags[name]).strip(" ,"):
@@ -228,4 +214,5 @@ def configuration(options: argparse.Namespace) -> Configuration:
     loaded = settings.load(flags, file=options.config)
     if loaded.settings.ascii:
         write_ascii(asked=True)
+    settings.limit_threads(loaded)
     return loaded

@@ -18,7 +18,7 @@ from interlock.console.writing import check_outputs, check_summary
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.words import command, safe
-from interlock.engine.settings import Configuration, limit_threads
+from interlock.engine.settings import Configuration
 from interlock.engine.targets.connection import is_address
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
         dispatch.summarise_failure(chunks, None, error, _audience(options))
         raise
     check_summary(options.summary, settings.settings.out)
-    limit_threads(settings)
     return settings
 
 

@@ -83,13 +83,7 @@ def upload(options: argparse.Namespace) -> int:
     """Upload a run, or say what that would send."""
     from interlock.console.front_ends.exposing import Ended, exposed
     from interlock.engine.flows import upload as flow
-    from interlock.engine.targets.layout import (
-        parse_indexes,
-        payload_of,
-        quantisation_of,
-        topology_of,
-        vector_type_of,
-    )
+    from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, topology_of, vector_type_of
 
     request = flow.UploadRequest(
         run=options.run,

@@ -1,6 +1,6 @@
 """The commands that ask models: `interlock search`, one question, a file of them or a screen that takes one after
 another; `interlock questions`, whose answers are judged; `interlock encode`, texts as vectors; `interlock rerank`, a
-file of pairs."""
+file of pairs; `interlock serve`, all of it for other programs."""
 
 import argparse
 import json
@@ -13,22 +13,12 @@ from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration
 from interlock.console.text.answer_text import answer_lines, cut_text, hit_lines, stages_took, writer
-from interlock.console.writing import (
-    Telemetry,
-    check_directory,
-    check_telemetry,
-    progress,
-    same_file,
-    say,
-    tell,
-    warn,
-    writing,
-)
-from interlock.engine.errors import ExitCode, UsageError
+from interlock.console.writing import Telemetry, check_file, check_telemetry, progress, say, tell, warn, writing
+from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows import Listener, no_events
 from interlock.engine.record import atomic
 from interlock.engine.record.words import argument, command, safe, several
-from interlock.engine.settings import Configuration, limit_threads
+from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
     from interlock.engine.corpus.questions import Question
@@ -40,6 +30,7 @@ if TYPE_CHECKING:
 
 VECTOR_FILES = (".jsonl", ".npy", ".parquet")
 """How the name of a file of vectors may end, which says what it is."""
+KEY = "INTERLOCK_SERVE_KEY"
 ON_SCREEN = 20
 """How many chunks answer a question on the screen where nobody says it."""
 
@@ -52,7 +43,6 @@ def search(options: argparse.Namespace) -> int:
     from interlock.engine.search.ask import LIMIT, ask_of, check_question
 
     settings = configuration(options)
-    limit_threads(settings)
     asks = options.query is None and options.queries is None and not options.answers and not options.json
     on_screen = asks and takes_screens()
     limit = options.limit if options.limit is not None else ON_SCREEN if on_screen else LIMIT
@@ -75,8 +65,7 @@ def search(options: argparse.Namespace) -> int:
         made = answering.answer([options.query], ask)
         stale = _stale_among(made.answers, answering)
     _print_answer(made.answers[0], as_json=options.json, explained=options.explain)
-    if cut := made.answers[0].cut:
-        say(f"warning: {cut_text([cut], 1)}")
+    warn(cut_text([made.answers[0].cut], 1))
     if stale:
         say(stale)
     return made.exit_code
@@ -123,7 +112,6 @@ def questions(options: argparse.Namespace) -> int:
     from interlock.engine.flows.search import Answering, Judging
 
     settings, on_screen = configuration(options), takes_screens()
-    limit_threads(settings)
     look, rerank = look_of(settings), rerank_of(settings, options.rerank or (), None, None)
     asked = list(read_questions(options.queries)) if options.queries else []
     if not (asked or on_screen or (options.sheet / QUESTIONS).exists()):
@@ -161,16 +149,10 @@ def _search_file(options: argparse.Namespace, ask: "Ask", opened: "Callable[...,
 
     questions = list(read_questions(options.queries))  # a bad line is told before anything is computed
     write = writer(options.answers, options.ids, explained=options.explain)
-    check_directory("--out", options.answers)
-    if options.answers and same_file(options.answers, options.queries):
-        raise UsageError(f"--out: {options.answers} is the file of questions: name another file")
+    check_file("--out", options.answers, {"the file of questions": options.queries})
     code, began, texts = ExitCode.COMPLETED, time.monotonic(), [each.text for each in questions]
     stale, none, cuts = "", "", list[Mapping[str, int]]()
-    with (
-        opened(questions=len(questions)) as answering,
-        writing(options.answers) as out,
-        progress("question") as done,
-    ):
+    with opened(questions=len(questions)) as answering, writing(options.answers) as out, progress("question") as done:
         warn(answering.searcher.manifest.gap)
         left = iter(questions)
         for made in answering.windows(texts, ask, encoded=lambda model, count: done(model, count, len(texts))):
@@ -181,8 +163,7 @@ def _search_file(options: argparse.Namespace, ask: "Ask", opened: "Callable[...,
             for answer in made.answers:
                 out(write(next(left), answer))
     print(f"{several(len(questions), 'question')} answered in {time.monotonic() - began:.1f} s", file=sys.stderr)
-    if cuts:
-        say(f"warning: {cut_text(cuts, len(questions))}")
+    warn(cut_text(cuts, len(questions)))
     if none:
         say(f"no chunk found for any: {none}")
     if stale:
@@ -211,21 +192,16 @@ def encode(options: argparse.Namespace) -> int:
     from interlock.engine.flows.search import encode_for
 
     settings, out = configuration(options), options.vectors
-    limit_threads(settings)
-    check_directory("--out", out)
+    check_file("--out", out, {"the file of texts": options.file})
     if out and out.suffix not in VECTOR_FILES:
         raise UsageError(f"--out {out}: name it {', '.join(VECTOR_FILES)}, which says what it is to be")
     asked = _asked(options)
-    if out and options.file and same_file(out, options.file):
-        raise UsageError(f"--out: {out} is the file of texts: name another file")
     with progress("text") as done:
         listener, texts = Listener(partial(Telemetry, None), say, done), [each.text for each in asked]
         place = place_of(options)
         found = encode_for(settings, place, options.collection, texts, options.side, options.only or "", listener)
-    if cuts := [each for each in found.cut if each]:
-        say(f"warning: {cut_text(cuts, len(found), 'text')}")
-    if found.lacks:
-        say(f"warning: {found.lacks}")
+    warn(cut_text(found.cut, len(found), "text"))
+    warn(found.lacks)
     _write_vectors(out, [each.id for each in asked], found)
     return ExitCode.COMPLETED
 
@@ -297,18 +273,48 @@ def rerank(options: argparse.Namespace) -> int:
     from interlock.engine.flows.rerank import plan_file, score_file
 
     settings, out = configuration(options), options.scores
-    limit_threads(settings)
     check_telemetry(options.telemetry, {"the file of pairs": options.pairs, "that of --out": out})
     events = partial(Telemetry, options.telemetry)
     if options.plan:
         print(pairs_text(*plan_file(settings, options.pairs, options.model, events)))
         return ExitCode.COMPLETED
-    check_directory("--out", out)
-    if out and out.is_dir():
-        raise UsageError(f"--out: {out} is a directory: name a file")
-    if out and same_file(out, options.pairs):
-        raise UsageError(f"--out: {out} is the file of pairs, which the scores would replace: name another file")
+    check_file("--out", out, {"the file of pairs": options.pairs})
     with writing(out) as write, progress("pair") as done:
         for line, scores in score_file(settings, options.pairs, options.model, Listener(events, progress=done)):
             write(json.dumps({"score": scores[0]} if line.alone else {"scores": scores}) + "\n")
+    return ExitCode.COMPLETED
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Answer other programs until a signal ends it."""
+    try:
+        from interlock.console.front_ends import connections, http
+    except ModuleNotFoundError as missing:
+        raise UnavailableError(f"`serve` needs {missing.name}: install interlock[serve]") from None
+    from interlock.engine.flows.rerank import rerank_of
+    from interlock.engine.flows.search import Service
+
+    admission = connections.Admission.of(f"--host {options.host}", options.host, KEY)
+    settings = configuration(options)
+    rerank = rerank_of(settings, options.rerank or (), options.rerank_share, options.rerank_depth)
+    check_telemetry(options.telemetry, {})
+    events = partial(Telemetry, options.telemetry)
+    with (
+        connections.listening(options.host, options.port) as at,
+        Service(settings, place_of(options), options.collection, rerank, events) as service,
+    ):
+        warn(service.manifest.gap)
+        named = f"[{options.host}]" if ":" in options.host else options.host
+        dims = ", ".join(f"{name} ({dim:,})" for name, dim in service.dims.items())
+        told = f"{service.manifest.collection}: {dims} on {', '.join(service.devices)}"
+        door, url = http.Door(service, options.waiting, admission), f"http://{named}:{at.getsockname()[1]}"
+        print(safe(told))
+        print(f"{url}/v1/embeddings" + (f", {url}/search" if service.searches else "; no store: embeddings alone"))
+        asked = f"with the key of {KEY}" if admission.key else f"no key asked for (set {KEY} to one)"
+        print(f"{asked}; base URL of OpenAI's clients {url}/v1; ctrl+c ends it", flush=True)
+        try:
+            connections.server_of(door.app).run(sockets=[at])
+        finally:
+            door.close()
+    print("interlock: ended", file=sys.stderr)
     return ExitCode.COMPLETED

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from io import TextIOWrapper
 from itertools import combinations
 from pathlib import Path
@@ -53,15 +54,24 @@ def silence(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def check_directory(flag: str, file: Path | None) -> None:
-    """Raise UsageError for a file to be written by `flag` in a directory that is not there."""
-    if file and not file.absolute().parent.is_dir():
+def check_file(flag: str, file: Path | None, others: Mapping[str, Path | None] = {}, begin: bytes = b"") -> None:
+    """Raise UsageError for a file to be written by `flag` that cannot be there, that is one of the `others`, or that is
+    there and does not `begin` so."""
+    if file is None:
+        return
+    if not file.absolute().parent.is_dir():
         raise UsageError(f"{flag}: {file.parent} does not exist: create it, or name another file")
+    if file.is_dir():
+        raise UsageError(f"{flag}: {file} is a directory: name a file")
+    for name, other in others.items():
+        if other and same_file(file, other):
+            raise UsageError(f"{flag}: {file} is {name}: name another file")
+    check_own(flag, file, begin)
 
 
-def check_own(flag: str, file: Path | None, begin: bytes) -> None:
+def check_own(flag: str, file: Path, begin: bytes) -> None:
     """Raise UsageError for a file that is there and does not `begin` as what `flag` writes does: it may be anything."""
-    if file and file.is_file():
+    if begin and file.is_file():
         with atomic.explaining(file), file.open("rb") as there:
             if there.read(len(begin)) not in (b"", begin):
                 raise UsageError(f"{flag}: {file} holds something else, which stays: name another file")
@@ -170,15 +180,8 @@ class Telemetry:
             print(f"interlock: {safe(line)}", file=sys.stderr, flush=True)
 
 
-def check_telemetry(telemetry: Path | None, others: Mapping[str, Path | None]) -> None:
-    """Raise UsageError for no place of a file, and where events would be appended to one of these files, which are read
-    or written otherwise."""
-    check_directory("--telemetry", telemetry)
-    if telemetry and telemetry.is_dir():
-        raise UsageError(f"--telemetry: {telemetry} is a directory: name a file")
-    for name, other in others.items():
-        if telemetry and other and same_file(telemetry, other):
-            raise UsageError(f"--telemetry: {telemetry} is {name}: name another file")
+check_telemetry = partial(check_file, "--telemetry")
+"""What it is appended to is looked at when it is opened."""
 
 
 def same_file(one: Path, other: Path) -> bool:

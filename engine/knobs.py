@@ -61,9 +61,7 @@ class ModelSettings:
         kept="tokens",
     )
     token_precision: TokenPrecision = choice(
-        get_args(TokenPrecision),
-        "what a number of a token vector is kept in",
-        kept="tokens",
+        get_args(TokenPrecision), "what a number of a token vector is kept in", kept="tokens"
     )
     token_pooling: int = knob(
         "1",
@@ -88,9 +86,7 @@ class ModelSettings:
         "0", parsers.count, "N", "truncate vectors of Matryoshka models to N dimensions; 0 keeps all", kept="dim"
     )
     fusion: Literal["concat", "named", "mean"] = choice(
-        ("concat", "named", "mean"),
-        "how to fuse the models' vectors",
-        kept="fusion",
+        ("concat", "named", "mean"), "how to fuse the models' vectors", kept="fusion"
     )
     keep: Literal["fused", "members", "both"] = choice(
         ("fused", "members", "both"),
@@ -192,11 +188,7 @@ class ResultSettings:
     """results"""
 
     export: tuple[str, ...] = knob(
-        "npy,parquet",
-        parsers.some_of(*FORMATS),
-        "FORMAT,...",
-        "files to export for each collection",
-        kept="export",
+        "npy,parquet", parsers.some_of(*FORMATS), "FORMAT,...", "files to export for each collection", kept="export"
     )
     qdrant: Path | None = knob(
         "",
@@ -273,10 +265,7 @@ class SessionSettings:
     strict: bool = knob(
         "no", parsers.flag, "", "exit with 3 if the run needed mitigations, or completed without what it refused"
     )
-    on_hangup: str = choice(
-        ("continue", "stop"),
-        "console: what to do when the terminal is lost",
-    )
+    on_hangup: str = choice(("continue", "stop"), "console: what to do when the terminal is lost")
 
 
 @dataclass(frozen=True)
@@ -284,10 +273,7 @@ class ScreenSettings:
     """console"""
 
     theme: str = knob(
-        "signal",
-        parsers.text,
-        "NAME",
-        "console: colour theme; daltonic is colour-blind-safe, daylight light",
+        "signal", parsers.text, "NAME", "console: colour theme; daltonic is colour-blind-safe, daylight light"
     )
     ascii: bool = knob("no", parsers.flag, "", "write and draw with ASCII characters only")
     slow_link: bool = knob("no", parsers.flag, "", "console: 1 Hz, terminal colours, no charts")

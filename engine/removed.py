@@ -23,8 +23,7 @@ REMOVED: Mapping[str, Removed] = {
         yields=("window",),
     ),
     "bm25_language": Removed(
-        "use --bm25 LANGUAGE",
-        lambda value, others: {"bm25": value} if parsers.is_on(others.get("bm25", True)) else {},
+        "use --bm25 LANGUAGE", lambda value, others: {"bm25": value} if parsers.is_on(others.get("bm25", True)) else {}
     ),
     "partial": Removed(
         "use --deadline 8h30m,export",

@@ -8,11 +8,13 @@ than the code is part of its table, so the first change of the code after a meas
 import argparse
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from textwrap import wrap
 from types import UnionType
 from typing import Literal, get_args, get_origin
 
@@ -95,13 +97,10 @@ def given() -> str:
     functions = (interlock.search, interlock.rerank, interlock.evaluate, interlock.upload)
     taken = {item.name for item in knobs()} | SearchOptions.__annotations__.keys()
     taken |= {name for each in functions for name in inspect.signature(each).parameters}
-    named = [(flag, _RENAMED.get(flag, flag.replace("-", "_"))) for flag in _flags()]
-    own = {item.name for item in knobs()}
-    rows = [(flag, name) for flag, name in named if name in taken and (name not in own or flag in _RENAMED)]
-    lines += ["", "", "ARGUMENTS = {"]
-    lines += ['    **{name.replace("_", "-"): name for name in GivenSettings.__annotations__},']
-    lines += [*(f'    "{flag}": "{name}",' for flag, name in rows), "}"]
-    return "\n".join([*lines, '"""What a flag of the command line is called in Python."""']) + "\n"
+    beside = (name for flag in _flags() if (name := flag.replace("-", "_")) in taken - {item.name for item in knobs()})
+    lines += ["", "", "BESIDE = (", *(f'    "{each} "' for each in wrap(" ".join(beside), 110)), ")"]
+    lines += ['"""What else Python takes, by the names of its flags."""', f"RENAMED = {json.dumps(_RENAMED)}"]
+    return "\n".join([*lines, '"""Flags that Python knows by another name."""']) + "\n"
 
 
 _RENAMED = {"filter": "where", "index": "indexes", "shared": "window"}

@@ -17,16 +17,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from interlock.console.front_ends import headless
 from interlock.console.front_ends.exposing import exposed
-from interlock.console.front_ends.headless import (
-    Handler,
-    Headless,
-    deliver_summary,
-    handling,
-    leave_at_once,
-    say,
-    stopped_by_signals,
-)
+from interlock.console.front_ends.headless import Handler, handling, say
 from interlock.console.front_ends.web import in_browser
 from interlock.console.notifying import filled, notify
 from interlock.console.sources.session import Session, Work
@@ -80,7 +73,7 @@ def run_with_front_end(
     what comes after its end must not change how it ended, up to the end of the process.
     """
     session, failed = Session(make), ""
-    stopped_by_signals(session)
+    headless.stopped_by_signals(session)
 
     def told(line: str) -> None:
         say(f"interlock: {safe(line, LONG)}")
@@ -146,12 +139,12 @@ def _watched(session: Session, chunks: Path, configuration: Configuration, audie
     return code
 
 
-def _deliver(work: Work, front_end: Headless, audience: Audience) -> None:
+def _deliver(work: Work, front_end: headless.Headless, audience: Audience) -> None:
     """Put out what was asked for of a run that is over. Raises InterlockError where that, or its events, failed."""
     if audience.summary:
         from interlock.engine.record.summary import dumps, summarise
 
-        deliver_summary(dumps(work.recorder.look(summarise)), audience.summary)
+        headless.deliver_summary(dumps(work.recorder.look(summarise)), audience.summary)
     if front_end.unwritten:
         raise front_end.unwritten
 
@@ -173,7 +166,7 @@ def summarise_failure(
             summary = summarise(_refused(chunks, configuration, status, failure))
         elif summary.exit_code is None:  # it ended for this reason unless it says itself how it ended
             summary = replace(summary, status=status, reason=str(failure), exit_code=int(failure.exit_code))
-        deliver_summary(dumps(summary), audience.summary)
+        headless.deliver_summary(dumps(summary), audience.summary)
     except InterlockError as error:
         say(f"interlock: {safe(error, LONG)}")
 
@@ -202,7 +195,7 @@ def _refused(
     return state
 
 
-def _attended(session: Session, configuration: Configuration, audience: Audience) -> Headless:
+def _attended(session: Session, configuration: Configuration, audience: Audience) -> headless.Headless:
     """Begin, and show the console until it is left; who watches the run from then on."""
     if reason := why_headless(no_ui=audience.no_ui, events=audience.events, summary=audience.summary):
         if not audience.no_ui and not audience.quiet:
@@ -215,7 +208,7 @@ def _attended(session: Session, configuration: Configuration, audience: Audience
         seen = _console(session, configuration)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nobody is left to be hung up on
     verbose = configuration.settings.verbose
-    return Headless(session, events=audience.events, quiet=audience.quiet, verbose=verbose, seen=seen)
+    return headless.Headless(session, events=audience.events, quiet=audience.quiet, verbose=verbose, seen=seen)
 
 
 def _console(session: Session, configuration: Configuration) -> int:
@@ -240,7 +233,7 @@ def _console(session: Session, configuration: Configuration) -> int:
     run = session.work.directory.path if session.work else None
     if left is Leave.ABORT:
         say("aborted: --resume continues")
-        leave_at_once(session, ExitCode.INTERRUPTED)
+        headless.leave_at_once(session, ExitCode.INTERRUPTED)
     session.start()  # where the screen was gone before it was painted
     session.detach()
     if left is Leave.STOP or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):

@@ -24,15 +24,7 @@ from interlock.console.text.recap import next_commands
 from interlock.console.writing import silence
 from interlock.engine.errors import DiskError, ExitCode
 from interlock.engine.record import atomic, journal
-from interlock.engine.record.events import (
-    AnyEvent,
-    EnsemblePassCompleted,
-    Entry,
-    Mitigated,
-    PassFailed,
-    PressurePassed,
-    RunClosed,
-)
+from interlock.engine.record import events as ev
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import LONG, pass_of, safe, unarmed
 from interlock.widgets.formats import RUNGS, width_of
@@ -85,11 +77,11 @@ class Folded:
         self._more: dict[tuple[int, str, str], int] = {}
         self._told = time.monotonic()
 
-    def takes(self, event: AnyEvent) -> bool:
+    def takes(self, event: ev.AnyEvent) -> bool:
         """Whether an event is one more of its like, and counted."""
-        if isinstance(event, PressurePassed):
+        if isinstance(event, ev.PressurePassed):
             like = event.model_pass, OVER, event.device
-        elif isinstance(event, Mitigated) and event.batch_index is not None:
+        elif isinstance(event, ev.Mitigated) and event.batch_index is not None:
             like = event.model_pass, RUNGS.get(event.rung, event.rung), event.device
         else:
             return False
@@ -101,11 +93,11 @@ class Folded:
         """The counts, every ten seconds."""
         return self._counts(self._more) if now - self._told >= LINE_SECONDS else []
 
-    def ended_by(self, event: AnyEvent) -> list[str]:
+    def ended_by(self, event: ev.AnyEvent) -> list[str]:
         """The counts of a pass that an event ends; the next one of its like is told again."""
-        if isinstance(event, RunClosed):
+        if isinstance(event, ev.RunClosed):
             ended = list(self._more)
-        elif isinstance(event, EnsemblePassCompleted | PassFailed):
+        elif isinstance(event, ev.EnsemblePassCompleted | ev.PassFailed):
             ended = [like for like in self._more if like[0] == event.model_pass]
         else:
             return []
@@ -126,10 +118,10 @@ class Folded:
         return counts
 
 
-def is_error(event: AnyEvent) -> bool:
+def is_error(event: ev.AnyEvent) -> bool:
     """Whether it is told although progress is not: what went wrong for good, and an end that is no whole success."""
     return describe(event).severity == "error" or (
-        isinstance(event, RunClosed) and bool(event.exit_code or event.reason)
+        isinstance(event, ev.RunClosed) and bool(event.exit_code or event.reason)
     )
 
 
@@ -199,7 +191,7 @@ class Headless:
             done = {name: getattr(seen, name) for name in ("share_done", "batches_done", "batches", "tokens_done")}
             self._say(text, event="progress", fields=done)
 
-    def _print(self, entry: Entry) -> None:
+    def _print(self, entry: ev.Entry) -> None:
         """One line for what people want to know; what failed is told in full once."""
         event, urgent = entry.body, is_error(entry.body)
         for count in self._folded.ended_by(event):
@@ -208,15 +200,15 @@ class Headless:
             return
         for known in self._failures:
             text = text.replace(known, "see above")
-        if isinstance(event, PassFailed):
+        if isinstance(event, ev.PassFailed):
             self._failures.append(event.reason)
         tag, fields = event.__struct_config__.tag, event  # what a log has beside the text
-        if self._quiet and isinstance(event, RunClosed):
+        if self._quiet and isinstance(event, ev.RunClosed):
             self._ending = text if urgent else ""
         else:
             self._say(text, urgent=urgent, event=str(tag), at=entry.at, fields=fields)
 
-    def _stream(self, entry: Entry) -> None:
+    def _stream(self, entry: ev.Entry) -> None:
         if not self._events:
             return
         try:

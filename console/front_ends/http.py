@@ -232,7 +232,7 @@ def _embedded(asked: EmbeddingsRequest, rows: Sequence[tuple[Any, int, Mapping[s
     vectors = [base64.b64encode(row.astype("<f4").tobytes()).decode() if packed else row.tolist() for row in made]
     data = [{"object": "embedding", "index": place, "embedding": each} for place, each in enumerate(vectors)]
     usage = dict.fromkeys(("prompt_tokens", "total_tokens"), sum(read))
-    warnings = {"warnings": [cut_text(cuts, len(rows), "text")]} if (cuts := [each for each in cut if each]) else {}
+    warnings = {"warnings": [told]} if (told := cut_text(cut, len(rows), "text")) else {}
     return _json({"object": "list", "data": data, "model": asked.model, "usage": usage, **warnings})
 
 
@@ -241,7 +241,7 @@ def _several(where: object) -> Sequence[object]:
 
 
 def _plain(answer: Answer, warning: str) -> dict[str, object]:
-    cut, none = cut_text([answer.cut], 1) if answer.cut else "", answer.why_none
+    cut, none = cut_text([answer.cut], 1), answer.why_none
     warnings = [each for each in (cut, warning, f"no chunk found: {none}" if none else "") if each]
     said = {"why_none": none, "warnings": warnings}
     hits = [plain_hit(hit, explained=True) for hit in answer.hits]

@@ -53,7 +53,9 @@ def stages_took(answer: Answer) -> str:
 
 def cut_text(cuts: Sequence[Mapping[str, int]], asked: int, what: str = "question") -> str:
     """Tell of questions, or `what` they are, that are longer than models read, out of so many that were `asked`, by the
-    tokens that each leaves out of each; and what to do."""
+    tokens that each leaves out of each; and what to do. Empty where none is."""
+    if not (cuts := [each for each in cuts if each]):
+        return ""
     models = {key: sum(cut.get(key, 0) for cut in cuts) for key in dict.fromkeys(key for cut in cuts for key in cut)}
     by = ", ".join(f"{key} leaves out {several(tokens, 'token')}" for key, tokens in models.items())
     if asked == 1:

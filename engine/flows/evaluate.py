@@ -14,27 +14,12 @@ import msgspec
 
 from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.errors import UsageError, near
+from interlock.engine.evaluation import report
 from interlock.engine.evaluation.comparing import hardest
 from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, read_delivered
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, sides_of
-from interlock.engine.evaluation.judgements import (
-    NAMED,
-    Judged,
-    read_grades,
-    read_judged,
-    read_named,
-    read_queries,
-)
+from interlock.engine.evaluation.judgements import NAMED, Judged, read_grades, read_judged, read_named, read_queries
 from interlock.engine.evaluation.judging import Judge
-from interlock.engine.evaluation.report import (
-    DEEPEST,
-    MEASURES,
-    Evaluation,
-    MeasuredWeights,
-    measured,
-    measures_of,
-    reach,
-)
 from interlock.engine.evaluation.ways import check_run_out, write_runs
 from interlock.engine.evaluation.weighing import QueryParts, material_of, parted
 from interlock.engine.flows import Listener
@@ -207,7 +192,7 @@ def amounts(settings: Configuration, request: EvaluationRequest, listener: Liste
         return [encoder.amount(*each, texts) for each in subject.models]
 
 
-def evaluate(settings: Configuration, request: EvaluationRequest, listener: Listener) -> Evaluation:
+def evaluate(settings: Configuration, request: EvaluationRequest, listener: Listener) -> report.Evaluation:
     """Judge a roster by a collection, or a run by queries of its own. Raises UsageError for what cannot be judged."""
     subject, parts, measures, rerank = _checked(settings, request, listener)
     judged, own, weights = subject.judged, settings.settings, list(subject.weights.values())
@@ -252,18 +237,18 @@ def _checked(
 ) -> tuple[Subject, QueryParts, Sequence[str], Rerank | None]:
     """Read what is to be judged, by which queries, in which measures and behind which reranker: all that may be refused
     is, before anything is computed."""
-    measures = measures_of(request.measures, DEEPEST) or MEASURES
-    measured([{"a": 1.0}], [{"a": 1}], measures)
+    measures = report.measures_of(request.measures, report.DEEPEST) or report.MEASURES
+    report.measured([{"a": 1.0}], [{"a": 1}], measures)
     subject = subject_of(settings, request)
     rerank = checked_reranker(settings, request.rerank, subject.models)
     parts = parted(subject.judged, request.limit, request.seed)
     if request.run_out:
         check_run_out(request.run_out, [*subject.judged.texts, *parts.queries])
-    listener.say(reach(len(parts.tested)))
+    listener.say(report.reach(len(parts.tested)))
     return subject, parts, measures, rerank
 
 
-def weights_file(found: Evaluation, data: Path) -> bytes:
+def weights_file(found: report.Evaluation, data: Path) -> bytes:
     """Write the proposed weights as a file that `config` takes, with the models of a judged run's own file. Raises
     UsageError where none were chosen, or the held-out queries do not tell that they find more than the roster's."""
     if not found.weights:
@@ -290,7 +275,7 @@ def _toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def calibrate_store(request: EvaluationRequest, found: MeasuredWeights) -> tuple[Path, CalibratedWeights] | str:
+def calibrate_store(request: EvaluationRequest, found: report.MeasuredWeights) -> tuple[Path, CalibratedWeights] | str:
     """Give the store of a judged run the weights that were chosen: where it is, and the weights now and before. Says
     why not where it has none."""
     judged = read_delivered(request.data, request.collection)

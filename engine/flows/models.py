@@ -133,11 +133,10 @@ def bundled(settings: Configuration, names: Sequence[str]) -> list[ModelSpec]:
     return [*roster, *(spec for spec in find(registry, names) if spec.key not in keys)]
 
 
-def fetch(spec: ModelSpec, settings: Configuration, emit: Emit, *, typed: bool = False) -> assets.ModelSnapshot:
+def fetch(spec: ModelSpec, settings: Configuration, emit: Emit) -> assets.ModelSnapshot:
     """Have the files of a model on this machine. Raises UnavailableError where they are not to be had."""
     own = settings.settings
-    policy = assets.Policy(own.offline, own.refresh_models, own.allow_pickle, typed=typed)
-    return assets.resolve(spec, policy, emit)
+    return assets.resolve(spec, assets.Policy(own.offline, own.refresh_models, own.allow_pickle), emit)
 
 
 def check_bundle(directory: Path) -> None:

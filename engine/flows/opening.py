@@ -246,10 +246,7 @@ def tell_roster(
 
 
 def _changes(
-    had: Mapping[str, str],
-    have: Mapping[str, str],
-    before: Mapping[str, Setting],
-    now: Mapping[str, Setting],
+    had: Mapping[str, str], have: Mapping[str, str], before: Mapping[str, Setting], now: Mapping[str, Setting]
 ) -> Iterator[str]:
     """What may make this session's vectors, or their way, differ from those of the session before."""
     for name in sorted(name for name in have if had.get(name) != have[name]):

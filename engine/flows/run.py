@@ -20,29 +20,8 @@ from interlock.engine.compute.job import Job
 from interlock.engine.corpus.corpus import Corpus
 from interlock.engine.corpus.rereading import placed
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
-from interlock.engine.flows import computing
-from interlock.engine.flows.opening import (
-    announce,
-    check,
-    check_packages,
-    check_room,
-    check_uploadable,
-    resumed,
-    schedule_of,
-    tell_roster,
-)
-from interlock.engine.flows.plan import (
-    Models,
-    RunPlan,
-    RunRequest,
-    check_placed,
-    check_unfinished,
-    lacking,
-    read,
-    requested,
-    resolve,
-    sized,
-)
+from interlock.engine.flows import computing, opening
+from interlock.engine.flows import plan as planning
 from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
 from interlock.engine.models.masters import Masters
@@ -74,7 +53,7 @@ class Run:
         """Find the run's directory, the collections and the devices, on nodes of `clusters` where asked for; `reach`
         what it is to go to. `known` is warned of once chunks are accepted. Raises before anything is computed."""
         asked = configuration.settings
-        check(asked, chunks)
+        opening.check(asked, chunks)
         self.controls, self._backend, self._working = controls, backend, False
         self._notes, self._known = list[str](), known
         self.directory = rundir.choose(
@@ -93,10 +72,10 @@ class Run:
             now = self._continued(begun, configuration) if begun else configuration
             self._request = self._requested(chunks, begun, now)
             self.settings = settings = self._request.settings
-            check_packages(settings.export, settings.qdrant)
-            check_uploadable(self._request.configuration)
+            opening.check_packages(settings.export, settings.qdrant)
+            opening.check_uploadable(self._request.configuration)
             window = 0 if settings.window == SHARED else settings.window
-            controls.begin(schedule_of(settings), window, cpu_fallback=settings.cpu_fallback)
+            controls.begin(opening.schedule_of(settings), window, cpu_fallback=settings.cpu_fallback)
             until = seconds_until(settings.ends, datetime.now()) if settings.ends else None
             self.deadline = Deadline(until, controls, backend.clock)  # counted from now
             controls.due = lambda: self.deadline.allows(0.0)
@@ -130,10 +109,10 @@ class Run:
                 reach()
             undo.pop_all()
 
-    def _requested(self, chunks: Path, begun: rundir.Begun | None, now: Configuration) -> RunRequest:
+    def _requested(self, chunks: Path, begun: rundir.Begun | None, now: Configuration) -> planning.RunRequest:
         """What is asked for; where that cannot be, a run that was begun with a file of settings may lack it."""
         try:
-            return requested(chunks, now)
+            return planning.requested(chunks, now)
         except UsageError as error:
             if not begun or "config" in now.beside or "config" not in begun.config:
                 raise
@@ -150,7 +129,7 @@ class Run:
                 f"{server.value}, or upload it then with `{onward}`"
             )
             now = replace(now, beside={**now.beside, "server": Setting(server.value, FROM_RUN), **how})
-        return resumed(begun, now, self.directory.path)
+        return opening.resumed(begun, now, self.directory.path)
 
     def _unrecorded(self, configuration: Configuration) -> str:
         """Say that a run whose first session was cut short in its first moment begins anew. Raises UsageError where
@@ -239,23 +218,23 @@ class Run:
         threads = self._threads()
         torch.set_num_threads(threads)  # sums of floats depend on it, so it is one of the run's inputs
         machine = self._devices, self._notes, self._members.environment if self._members else {}
-        announce(recorder, self.directory, request.configuration, request.chunks, *machine)
+        opening.announce(recorder, self.directory, request.configuration, request.chunks, *machine)
         if settings.ends:
             left = max(0.0, self.deadline.left)
             ends = round(time.time() + left, 3)
             told = ev.DeadlineSet(asked=settings.ends, seconds=round(left, 3), ends=ends, partial=settings.partial)
             self._emit(told)
-        models = resolve(
+        models = planning.resolve(
             self._backend, request.specs, request.policy, self._devices, self._emit, allowed=settings.allow_missing
         )
         begun = self.directory.inputs().get("roster", ())
-        models = sized(request, models, self._devices, self._backend.laws, begun)
+        models = planning.sized(request, models, self._devices, self._backend.laws, begun)
         completed = recorder.look(lambda state: {*state.passes_completed})
         computing.read_ahead(self._masters, models, completed, self._devices[0], self._backend)
         plan = self._read(models, scratch)
         self._journal.sync()  # what the run is tied to is never there without what began it
         self._earlier.bind(plan.inputs(request.chunks, threads), plan.corpus)
-        recorder.look(lambda state: check_unfinished(state, models.missing))
+        recorder.look(lambda state: planning.check_unfinished(state, models.missing))
 
         # The grid is laid out without the rows that are reused, then without the batches that earlier sessions left.
         plan = plan.laid_out(self._earlier.reused)
@@ -263,11 +242,11 @@ class Run:
         executor = self._executor(grid, models, plan.corpus)
 
         # Room on devices, on the disk and in the store is asked for before any work: what is refused costs nothing.
-        check_placed(executor.unplaceable(), request.specs, models, allowed=settings.allow_missing)
-        check_room(self.directory.path, settings.qdrant, grid, settings.export)
+        planning.check_placed(executor.unplaceable(), request.specs, models, allowed=settings.allow_missing)
+        opening.check_room(self.directory.path, settings.qdrant, grid, settings.export)
         began, allowed = recorder.look(lambda state: state.began_at), settings.allow_missing
         for rows in plan.corpus.rows:  # of models that fail later nothing is known yet
-            without = recorder.look(partial(lacking, name=rows.collection.name, allowed=allowed))
+            without = recorder.look(partial(planning.lacking, name=rows.collection.name, allowed=allowed))
             check_delivery(rows, plan.spec(rows, self.directory.id, without, began), settings.qdrant, self._emit)
 
         # From here on the run exists, whatever becomes of it: it ends with a summary.
@@ -293,19 +272,19 @@ class Run:
             return "stopped", end.early(self.deadline)  # there is time left for what is complete
         return recorder.look(health.run_status)
 
-    def _read(self, models: Models, scratch: Path) -> RunPlan:
+    def _read(self, models: planning.Models, scratch: Path) -> planning.RunPlan:
         """Tell what the models are, and read the chunks for them."""
         request, settings = self._request, self.settings
         roster = request.roster(models)
         kind = self._devices[0].kind
-        self.deadline.paces = tell_roster(self.recorder, roster, models.missing, settings, kind)
+        self.deadline.paces = opening.tell_roster(self.recorder, roster, models.missing, settings, kind)
         language = settings.language if settings.qdrant else ""
-        plan = read(request, models, roster, scratch, self._emit, self._stops_reading, language)
+        plan = planning.read(request, models, roster, scratch, self._emit, self._stops_reading, language)
         for told in filter(None, [plan.builder.missed, self._known]):
             self._emit(ev.Warned(message=told))
         return plan
 
-    def _executor(self, grid: Sequence[Job], models: Models, corpus: Corpus) -> computing.Executor:
+    def _executor(self, grid: Sequence[Job], models: planning.Models, corpus: Corpus) -> computing.Executor:
         """Make what computes the batches that are left, and names the place of each text that is parked; the deadline
         learns from those that are not."""
 

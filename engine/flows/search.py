@@ -193,12 +193,7 @@ class Service(AbstractContextManager["Service"]):
     """
 
     def __init__(
-        self,
-        settings: Configuration,
-        place: Place,
-        collection: str | None,
-        rerank: Rerank | None,
-        events: EventSink,
+        self, settings: Configuration, place: Place, collection: str | None, rerank: Rerank | None, events: EventSink
     ) -> None:
         """Open a store or a copy of it, a run or a collection of a server, and load its models. Raises as `Answering`
         and `encode_for` do."""

@@ -114,8 +114,6 @@ class Policy:
     """Keys or sources of the models whose pickles may be read."""
     forbids: str = "cannot be downloaded offline"
     """What is said of a model that is not on this machine when `offline`."""
-    typed: bool = False
-    """Whether `interlock models fetch` is what asks, which then is no advice, unless a licence comes before it."""
 
 
 def is_offline() -> bool:
@@ -185,13 +183,13 @@ def cached(spec: ModelSpec) -> tuple[Path, str, str | None] | None:
     return held and (held.path, held.source, held.commit)
 
 
-def how_to_fetch(spec: ModelSpec, *, typed: bool = False) -> list[str]:
-    """List the commands that bring this model here, but for our own where that is `typed` already."""
+def how_to_fetch(spec: ModelSpec) -> list[str]:
+    """List the commands that bring this model here."""
     commands = []
     for source in spec.sources:
         kind, _, name = source.partition(":")
         if kind == "hf":
-            if not typed and (spec == REGISTRY.get(spec.key) or spec.revision == "main"):
+            if spec == REGISTRY.get(spec.key) or spec.revision == "main":
                 commands.append(f"interlock models fetch {spec.key if spec.key in REGISTRY else source}")
             commands.append(f"hf download {name} --revision {spec.revision}")
         elif kind == "pkg":
@@ -210,7 +208,7 @@ def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Copy, Outcome]
         return held, "hit"
     here = held or _held(spec, by_row=True)[0]
     if repo and not policy.offline and not is_offline():
-        return _download(spec, repo, policy, here, emit)
+        return _download(spec, repo, here, emit)
     if held:
         raise UnavailableError(f"model {spec.key} cannot be refreshed offline: drop --refresh-models")
     if here:
@@ -219,9 +217,7 @@ def _locate(spec: ModelSpec, policy: Policy, emit: Emit) -> tuple[Copy, Outcome]
         raise _pickle_only(spec, pickled)
     forbidden = f" and {policy.forbids}" if repo else ""
     looked = [f"  {source}: {missing}" for source, missing in lacking.items()]
-    raise UnavailableError(
-        "\n".join([f"model {spec.key} is not on this machine{forbidden}", *looked, *_advice(spec, policy)])
-    )
+    raise UnavailableError("\n".join([f"model {spec.key} is not on this machine{forbidden}", *looked, *_advice(spec)]))
 
 
 def _pickle_only(spec: ModelSpec, place: str) -> UnavailableError:
@@ -252,8 +248,8 @@ def _held(spec: ModelSpec, *, write: bool = True, by_row: bool = False) -> tuple
     return None, lacking
 
 
-def _advice(spec: ModelSpec, policy: Policy, denied: str = "") -> list[str]:
-    return [f"  to fetch it: {each}" for each in how_to_fetch(spec, typed=policy.typed and not denied)]
+def _advice(spec: ModelSpec) -> list[str]:
+    return [f"  to fetch it: {command}" for command in how_to_fetch(spec)]
 
 
 def _fingerprint(path: Path, hashes: dict[str, str]) -> str:
@@ -311,7 +307,7 @@ def _reason(error: BaseException) -> str:
     return _SECRET.sub("***", line)
 
 
-def _download(spec: ModelSpec, repo: str, policy: Policy, before: Copy | None, emit: Emit) -> tuple[Copy, Outcome]:
+def _download(spec: ModelSpec, repo: str, before: Copy | None, emit: Emit) -> tuple[Copy, Outcome]:
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
 
     def lasts(error: BaseException) -> bool:
@@ -343,8 +339,9 @@ def _download(spec: ModelSpec, repo: str, policy: Policy, before: Copy | None, e
             emit(Warned(message=f"model {spec.key}: cache fallback: {why}"))
             return before, "hit"
         held = "cannot be refreshed" if before else "is not on this machine and cannot be fetched"
-        why = (denied := why_denied(error, repo)) or _reason(error)
-        told = f"model {spec.key} {held} from hf:{repo} @ {spec.revision}: {why}"
-        raise UnavailableError("\n".join([told, *_advice(spec, policy, denied)])) from error
+        raise UnavailableError(
+            f"model {spec.key} {held} from hf:{repo} @ {spec.revision}: {why_denied(error, repo) or _reason(error)}\n"
+            + "\n".join(_advice(spec))
+        ) from error
     outcome: Outcome = "download" if before is None else "hit" if copy.commit == before.commit else "refresh"
     return copy._replace(source=f"hf:{repo}"), outcome

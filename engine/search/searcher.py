@@ -28,15 +28,7 @@ from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.search.ask import MAXSIM, Ask, Comparison, check_question, comparison_of, searched
 from interlock.engine.search.combine import Hybrid, combined, shares_of
 from interlock.engine.search.conditions import check_keys, filter_of, why_none
-from interlock.engine.search.encoding import (
-    Meaning,
-    check_texts,
-    computed,
-    encode,
-    terms_in,
-    vectors_of,
-    words_of,
-)
+from interlock.engine.search.encoding import Meaning, check_texts, computed, encode, terms_in, vectors_of, words_of
 from interlock.engine.search.hits import Answer, EncodedTexts, Hit, LateHit, Side, StageScore
 from interlock.engine.search.served import Place, Searched
 from interlock.engine.search.store_models import StoreModel, StoreModels

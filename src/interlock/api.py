@@ -234,13 +234,7 @@ def upload(
     from interlock.console.writing import say
     from interlock.engine.flows import Listener
     from interlock.engine.flows import upload as flow
-    from interlock.engine.targets.layout import (
-        parse_indexes,
-        payload_of,
-        quantisation_of,
-        topology_of,
-        vector_type_of,
-    )
+    from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, topology_of, vector_type_of
 
     path, key_file = open_run(run).path, _path(api_key_file, "api_key_file")
     with python_wording():

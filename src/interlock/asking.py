@@ -167,10 +167,9 @@ class Searcher(OpenResource):
             windows = self._answering.windows(texts_in(queries, "queries"), self._ask.to(limit))
         while found := self._next(windows):
             for answer in found.answers:
-                if answer.cut:
-                    warnings.warn(cut_text([answer.cut], 1), RuntimeWarning, stacklevel=2)
-                if answer.why_none:
-                    warnings.warn(f"no chunk found: {in_python(answer.why_none)}", RuntimeWarning, stacklevel=2)
+                none = f"no chunk found: {in_python(answer.why_none)}" * bool(answer.why_none)
+                for told in filter(None, (cut_text([answer.cut], 1), none)):
+                    warnings.warn(told, RuntimeWarning, stacklevel=2)
                 yield answer
 
     def _next(self, windows: "Iterator[Answers]") -> "Answers | None":
@@ -211,10 +210,8 @@ def encode(
 
 
 def _warned_of(encoded: "EncodedTexts") -> "EncodedTexts":
-    if cuts := [each for each in encoded.cut if each]:
-        warnings.warn(cut_text(cuts, len(encoded), "text"), RuntimeWarning, stacklevel=3)
-    if encoded.lacks:
-        warnings.warn(in_python(encoded.lacks), RuntimeWarning, stacklevel=3)
+    for told in filter(None, (cut_text(encoded.cut, len(encoded), "text"), in_python(encoded.lacks))):
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
     return encoded
 
 

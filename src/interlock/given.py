@@ -56,42 +56,11 @@ class GivenSettings:
     strict: bool | None = None
 
 
-ARGUMENTS = {
-    **{name.replace("_", "-"): name for name in GivenSettings.__annotations__},
-    "alias": "alias",
-    "api-key-file": "api_key_file",
-    "collection": "collection",
-    "copy": "copy",
-    "exact": "exact",
-    "filter": "where",
-    "grpc-port": "grpc_port",
-    "hybrid": "hybrid",
-    "incremental": "incremental",
-    "index": "indexes",
-    "limit": "limit",
-    "measures": "measures",
-    "missing": "missing",
-    "model": "model",
-    "only": "only",
-    "patience": "patience",
-    "projection": "projection",
-    "qrels": "qrels",
-    "quantisation": "quantisation",
-    "queries": "queries",
-    "query": "query",
-    "replicas": "replicas",
-    "rerank": "rerank",
-    "rerank-depth": "rerank_depth",
-    "rerank-share": "rerank_share",
-    "run-out": "run_out",
-    "seed": "seed",
-    "settle": "settle",
-    "shards": "shards",
-    "shared": "window",
-    "sparse-share": "sparse_share",
-    "split": "split",
-    "vector-type": "vector_type",
-    "weights": "weights",
-    "write-consistency": "write_consistency",
-}
-"""What a flag of the command line is called in Python."""
+BESIDE = (
+    "alias api_key_file collection copy exact grpc_port hybrid incremental limit measures missing model only "
+    "patience projection qrels quantisation queries query replicas rerank rerank_depth rerank_share run_out seed "
+    "settle shards sparse_share split vector_type weights write_consistency "
+)
+"""What else Python takes, by the names of its flags."""
+RENAMED = {"filter": "where", "index": "indexes", "shared": "window"}
+"""Flags that Python knows by another name."""

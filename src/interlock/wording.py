@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from interlock.engine.errors import InterlockError
-from interlock.given import ARGUMENTS, GivenSettings
+from interlock.given import BESIDE, RENAMED, GivenSettings
 
 _FLAG = re.compile(
     r"`[^`]*`|(?<![\w-])--(no-)?([a-z][a-z0-9-]*)"
@@ -18,6 +18,7 @@ _FLAG = re.compile(
 )
 _FIELD = re.compile(r"(?<=such as )--(text|id|title)-field[ =]('[^']*'|[^\s,;]+)")
 """A field that may be meant, which is passed whole."""
+_ARGUMENTS = {each.replace("_", "-"): each for each in (*GivenSettings.__annotations__, *BESIDE.split())} | RENAMED
 _CALLS = {"`interlock upload`": "interlock.upload(run, url)"}
 
 
@@ -42,7 +43,7 @@ def _passed(found: re.Match[str]) -> str:
 
 def _written(found: re.Match[str]) -> str:
     off, flag, value = found.groups()
-    name = ARGUMENTS.get(flag or "")
+    name = _ARGUMENTS.get(flag or "")
     if not name:
         return _CALLS.get(found[0], found[0])
     if flag == "shared":
