@@ -1,11 +1,26 @@
 """What the commands take that ask a store or a server, or judge what answers, as `flags` has it for the others."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from interlock.console.flags import NAME, PATH, RERANKING, server_flags, settings, telemetry, told
 from interlock.engine import parsers
+from interlock.engine.search.options import SearchRules
+from interlock.engine.settings import flag_of
 from interlock.engine.targets.connection import is_address
+
+_READ: Mapping[str, Mapping[str, Any]] = {
+    "MODEL=W,...": {"type": told(parsers.weights)},
+    "MODEL,...": {"type": told(parsers.some_names), "default": ()},
+    "NAME": {"type": NAME},
+    "N": {"type": told(parsers.integer)},
+    "S": {"type": told(parsers.decimal)},
+    "KEY=VALUE": {"action": "append"},
+}
+"""How the value of an option of a search is read, by what it is called; the others are one of their words."""
+RERANK = ("rerank", "rerank_share", "rerank_depth")
 
 
 def place(text: str) -> Path | str:
@@ -30,8 +45,7 @@ def search(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object per line")
     text = "tell each chunk's rank and score by stage, and milliseconds by stage"
     command.add_argument("--explain", action="store_true", help=text)
-    text = "only chunks whose payload has this value (!=, >=, <=, >, < too), as in metadata.lang=en; may be repeated"
-    command.add_argument("--filter", action="append", metavar="KEY=VALUE", help=text)
+    _options(command, "where")
     group = command.add_argument_group("many queries")
     text = (
         'answer each line of a file: .jsonl ({"id": ..., "text": ...}), .tsv (id, tab, text) or .txt; 64 or more are '
@@ -43,30 +57,9 @@ def search(command: argparse.ArgumentParser) -> None:
     text = "ids of chunks in a .trec: their chunk_id (default) or that of their point"
     group.add_argument("--ids", choices=("chunk", "point"), default="chunk", help=text)
     group = command.add_argument_group("stages")
-    text = "weights of the dense models for this search; 0, or no mention, leaves one out (default those of the store)"
-    group.add_argument("--weights", type=told(parsers.weights), metavar="MODEL=W,...", help=text)
-    group.add_argument("--only", type=NAME, metavar="NAME", help="one model's vectors or terms alone, or bm25")
-    text = (
-        "how dense and sparse lists become one: weighted (default), a sum of scores from 0 to 1; rrf and dbsf as "
-        "Qdrant has them, which lose much on some collections; or off"
-    )
-    group.add_argument("--hybrid", choices=("weighted", "rrf", "dbsf", "off"), help=text)
-    text = (
-        "how much the sparse lists count together, from 0 to 1 (default that of the store: 0.25, or 0.2 of one of an "
-        "earlier version); more than 0.3 has done harm"
-    )
-    group.add_argument("--sparse-share", type=told(parsers.decimal), metavar="S", help=text)
+    _options(group, "weights", "only", "hybrid", "sparse_share")
     group = command.add_argument_group("reranking")
-    text = (
-        "cross-encoders that score the best chunks anew: the first that can be had, the others in its place; or maxsim "
-        "(or one model of the store), which compares stored token vectors"
-    )
-    group.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
-    text = "how much its scores count beside the search's own, from 0 to 1 (default 0.2; of maxsim 0.3)"
-    group.add_argument("--rerank-share", type=told(parsers.decimal), metavar="S", help=text)
-    group.add_argument(
-        "--rerank-depth", type=told(parsers.integer), metavar="N", help="number of chunks that it scores (default 50)"
-    )
+    _options(group, *RERANK)
     telemetry(group)
     _server(command, exact=True)
     settings(command, *RERANKING, "theme", "ascii", "slow_link")
@@ -88,8 +81,7 @@ def questions(command: argparse.ArgumentParser) -> None:
     command.add_argument("--depth", type=told(parsers.at_least_one), default=10, metavar="N", help=text)
     _collection(command, "to ask; required if the store has several")
     _copy(command)
-    text = "cross-encoders that score the best chunks anew, or maxsim: one way more"
-    command.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
+    _options(command, "rerank", text="cross-encoders that score the best chunks anew, or maxsim: one way more")
     _server(command)
     settings(command, *RERANKING, "theme", "ascii", "slow_link")
 
@@ -137,14 +129,7 @@ def serve(command: argparse.ArgumentParser) -> None:
     text = "texts that may wait (default 2048); more are refused with 429"
     command.add_argument("--waiting", type=told(parsers.at_least_one), default=2048, metavar="N", help=text)
     group = command.add_argument_group("reranking")
-    text = "cross-encoders that score what /search finds, as `interlock search` has them, or maxsim"
-    group.add_argument("--rerank", type=told(parsers.some_names), metavar="MODEL,...", help=text)
-    group.add_argument(
-        "--rerank-share", type=told(parsers.decimal), metavar="S", help="how much its scores count, from 0 to 1"
-    )
-    group.add_argument(
-        "--rerank-depth", type=told(parsers.integer), metavar="N", help="number of chunks that it scores (default 50)"
-    )
+    _options(group, *RERANK)
     telemetry(command)
     _server(command, exact=True)
     settings(command, *RERANKING)
@@ -174,7 +159,7 @@ def eval(command: argparse.ArgumentParser) -> None:
     command.add_argument("--missing", choices=("error", "drop"), default="error", help=text)
     _collection(command, "of the run; required if it has several")
     text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
-    command.add_argument("--rerank", type=told(parsers.some_names), default=(), metavar="MODEL,...", help=text)
+    _options(command, "rerank", text=text)
     text = "judge by N queries of each split, drawn by the seed (default: all)"
     command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
     text = "what queries, halves and resamples are drawn by (default 0)"
@@ -218,6 +203,14 @@ def _measuring(command: argparse.ArgumentParser) -> None:
     command.add_argument("--measures", type=str.split, default=(), metavar="NAMES", help=text)
     text = "write every figure to this file, also of each query"
     command.add_argument("--json", type=PATH, metavar="FILE", help=text)
+
+
+def _options(command: argparse._ActionsContainer, *names: str, text: str = "") -> None:
+    """Add options of a search as they are declared, with another `text` where a command means less by one."""
+    for name in names:
+        metavar, about = SearchRules.__annotations__[name].__metadata__
+        how = {"metavar": metavar, **_READ.get(metavar, {"choices": metavar.split("|")})}
+        command.add_argument("--filter" if name == "where" else flag_of(name), dest=name, help=text or about, **how)
 
 
 def _collection(command: argparse.ArgumentParser, meant: str) -> None:

@@ -46,8 +46,8 @@ def search(options: argparse.Namespace) -> int:
     asks = options.query is None and options.queries is None and not options.answers and not options.json
     on_screen = asks and takes_screens()
     limit = options.limit if options.limit is not None else ON_SCREEN if on_screen else LIMIT
-    ask = ask_of(limit, options.weights, options.only, options.hybrid, options.sparse_share, options.filter or ())
-    rerank = rerank_of(settings, options.rerank or (), options.rerank_share, options.rerank_depth)
+    ask = ask_of(limit, options.weights, options.only, options.hybrid, options.sparse_share, options.where or ())
+    rerank = rerank_of(settings, options.rerank, options.rerank_share, options.rerank_depth)
     if on_screen:
         return _open_screen(options, settings, ask, rerank)
     if (options.query is None) == (options.queries is None):
@@ -112,7 +112,7 @@ def questions(options: argparse.Namespace) -> int:
     from interlock.engine.flows.search import Answering, Judging
 
     settings, on_screen = configuration(options), takes_screens()
-    look, rerank = look_of(settings), rerank_of(settings, options.rerank or (), None, None)
+    look, rerank = look_of(settings), rerank_of(settings, options.rerank, None, None)
     asked = list(read_questions(options.queries)) if options.queries else []
     if not (asked or on_screen or (options.sheet / QUESTIONS).exists()):
         raise UsageError("questions: name a file of them with --queries, or type them on a terminal")
@@ -296,7 +296,7 @@ def serve(options: argparse.Namespace) -> int:
 
     admission = connections.Admission.of(f"--host {options.host}", options.host, KEY)
     settings = configuration(options)
-    rerank = rerank_of(settings, options.rerank or (), options.rerank_share, options.rerank_depth)
+    rerank = rerank_of(settings, options.rerank, options.rerank_share, options.rerank_depth)
     check_telemetry(options.telemetry, {})
     events = partial(Telemetry, options.telemetry)
     with (

@@ -21,7 +21,7 @@ from starlette.responses import Response
 import interlock
 from interlock.console.front_ends import connections
 from interlock.console.front_ends.connections import Admission, listening, server_of
-from interlock.console.front_ends.http import MOST_BYTES, Door
+from interlock.console.front_ends.http import MOST_BYTES, Door, SearchRequest
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows.run import Run
@@ -29,6 +29,7 @@ from interlock.engine.flows.search import Service
 from interlock.engine.record.events import ResidueFound
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.batching import QueueFull, RequestBatcher
+from interlock.engine.search.options import SearchRules
 from interlock.engine.settings import load
 from tests.builders import corpus, start, toml
 from tests.builders import interlock as command
@@ -458,3 +459,7 @@ def test_models_stay_beside_each_other_on_a_gpu(place, wanted, tmp_path):
     loaded = [("ModelMoved", "a", "cuda:0"), ("ModelMoved", "b", "cuda:0")]
     assert kinds[:2] == loaded and ("ModelUnloaded", "a", "cuda:0") in kinds
     assert not [each for each in moved if isinstance(each, ResidueFound)]
+
+
+def test_a_search_over_http_knows_no_option_that_is_not_declared_for_all():
+    assert {*SearchRequest.__struct_fields__} - {"query", "limit"} <= SearchRules.__annotations__.keys()

@@ -1,7 +1,7 @@
 """Questions from notebooks and scripts: a store and its models, or a cross-encoder, which stay open between them."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
@@ -14,6 +14,7 @@ from interlock.engine.parsers import path_of
 from interlock.engine.record.events import RunResumed, RunStarted
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.words import several
+from interlock.engine.search.options import SearchRules
 from interlock.engine.targets.connection import is_address
 from interlock.held import OpenResource
 from interlock.recorded import AnyPath, RecordedRun
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
     from interlock.engine.search.served import ServerPlace
 
 
-Conditions = str | Sequence[str] | Mapping[str, str | float | list[str | float | None] | None]
-"""Conditions on payloads: "metadata.lang=en", several of these, or the value (or one of a list) by key; None: none."""
-
-
 class ServerOptions(TypedDict, total=False):
     """How a Qdrant server is asked, where a URL names one; `Searcher` says what each means."""
 
@@ -38,19 +35,11 @@ class ServerOptions(TypedDict, total=False):
     exact: bool
 
 
-class SearchOptions(ServerOptions, total=False):
+class SearchOptions(ServerOptions, SearchRules, total=False):
     """What a search may be told beside its store; `Searcher` says what each means."""
 
     collection: str | None
     copy: bool
-    weights: Mapping[str, float] | None
-    only: str | None
-    hybrid: Literal["weighted", "rrf", "dbsf", "off"] | None
-    sparse_share: float | None
-    where: Conditions
-    rerank: str | Sequence[str]
-    rerank_share: float | None
-    rerank_depth: int | None
 
 
 class Searcher(OpenResource):
@@ -112,14 +101,8 @@ class Searcher(OpenResource):
         rerank = options.get("rerank") or ()
         names = [rerank] if isinstance(rerank, str) else list(rerank)
         with python_wording():
-            self._ask = ask_of(
-                1,
-                options.get("weights"),
-                options.get("only"),
-                options.get("hybrid"),
-                options.get("sparse_share"),
-                options.get("where", ()),
-            )
+            ways = options.get("weights"), options.get("only"), options.get("hybrid"), options.get("sparse_share")
+            self._ask = ask_of(1, *ways, options.get("where", ()))
             reranking = rerank_of(configuration, names, options.get("rerank_share"), options.get("rerank_depth"))
             self._answering = Answering(
                 configuration, place, options.get("collection"), reranking, warned, settings.models, kept=keep
