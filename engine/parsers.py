@@ -146,15 +146,9 @@ def size(value: object) -> int:
     """Read a size: a number is one of bytes; a text has a unit, since `10` would hardly be meant as 10 bytes."""
     found = parse_bytes(str(value))
     if isinstance(value, str) and found and value.strip().replace(".", "", 1).isdigit():
-        raise ValueError(f"expected a size with its unit (did you mean {_with_unit(found)}?)")
+        meant = f"{found >> 20}MiB" if found >= 1 << 20 else f"{found}{'GiB' if found < 1024 else 'MiB'}"
+        raise ValueError(f"expected a size with its unit (did you mean {meant}?)")
     return found
-
-
-def _with_unit(number: int) -> str:
-    """What a number without a unit may have stood for: bytes only where it is a large one."""
-    if number >= 1 << 20:
-        return f"{number >> 20}MiB"
-    return f"{number}GiB" if number < 1024 else f"{number}MiB"
 
 
 def text(value: object) -> str:
@@ -210,13 +204,10 @@ def threads(value: object) -> int:
 
 
 def seconds(value: object) -> float:
-    try:
-        seconds = parse_number(str(value))
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise ValueError("expected a number of seconds, 0 or more")
-    return seconds
+    with suppress(ValueError):
+        if 0 <= (seconds := parse_number(str(value))) < math.inf:
+            return seconds
+    raise ValueError("expected a number of seconds, 0 or more")
 
 
 def cluster(value: object) -> str:

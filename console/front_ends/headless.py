@@ -118,13 +118,6 @@ class Folded:
         return counts
 
 
-def is_error(event: ev.AnyEvent) -> bool:
-    """Whether it is told although progress is not: what went wrong for good, and an end that is no whole success."""
-    return describe(event).severity == "error" or (
-        isinstance(event, ev.RunClosed) and bool(event.exit_code or event.reason)
-    )
-
-
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 POLL_SECONDS = 0.25
 
@@ -193,7 +186,8 @@ class Headless:
 
     def _print(self, entry: ev.Entry) -> None:
         """One line for what people want to know; what failed is told in full once."""
-        event, urgent = entry.body, is_error(entry.body)
+        event, urgent = entry.body, describe(entry.body).severity == "error"  # which is told although progress is not
+        urgent = urgent or (isinstance(event, ev.RunClosed) and bool(event.exit_code or event.reason))
         for count in self._folded.ended_by(event):
             self._say(count)
         if self._folded.takes(event) or not (text := line_of(event, entry.device_kind, verbose=self._verbose)):

@@ -171,7 +171,8 @@ class Door:
             check_question(query)
         if asked.limit * len(queries) > MOST_HITS:
             raise Refused(400, f"limit: {MOST_HITS:,} hits of all queries at most: set a lower one")
-        count = sum(len(each) if isinstance(each, list) else 1 for each in _several(asked.where))
+        keys = [*asked.where.values()] if isinstance(asked.where, dict) else [asked.where]
+        count = sum(len(each) if isinstance(each, list) else 1 for each in keys)
         if count > MOST_CONDITIONS:
             raise Refused(400, f"where: {count:,} conditions: send at most {MOST_CONDITIONS}")
         ways = asked.weights, asked.only, asked.hybrid, asked.sparse_share, asked.where or ()
@@ -234,10 +235,6 @@ def _embedded(asked: EmbeddingsRequest, rows: Sequence[tuple[Any, int, Mapping[s
     usage = dict.fromkeys(("prompt_tokens", "total_tokens"), sum(read))
     warnings = {"warnings": [told]} if (told := cut_text(cut, len(rows), "text")) else {}
     return _json({"object": "list", "data": data, "model": asked.model, "usage": usage, **warnings})
-
-
-def _several(where: object) -> Sequence[object]:
-    return [*where.values()] if isinstance(where, dict) else where if isinstance(where, list) else [where]
 
 
 def _plain(answer: Answer, warning: str) -> dict[str, object]:

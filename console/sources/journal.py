@@ -235,7 +235,7 @@ class Watched:
         if not self._moment:
             return
         try:
-            self.begun += self._moment.go(self._past, self._past.place_at(self.position))
+            self.begun += self._moment.go(self._past, bisect_right(self._past.times, self.position))
         except (OSError, InterlockError) as error:  # somebody took the journal away, or wrote another
             self.failure = InterlockError(f"cannot go back in {self.path} ({reason(error)}): check who moved it")
             self._show(None)

@@ -78,10 +78,6 @@ class Past:
         committed = {number: tuple(batches.values()) for number, batches in state.committed.items()}
         self._frames.append(Keyframe(place, offset, copied(replace(state, committed={})), committed))
 
-    def place_at(self, seconds: float) -> int:
-        """Count the entries up to a moment."""
-        return bisect_right(self.times, seconds)
-
     def told(self, place: int) -> tuple[list[Entry], int]:
         """List the latest of the first `place` entries that tell of anything but a batch or a sample, and count what
         was left out of them."""

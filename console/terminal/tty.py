@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from interlock.engine.record.words import safe
 
@@ -134,7 +133,8 @@ def quiet_descriptors(log: Path | None = None) -> Iterator[Terminal]:
     finally:
         _held = None
         for number, handler in signals.items():
-            signal.signal(number, signal.SIG_IGN if terminal.lost and number == signal.SIGHUP else _settable(handler))
+            keeps = terminal.lost and number == signal.SIGHUP
+            signal.signal(number, signal.SIG_IGN if keeps else handler or signal.SIG_DFL)  # None: not set from Python
         _flush()
         for number, copy in enumerate(copies):
             if not (terminal.lost and terminals[number]):  # what led to a terminal that is lost stays where it is
@@ -190,10 +190,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
-
-
-def _settable(
-    handler: Callable[[int, FrameType | None], object] | int | None,
-) -> signal.Handlers | Callable[..., object]:
-    """A handler as `signal.signal` takes it; one that was not set from Python becomes the default."""
-    return signal.SIG_DFL if handler is None else handler  # type: ignore[return-value]

@@ -236,7 +236,7 @@ def upload(
     from interlock.engine.flows import upload as flow
     from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, topology_of, vector_type_of
 
-    path, key_file = open_run(run).path, _path(api_key_file, "api_key_file")
+    path, key_file = open_run(run).path, None if api_key_file is None else path_of(api_key_file, "api_key_file")
     with python_wording():
         request = flow.UploadRequest(
             run=path,
@@ -262,10 +262,6 @@ def check_side(side: object) -> None:
     """Raise UsageError for what is neither side of a search."""
     if side not in ("query", "document"):
         raise UsageError(f"side: expected 'query' or 'document', got {side!r:.100}")
-
-
-def _path(value: AnyPath | None, what: str) -> Path | None:
-    return None if value is None else path_of(value, what)
 
 
 def configured(settings: Settings) -> Configuration:
