@@ -115,8 +115,9 @@ def setup(options: argparse.Namespace) -> int:
         words = command_of(filled, settings.settings)
         print(command(words), file=sys.stderr)
         chosen = parse(words)
-        out, signals = configuration(chosen).settings.out, [(each, signal.getsignal(each)) for each in _RUNS_SIGNALS]
-        before = runs_in(out)
+        out = configuration(chosen).settings.out
+        answered = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by a run itself, to the end of its process
+        before, signals = runs_in(out), [(each, signal.getsignal(each)) for each in answered]
         try:
             return run(chosen)
         except (UsageError, UnavailableError) as error:
@@ -127,10 +128,6 @@ def setup(options: argparse.Namespace) -> int:
             signal.signal(number, handler)
         filled = set_up(settings, filled, failed)
     return ExitCode.COMPLETED
-
-
-_RUNS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What a run answers itself, to the end of the process that it is in."""
 
 
 def runs(options: argparse.Namespace) -> int:

@@ -12,7 +12,6 @@ from interlock.engine.compute.checks import checkup, findings
 from interlock.engine.compute.checks.checkup import GpuCheck, GpuReport
 from interlock.engine.errors import InterlockError
 from interlock.engine.flows.opening import NEEDED_LATE, unloadable
-from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose, describe_host, why_no_gpu
 from interlock.engine.gpu.nvml import open_nvml
 from interlock.engine.models import assets
@@ -97,15 +96,10 @@ def _gpus(settings: RunSettings) -> Iterator[Check]:
 def _devices(settings: RunSettings) -> Iterator[Check]:
     try:
         for device in choose(settings.devices, settings.faults):
-            yield _device(device, settings.ceiling_of(device.kind), settings.margin)
+            check = checkup.memory(device, settings.ceiling_of(device.kind), settings.margin)
+            yield check.outcome == "passed", f"device {device.name}", check.found  # good if a run would get it now
     except InterlockError as error:
         yield False, f"device {settings.devices}", str(error)
-
-
-def _device(device: Device, ceiling: int, margin: int) -> Check:
-    """A device is good if a run would get it now, with room for something."""
-    check = checkup.memory(device, ceiling, margin)
-    return check.outcome == "passed", f"device {device.name}", check.found
 
 
 def _writable(out: Path) -> Check:

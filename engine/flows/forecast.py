@@ -37,6 +37,9 @@ from interlock.engine.targets.stores import check_projectable, other_models
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.precision import FUSED, stored_bytes
 
+TOTALS = ("batches", "rows", "tokens", "token_bytes", "truncated")
+"""What of a pass is the sum over its collections."""
+
 
 @dataclass(frozen=True)
 class LongTexts:
@@ -57,6 +60,12 @@ class PassForecast:
     devices: tuple[str, ...]
     streamed: bool
     refused: str
+    batches: int
+    rows: int
+    tokens: int
+    token_bytes: int
+    """What the vectors of its tokens would take."""
+    truncated: int
     seconds: float | None = None
     warning: str = ""
     """Why it would be computed on the CPU although there are GPUs."""
@@ -64,27 +73,6 @@ class PassForecast:
     most_tokens: tuple[int, int] | None = None
     """The tokens that a forward may have on a GPU while the model is alone there, and beside the others of a shared
     run; None where it would be on none of them, or streamed."""
-
-    @property
-    def batches(self) -> int:
-        return sum(share.batches for share in self.layout.planned)
-
-    @property
-    def rows(self) -> int:
-        return sum(share.rows for share in self.layout.planned)
-
-    @property
-    def tokens(self) -> int:
-        return sum(share.tokens for share in self.layout.planned)
-
-    @property
-    def token_bytes(self) -> int:
-        """What the vectors of its tokens would take."""
-        return sum(share.token_bytes for share in self.layout.planned)
-
-    @property
-    def truncated(self) -> int:
-        return sum(share.truncated for share in self.layout.planned)
 
     @property
     def place(self) -> str:
@@ -281,4 +269,5 @@ def _forecast(
     )
     assert found is not None, "one batch is left"
     placed, refused = found.assignments[0] if found.assignments else Assignment(0, (), ()), found.refused.get(0, "")
-    return PassForecast(layout, law.weights, predicted, placed.devices, placed.streamed, refused)
+    totals = (sum(getattr(share, name) for share in layout.planned) for name in TOTALS)
+    return PassForecast(layout, law.weights, predicted, placed.devices, placed.streamed, refused, *totals)

@@ -29,19 +29,12 @@ from interlock.engine.flows.opening import check, check_cut, form_of, without_ef
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
 from interlock.engine.gpu.lease import Lessor
+from interlock.engine.models import roster as rosters
 from interlock.engine.models.assets import Policy, changed_files
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.memory import Calibration, Law
 from interlock.engine.models.networks.attention import older_transformers
 from interlock.engine.models.registry import LARGE_BATCH, ModelSpec, check_beside, extended, find
-from interlock.engine.models.roster import (
-    delivered_dim,
-    entry_of,
-    entry_without,
-    fewest_processors,
-    token_key,
-    tokenisings,
-)
 from interlock.engine.record import health
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import MissingModel, RosterEntry
@@ -102,9 +95,9 @@ class RunRequest:
         settings, roster, dense = self.settings, [], {}
         for number, (spec, weight) in enumerate(zip(self.specs, self.weights, strict=True)):
             if (card := models.cards.get(number)) is None:
-                roster.append(entry_without(spec, weight, models.missing[number]))
+                roster.append(rosters.entry_without(spec, weight, models.missing[number]))
                 continue
-            roster.append(entry_of(card, weight, delivered_dim(spec, card, settings.dim)))
+            roster.append(rosters.entry_of(card, weight, rosters.delivered_dim(spec, card, settings.dim)))
             if card.kind == "dense":
                 dense[card.key] = roster[-1].dim
         form_of(settings).widths(Fusion(settings.fusion), dense)
@@ -182,7 +175,7 @@ class RunPlan:
         """Lay out every pass over the texts that are not `reused`. Raises UsageError as `lay_out` does."""
         passes = []
         for number, card in self.cards.items():
-            if (tokens := self.tokens.get(token_key(card))) is None:  # its tokenizer was replaced since they were made
+            if (tokens := self.tokens.get(rosters.token_key(card))) is None:  # its tokenizer was replaced meanwhile
                 raise changed_files(card.key, card.snapshot.path)
             without = reused(number, card, self.corpus)
             passes.append(PlannedPass(number, lay_out(number, card, tokens, self.corpus.rows, without), tokens))
@@ -234,11 +227,11 @@ def read(
     Raises UsageError when no chunk is good, Stopped when `stopped` says so.
     """
     builder = DeliveryBuilder(scratch, language, request.settings.chunk_sparse)
-    cards = [*models.cards.values()]
+    cards, collections = [*models.cards.values()], request.collections
     for card in cards:
         if (older := older_transformers()) and older in card.padded_because:
             emit(Warned(message=f"{card.key} computes padding, for {card.padded_because}"))
-    corpus, tokens = read_and_tokenise(request.collections, tokenisings(cards), scratch, emit, stopped, builder.beside)
+    corpus, tokens = read_and_tokenise(collections, rosters.tokenisings(cards), scratch, emit, stopped, builder.beside)
     share = request.configuration.sparse_share
     return RunPlan(request.settings, roster, corpus, builder, models.cards, tokens, sparse_share=share)
 
@@ -295,7 +288,7 @@ def sized(request: RunRequest, models: Models, devices: Sequence[Device], laws: 
 def _fitting(spec: ModelSpec, card: ModelCard, law: Law, most: int, gpus: Sequence[Device], lessor: Lessor) -> int:
     """Count the tokens of the largest batch that a model alone on each of `gpus` holds, and is of use; those of the
     host where it fits none."""
-    tokens = spec.tokens_for("cuda", fewest_processors(gpus))
+    tokens = spec.tokens_for("cuda", rosters.fewest_processors(gpus))
     while card.kind == "dense" and 2 * tokens <= min(LARGE_BATCH, most):
         tokens *= 2
     room = min(map(lessor.budget, gpus))

@@ -138,19 +138,15 @@ class Continuation:
                 first = stay[0].place or f"text {stay[0].row + 1:,} of the run"
                 what = f"{several(len(stay), 'text')} failed before, {'first ' * (len(stay) > 1)}{first}"
                 told = f"{stay[0].model}: {what} ({stay[0].reason}); not tried again: once this is over, repeat it with"
-                self._recorder.emit(ev.Warned(message=f"{told} {self._retrying}", collection=name))
+                began = self._recorder.look(lambda state: state.started)
+                words = resume_words(began.chunks, self._directory.path, began.config) if began else ["run", "--resume"]
+                retrying = command([*words, "--retry-parked"])
+                self._recorder.emit(ev.Warned(message=f"{told} {retrying}", collection=name))
         if again:
             texts = len(set().union(*again.values()))
             why = "asked for" if self._settings.retry_parked else "devices or limits are others"
             self._recorder.emit(ev.ParkedRetried(model_pass=model_pass, batches=sorted(again), rows=texts, cause=why))
         return list(again)
-
-    @cached_property
-    def _retrying(self) -> str:
-        """The command that tries texts again that were parked."""
-        began = self._recorder.look(lambda state: state.started)
-        words = resume_words(began.chunks, self._directory.path, began.config) if began else ["run", "--resume"]
-        return command([*words, "--retry-parked"])
 
     def check(self, job: Job) -> None:
         """Raise InterlockError unless every vector of a pass still is the one that the journal speaks of."""
