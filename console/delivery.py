@@ -28,7 +28,7 @@ PAUSE = 5.0
 def export(options: argparse.Namespace) -> int:
     """Deliver a finished run once more; a line for each file and store. Raises InterlockError at the end where the run
     has gaps."""
-    from interlock.console.text.event_text import line_of
+    from interlock.console.text.event_text import SEVERE, describe, line_of
     from interlock.console.text.recap import search_command
     from interlock.engine.flows.export import ExportRequest
     from interlock.engine.flows.export import export as deliver
@@ -39,8 +39,7 @@ def export(options: argparse.Namespace) -> int:
     def hear(event: AnyEvent) -> None:
         if isinstance(event, StoreVerified):
             verified[event.qdrant_collection] = event.ok
-        line = line_of(event)
-        tell(safe(line, LONG), error=line.startswith(("warning:", "error:")))
+        tell(safe(line_of(event), LONG), error=describe(event).severity in SEVERE)
 
     request = ExportRequest(options.to, options.to_store, options.vectors, options.collection, options.chunks)
     made = deliver(options.run, configuration(options), request, hear)

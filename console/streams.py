@@ -133,9 +133,9 @@ class JsonLog(TextIOBase):
 
 @contextmanager
 def json_log(arguments: Sequence[str]) -> Iterator[None]:
-    """Have stderr be a JsonLog where the command line asks for it, in full or in short."""
+    """Have stderr be a JsonLog where the command line asks for it."""
     before = sys.stderr
-    if asked := any(word[:4] == "--lo" for word in arguments):
+    if asked := "--log-json" in arguments:
         sys.stderr = JsonLog()
     try:
         yield

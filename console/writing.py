@@ -163,7 +163,7 @@ class Telemetry:
         self._stack.close()
 
     def __call__(self, event: "AnyEvent") -> None:
-        from interlock.console.text.event_text import line_of
+        from interlock.console.text.event_text import SEVERE, describe, line_of
         from interlock.engine.record import journal
         from interlock.engine.record.events import Entry, LeaseGranted, LeaseReleased
 
@@ -176,7 +176,7 @@ class Telemetry:
                 self._out.write(journal.encode(entry))
             self._count += 1
         line = "" if isinstance(event, LeaseGranted | LeaseReleased) else line_of(event, self._kind)  # moves say it
-        if line and (not self._file or line.startswith(("warning", "error"))):
+        if line and (not self._file or describe(event).severity in SEVERE):
             print(f"interlock: {safe(line)}", file=sys.stderr, flush=True)
 
 

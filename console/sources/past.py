@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from interlock.console.text.event_text import describe
+from interlock.console.text.event_text import SEVERE, describe
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.record.events import Entry
@@ -64,7 +64,7 @@ class Past:
         self.times.append(self._before + entry.elapsed)
         if not isinstance(entry.body, ev.Heartbeat | ev.BatchCommitted):
             self._told.append(entry)
-            serious = describe(entry.body, entry.device_kind).severity in ("warning", "error")
+            serious = describe(entry.body, entry.device_kind).severity in SEVERE
             if serious or isinstance(entry.body, ev.Mitigated):
                 self.troubles.append(len(self.times) - 1)
 

@@ -21,11 +21,14 @@ BY_STATUS: "dict[Status, Severity]" = {
     "completed": "notice", "skipped": "notice", "stopped": "warning", "incomplete": "warning", "failed": "error",
 }  # fmt: skip
 
+SEVERE = ("warning", "error")
+"""How bad an event is that an operator is called for."""
+
 
 def line_of(event: ev.AnyEvent, device_kind: str = "", *, verbose: bool = False) -> str:
     """Write an event as plain output prints it, what went wrong marked as such; empty for one that it leaves out."""
     said = describe(event, device_kind)
-    mark = f"{said.severity}: " if said.severity in ("warning", "error") else ""
+    mark = f"{said.severity}: " if said.severity in SEVERE else ""
     return mark + (said.line or said.text) if said.printed and (verbose or not said.usual) else ""
 
 

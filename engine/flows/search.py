@@ -253,8 +253,6 @@ class Service(AbstractContextManager["Service"]):
             raise UsageError(
                 f"{self.place} wrote no store: start the service with a store, or with the URL of a server"
             )
-        if reranked and not self.reranks:
-            raise UsageError("nothing reranks: start the service with --rerank MODEL")
         return self._answering.answer(texts, ask, reranked=reranked)
 
 

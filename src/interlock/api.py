@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from interlock.console.sources.again import taken_up
 from interlock.console.sources.session import Session, Work
-from interlock.console.text.event_text import line_of
+from interlock.console.text.event_text import SEVERE, describe
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.compute.controls import Controls
 from interlock.engine.crash import reportable
@@ -297,8 +297,8 @@ def warned(device_kind: str) -> AbstractContextManager[events.Emit]:
     """Turn what an operator would be warned of into a RuntimeWarning."""
 
     def emit(event: events.AnyEvent) -> None:
-        line = line_of(event, device_kind)
-        if line.startswith(("warning: ", "error: ")):
-            warnings.warn(in_python(line.partition(": ")[2]), RuntimeWarning, stacklevel=2)
+        said = describe(event, device_kind)
+        if said.printed and said.severity in SEVERE:
+            warnings.warn(in_python(said.line or said.text), RuntimeWarning, stacklevel=2)
 
     return nullcontext(emit)
