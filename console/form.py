@@ -18,19 +18,11 @@ from interlock.engine import parsers
 from interlock.engine.corpus.collections import Glance, glance
 from interlock.engine.corpus.forms import form_of
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
+from interlock.engine.knobs import ON_SCREEN
 from interlock.engine.models.members import members
 from interlock.engine.models.registry import ModelSpec, extended, usual_weights, vouched
 from interlock.engine.record.facts import Setting
-from interlock.engine.settings import (
-    ON_SCREEN,
-    Configuration,
-    RunSettings,
-    begun_with,
-    flag_of,
-    knobs,
-    setting_of,
-    shown,
-)
+from interlock.engine.settings import Configuration, RunSettings, begun_with, flag_of, knobs, setting_of, shown
 
 if TYPE_CHECKING:
     from interlock.engine.flows.forecast import Forecast

@@ -10,20 +10,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from interlock.engine.errors import UsageError
+from interlock.engine.evaluation import report
 from interlock.engine.evaluation.judgements import Found, Grades, Lists, read_grades, read_queries, read_run
-from interlock.engine.evaluation.report import (
-    MAIN,
-    MEASURES,
-    HardQuery,
-    Interval,
-    Values,
-    WrongHit,
-    differences,
-    few_queries,
-    measured,
-    measures_of,
-    reach,
-)
 
 TOP = 10
 """The first hits, of which some may not be judged; also how many queries are told of."""
@@ -50,7 +38,7 @@ class PairedDifference(Struct, frozen=True, kw_only=True):
     measure: str
     run: str
     against: str
-    difference: Interval
+    difference: report.Interval
     wins: int
     ties: int
     losses: int
@@ -89,7 +77,7 @@ def compared(
     lists = {name: [run.get(query, {}) for query in ids] for name, run in runs.items()}
     if strange := [name for name, own in lists.items() if not any(own)]:
         raise UsageError(f"{strange[0]} answers no judged query: name judgements of its own queries with --qrels")
-    values = {name: measured(own, judged, measures, None) for name, own in lists.items()}
+    values = {name: report.measured(own, judged, measures, None) for name, own in lists.items()}
     pairs = [(measure, name) for measure in measures for name in others]
     apart = [values[name][measure] - values[first][measure] for measure, name in pairs]
     whole = np.stack([values[name][measures[0]] for name in runs])
@@ -109,7 +97,7 @@ def compared(
         ],
         differences=[
             PairedDifference(measure=measure, run=name, against=first, difference=told, **_outcomes(each))
-            for (measure, name), told, each in zip(pairs, differences(apart), apart, strict=True)
+            for (measure, name), told, each in zip(pairs, report.differences(apart), apart, strict=True)
         ],
         apart=[
             ApartQuery(
@@ -119,8 +107,8 @@ def compared(
             if spread[at] > 0
         ],
         notes=[
-            reach(len(ids)),
-            *few_queries(len(ids)),
+            report.reach(len(ids)),
+            *report.few_queries(len(ids)),
             *judged_apart(lists, [(name, first) for name in others], judged),
             *notes,
         ],
@@ -132,7 +120,7 @@ def compare_files(
 ) -> RunComparison:
     """Compare runs of TREC by what their files have, as `compared` does, under `names` or those of the files. Raises
     UsageError for a file that cannot be used, UnavailableError without ir-measures."""
-    wanted = measures_of(measures, None) or MEASURES
+    wanted = report.measures_of(measures, None) or report.MEASURES
     texts = read_queries(queries) if queries else {}
     judged = read_grades(qrels, None, None)
     stems = [file.name.removesuffix(".gz").rpartition(".")[0] or file.name for file in runs]
@@ -145,7 +133,7 @@ def compare_files(
     return compared(lists, judged.grades, wanted, texts, judged.notes)
 
 
-def _outcomes(apart: Values) -> dict[str, int]:
+def _outcomes(apart: report.Values) -> dict[str, int]:
     signs = np.sign(apart.round(9))  # what differs by less is the rounding of sums
     return {name: int((signs == sign).sum()) for name, sign in (("wins", 1), ("ties", 0), ("losses", -1))}
 
@@ -182,16 +170,16 @@ def hardest(
     grades: Sequence[Mapping[str, int]],
     queries: Mapping[str, str],
     texts: Mapping[str, str],
-) -> list[HardQuery]:
+) -> list[report.HardQuery]:
     """Name the queries with the lowest nDCG@10 of a way's lists, with the first hits of each that are no answers."""
-    values = measured(lists, grades)[MAIN]
+    values = report.measured(lists, grades)[report.MAIN]
     return [
-        HardQuery(
+        report.HardQuery(
             query=ids[at],
             text=queries[ids[at]],
             value=float(values[at]),
             wrong=[
-                WrongHit(id=id, rank=rank, grade=grades[at].get(id), text=texts[id][:BEGINS])
+                report.WrongHit(id=id, rank=rank, grade=grades[at].get(id), text=texts[id][:BEGINS])
                 for rank, id in enumerate(lists[at], 1)
                 if grades[at].get(id, 0) <= 0
             ][:WRONG],
