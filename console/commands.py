@@ -90,13 +90,9 @@ def _audience(options: argparse.Namespace) -> "Audience":
     from interlock.console.notifying import words_of
 
     return Audience(
-        no_ui=options.no_ui or options.log_json,
-        events=options.events == "-",
-        summary=options.summary,
-        quiet=options.quiet,
-        metrics=options.metrics,
-        notify=words_of(options.notify),
-    )
+        no_ui=options.no_ui or options.log_json, events=options.events == "-", summary=options.summary,
+        quiet=options.quiet, metrics=options.metrics, notify=words_of(options.notify),
+    )  # fmt: skip
 
 
 def setup(options: argparse.Namespace) -> int:

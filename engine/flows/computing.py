@@ -50,16 +50,9 @@ def gathered(
     if not settings.cluster:
         return None
     hello = Hello(
-        run=run_id,
-        node="",
-        devices=settings.devices,
-        faults=settings.faults,
-        ceiling=settings.ceiling,
-        host_ceiling=settings.host_ceiling,
-        margin=settings.margin,
-        warm=settings.warm,
-        threads=threads,
-    )
+        run=run_id, node="", devices=settings.devices, faults=settings.faults, ceiling=settings.ceiling,
+        host_ceiling=settings.host_ceiling, margin=settings.margin, warm=settings.warm, threads=threads,
+    )  # fmt: skip
     members = ClusterMembers(
         (clusters or connected)(settings.cluster.removesuffix(TWICE), settings.devices), hello, versions(), clock=clock
     )
@@ -105,16 +98,9 @@ def context_of(
     gpus = [device for device in devices if device.kind != "cpu"]
     host = backend.host() if gpus else devices[0]
     return RunContext(
-        devices=devices,
-        host=host,
-        lessor=Lessor([*gpus, host], *settings.limits, granted=granted),
-        masters=masters,
-        controls=controls,
-        emit=emit,
-        sync=sync,
-        backend=backend,
-        deadline=deadline,
-    )
+        devices=devices, host=host, lessor=Lessor([*gpus, host], *settings.limits, granted=granted), masters=masters,
+        controls=controls, emit=emit, sync=sync, backend=backend, deadline=deadline,
+    )  # fmt: skip
 
 
 def read_ahead(masters: Masters, models: Models, completed: Container[int], device: Device, backend: Backend) -> None:
