@@ -77,13 +77,9 @@ def ask_of(
     if hybrid is not None and hybrid not in [*Hybrid]:
         raise UsageError(f"--hybrid {hybrid!r}: choose one of {', '.join(Hybrid)}")
     return Ask(
-        limit=limit,
-        weights=weighed,
-        only=only or "",
-        hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
-        sparse_share=sparse_share,
-        where=conditions_in(where),
-    )
+        limit=limit, weights=weighed, only=only or "", hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
+        sparse_share=sparse_share, where=conditions_in(where),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
