@@ -65,13 +65,8 @@ def demo(command: argparse.ArgumentParser) -> None:
     command.add_argument("--query", default=QUESTION, help="search query at the end")
     text = "rehearse every failure: the real engine on simulated GPUs, models without weights"
     command.add_argument("--scripted", action="store_true", help=text)
-    command.add_argument(
-        "--speed",
-        type=told(parsers.decimal),
-        default=1.0,
-        metavar="N",
-        help="with --scripted: N times as fast, above 0 (default 1)",
-    )
+    text = "with --scripted: N times as fast, above 0 (default 1)"
+    command.add_argument("--speed", type=told(parsers.decimal), default=1.0, metavar="N", help=text)
     _front_end(command)
     settings(command)
 
@@ -111,9 +106,8 @@ def ctl(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=ASKED, help="what to ask for")
     command.add_argument("value", nargs="?", choices=["on", "off"], help="for exclusive and fallback")
     command.add_argument("--no-wait", action="store_true", help="do not wait until it is acknowledged")
-    command.add_argument(
-        "--timeout", type=told(parsers.seconds), default=60.0, metavar="S", help="seconds to wait (default 60)"
-    )
+    text = "seconds to wait (default 60)"
+    command.add_argument("--timeout", type=told(parsers.seconds), default=60.0, metavar="S", help=text)
     command.add_argument("--json", action="store_true", help="machine-readable")
 
 
