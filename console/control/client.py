@@ -78,7 +78,7 @@ class Link:
                     raise UnreachableError("the run's process closed the connection")
                 self._read += piece
             line, _, self._read = self._read.partition(b"\n")
-            reply = said.reply_in(line)
+            reply = said.read(line, said.REPLIES)
         except TimeoutError as error:
             raise UnreachableError(
                 f"the run's process did not reply within {PATIENCE:g} s; what was asked counts when it goes on"

@@ -8,9 +8,9 @@ import pwd
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +22,7 @@ from interlock.engine.record.rundir import SOCKET
 from interlock.engine.record.state import Control
 
 CONTROLS = tuple(VALUES)
+T = TypeVar("T")
 LONGEST = 1024
 """Bytes of a request."""
 
@@ -90,25 +91,16 @@ class Foreseen(Struct, frozen=True, tag=True, tag_field="is"):
 
 
 Reply = Answered | Standing | Foreseen
-_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
-_replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+REPLIES: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 _encode = msgspec.json.Encoder().encode
 
 
-def request_in(line: bytes) -> Request | None:
-    """Read a request; None for what is none."""
-    try:
-        return _requests.decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-
-
-def reply_in(line: bytes) -> Reply | None:
-    """Read a reply; None for what is none."""
-    try:
-        return _replies.decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+def read(line: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """Read a request or a reply; None for what is none."""
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        return decoder.decode(line)
+    return None
 
 
 def line_of(said: Request | Reply) -> bytes:

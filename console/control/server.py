@@ -99,7 +99,7 @@ class Server:
         # Whatever becomes of one who asks, the others are answered.
         with suppress(Exception), connection, connection.makefile("rb") as heard:
             connection.settimeout(PATIENCE)
-            while request := said.request_in(heard.readline(said.LONGEST)):
+            while request := said.read(heard.readline(said.LONGEST), said.REQUESTS):
                 connection.sendall(said.line_of(self._answer(request, who)))
         del self._clients[connection]
 
