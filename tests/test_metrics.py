@@ -141,7 +141,7 @@ def test_a_file_has_the_numbers_at_the_end_and_steps_of_the_ladder_and_no_simula
     ("flags", "says"),
     [
         (("--metrics", "numbers.txt"), "ends in .prom"),
-        (("--metrics", "nowhere/numbers.prom"), "is not a directory"),
+        (("--metrics", "nowhere/numbers.prom"), "nowhere does not exist: create it"),
         (("--metrics", "other.prom"), "name another file"),
         (("--metrics", "both.prom", "--summary", "./both.prom"), "both write both.prom: name another file"),
         (("--metrics", "70000"), "ports end at 65535"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from interlock.console.metrics import Scrape, families
-from interlock.console.writing import check_own
+from interlock.console.writing import check_file
 from interlock.engine import parsers
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.record.journal import Upload, upload_of
@@ -125,7 +125,7 @@ def exposed(target: str | None, recorder: Find, say: Say) -> Iterator[None]:
     with (
         _served(client, registry, place, target, say)
         if place
-        else _written(client, registry, check_file(target), say_once)
+        else _written(client, registry, _prom_file(target), say_once)
     ):
         yield
 
@@ -139,20 +139,17 @@ def check_target(target: str | None) -> Path | None:
     if place := Place.of(target):
         _admission(target, place)
         return None
-    return check_file(target)
+    return _prom_file(target)
 
 
-def check_file(target: str) -> Path:
+def _prom_file(target: str) -> Path:
     """Return the file of that name. Raises UsageError for one that no collector would read, or that cannot be there."""
     if not target.endswith(".prom"):
         raise UsageError(
             f"--metrics {target:.100}: give a port, HOST:PORT, or a file whose name ends in .prom (for node_exporter)"
         )
     path = parsers.path_of(target, "--metrics")
-    if path.is_dir() or not path.parent.is_dir():
-        wrong = "is a directory" if path.is_dir() else f"{path.parent} is not a directory"
-        raise UsageError(f"--metrics {target}: {wrong}: name a file in a directory that exists")
-    check_own("--metrics", path, b"# HELP interlock_")
+    check_file("--metrics", path, begin=b"# HELP interlock_")
     return path
 
 
