@@ -39,13 +39,9 @@ def connected(address: str, devices: str) -> Cluster:
 
 
 def gathered(
-    settings: RunSettings,
-    run_id: str,
-    threads: int,
-    controls: Controls,
-    clusters: Clusters | None,
+    settings: RunSettings, run_id: str, threads: int, controls: Controls, clusters: Clusters | None,
     clock: Callable[[], float],
-) -> ClusterMembers | None:
+) -> ClusterMembers | None:  # fmt: skip
     """Gather the nodes that compute, where a cluster is asked for. Raises Stopped where the operator stops that."""
     if not settings.cluster:
         return None
@@ -84,16 +80,9 @@ def devices_of(
 
 
 def context_of(
-    settings: RunSettings,
-    devices: Sequence[Device],
-    controls: Controls,
-    emit: Emit,
-    granted: int,
-    sync: Callable[[], None],
-    backend: Backend,
-    deadline: Deadline,
-    masters: Masters,
-) -> RunContext:
+    settings: RunSettings, devices: Sequence[Device], controls: Controls, emit: Emit, granted: int,
+    sync: Callable[[], None], backend: Backend, deadline: Deadline, masters: Masters,
+) -> RunContext:  # fmt: skip
     """Make what every placement of a run shares, with who leases its devices; `granted` counts earlier leases."""
     gpus = [device for device in devices if device.kind != "cpu"]
     host = backend.host() if gpus else devices[0]
@@ -123,14 +112,9 @@ def at_work(devices: Sequence[Device], emit: Emit, place: Path | None = None, ma
 
 
 def executor_of(
-    request: RunRequest,
-    models: Models,
-    grid: Sequence[Job],
-    done: Sequence[Sequence[BatchCommitted]],
-    context: RunContext,
-    members: ClusterMembers | None,
-    granted: int,
-) -> Executor:
+    request: RunRequest, models: Models, grid: Sequence[Job], done: Sequence[Sequence[BatchCommitted]],
+    context: RunContext, members: ClusterMembers | None, granted: int,
+) -> Executor:  # fmt: skip
     """Make what computes the batches of a grid that are not done: over this process's devices, or over the nodes."""
     source = BatchSource(grid, done, request.weights, context.emit)
     if members is None:
