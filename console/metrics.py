@@ -156,8 +156,7 @@ def _run(scrape: Scrape) -> Numbers:
 
 
 def _makes(scrape: Scrape) -> Numbers:
-    facts = (each.facts for each in scrape.seen.devices)
-    return {(each.name, each.kind, each.label): 1 for each in facts}
+    return {(each.facts.name, each.facts.kind, each.facts.label): 1 for each in scrape.seen.devices}
 
 
 def _machines(scrape: Scrape) -> Numbers:
