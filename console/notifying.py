@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from interlock.engine.errors import UsageError
-from interlock.engine.record.judgement import Judgement
+from interlock.engine.judging.judgement import Judgement
 from interlock.engine.record.words import LONG, percent, safe
 
 _ASKED = re.compile(r"\{(?:run|state|reason|done|next)\}")

@@ -28,9 +28,9 @@ from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
+from interlock.engine.judging.health import health
 from interlock.engine.record import events as ev
 from interlock.engine.record import rundir
-from interlock.engine.record.health import health
 from interlock.engine.record.inputs import onward
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import LATEST

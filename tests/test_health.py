@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from interlock.console.text.event_text import line_of
+from interlock.engine.judging.health import Health, ended, health
+from interlock.engine.judging.judgement import Attention, attention
+from interlock.engine.judging.outlook import time_left
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings, Tenant
 from interlock.engine.record.fold import fold
-from interlock.engine.record.health import Health, ended, health
-from interlock.engine.record.judgement import Attention, attention
-from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
 from interlock.widgets import gauges

@@ -11,13 +11,13 @@ from interlock.console.summary.document import of_summary, plain
 from interlock.console.text.event_lists import Feed
 from interlock.console.text.event_text import describe, line_of
 from interlock.console.text.recap import recap
+from interlock.engine.judging.health import health
+from interlock.engine.judging.judgement import attention
+from interlock.engine.judging.outlook import time_left
 from interlock.engine.record import events as ev
 from interlock.engine.record import summary
 from interlock.engine.record.facts import DeviceFacts, Memory, RosterEntry
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.health import health
-from interlock.engine.record.judgement import attention
-from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import side_by_side, snapshot
 from interlock.engine.record.state import RunState
 from tests.builders import committed_schema

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from interlock.engine.record import events as ev
-from interlock.engine.record.outlook import (
+from interlock.engine.judging.outlook import (
     FEW,
     KNOWN,
     LEAST,
@@ -22,6 +21,7 @@ from interlock.engine.record.outlook import (
     time_left,
     time_left_of,
 )
+from interlock.engine.record import events as ev
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import PassView, Snapshot, snapshot
 from interlock.engine.record.state import Lately

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from textual.app import App, ComposeResult
 
+from interlock.engine.judging.health import Health, Remedy
+from interlock.engine.judging.judgement import Attention, Judgement, judge
+from interlock.engine.judging.outlook import time_left
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings
 from interlock.engine.record.fold import fold
-from interlock.engine.record.health import Health, Remedy
-from interlock.engine.record.judgement import Attention, Judgement, judge
-from interlock.engine.record.outlook import time_left
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of
 from interlock.engine.record.snapshot import snapshot as snapshot_of
 from interlock.engine.record.state import Course, Pace, RunState

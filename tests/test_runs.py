@@ -28,15 +28,16 @@ from interlock.console.sources.runs import RunList, neediest, walled
 from interlock.console.sources.session import Live, Session
 from interlock.console.text import runs_text
 from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.judging import runs
+from interlock.engine.judging.health import Health, health
+from interlock.engine.judging.judgement import CALM, Attention, DeviceUse, attention, judge, left_behind
+from interlock.engine.judging.runs import delete, overview, overviews, state_of
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal, runs
+from interlock.engine.record import journal
 from interlock.engine.record.atomic import LARGEST, content, occupant
 from interlock.engine.record.facts import Setting
-from interlock.engine.record.health import Health, health
 from interlock.engine.record.inputs import resume_words
-from interlock.engine.record.judgement import CALM, Attention, DeviceUse, attention, judge, left_behind
 from interlock.engine.record.rundir import RunDirectory
-from interlock.engine.record.runs import delete, overview, overviews, state_of
 from interlock.engine.record.snapshot import snapshot
 from interlock.widgets import header
 from interlock.widgets.choices import Choices

@@ -14,12 +14,12 @@ from msgspec import structs
 
 from interlock.console.front_ends.exposing import exposed, uploads_of
 from interlock.engine.errors import UsageError
+from interlock.engine.judging.judgement import judge
+from interlock.engine.judging.outlook import time_left
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Memory, Readings
 from interlock.engine.record.fold import fold_each
 from interlock.engine.record.journal import Journal, UploadBinding, UploadJournal
-from interlock.engine.record.judgement import judge
-from interlock.engine.record.outlook import time_left
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState

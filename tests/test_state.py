@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from interlock.engine.judging import outcome
 from interlock.engine.record import events as ev
-from interlock.engine.record import health
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts, Memory, RosterEntry
 from interlock.engine.record.fold import fold
@@ -179,7 +179,7 @@ def test_a_lost_batch_makes_its_pass_incomplete():
     assert state.passes_completed == {0}
     folded(ev.BatchesLost(model_pass=0, batches=[0]), state=state)
     assert state.passes_completed == set()
-    assert health.unfinished(state, "Docs") == ["m0"]
+    assert outcome.unfinished(state, "Docs") == ["m0"]
 
 
 def test_a_resumption_forgets_what_the_new_session_tells_afresh():
@@ -240,7 +240,7 @@ def test_folding_on_from_a_prefix_equals_folding_all_at_once():
     ],
 )
 def test_a_collection_is_complete_only_if_every_model_saw_every_row(bodies, status, reason):
-    assert health.collection_status(folded(*bodies), "Docs") == (status, reason)
+    assert outcome.collection_status(folded(*bodies), "Docs") == (status, reason)
 
 
 def test_a_store_that_lacks_what_was_written_fails_its_collection():
@@ -257,7 +257,7 @@ def test_a_store_that_lacks_what_was_written_fails_its_collection():
         detail="one is missing",
     )
     state = folded(read(), planned(), committed(0), committed(1), wrong)
-    assert health.collection_status(state, "Docs") == (
+    assert outcome.collection_status(state, "Docs") == (
         "failed",
         "the store differs from what was written: one is missing",
     )
@@ -277,19 +277,19 @@ def test_the_worst_collection_decides_how_the_run_ended(statuses, status):
         for name, each in zip("AB", statuses, strict=True)
         for body in (read(name), ev.CollectionClosed(collection=name, status=each, reason=each))
     ]
-    assert health.run_status(folded(*bodies))[0] == status
+    assert outcome.run_status(folded(*bodies))[0] == status
 
 
 def test_a_row_parked_in_a_batch_that_was_never_committed_is_forgotten_when_the_run_goes_on():
     state = folded(read(), planned(), committed(0), parked_in(1, 3))
     folded(RESUMED, committed(1), state=state, session=1)
-    assert health.collection_status(state, "Docs") == ("completed", "")
+    assert outcome.collection_status(state, "Docs") == ("completed", "")
 
 
 def test_a_row_parked_in_a_committed_batch_stays_so():
     state = folded(read(), planned(), committed(0), parked_in(1, 3), committed(1))
     folded(RESUMED, state=state, session=1)
-    assert health.collection_status(state, "Docs")[0] == "incomplete"
+    assert outcome.collection_status(state, "Docs")[0] == "incomplete"
 
 
 def test_rows_parked_by_two_models_are_told_with_the_reason_of_each():
@@ -302,7 +302,7 @@ def test_rows_parked_by_two_models_are_told_with_the_reason_of_each():
         parked_in(1, 2),
         parked_in(1, 3, model_pass=1, why="cold"),
     )
-    assert health.collection_status(state, "Docs")[1] == (
+    assert outcome.collection_status(state, "Docs")[1] == (
         "2 texts have no m0 vector: hot; 1 text has no m1 vector: cold"
     )
 

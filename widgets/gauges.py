@@ -6,8 +6,8 @@ Memory is what this process occupies; percent is of what it may have: the ceilin
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from interlock.engine.judging.health import CHECK
 from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, NOTICED, node_of, on_host
-from interlock.engine.record.health import CHECK
 from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.words import human_bytes, safe
 from interlock.widgets import glyphs

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from rich.cells import chop_cells
 
-from interlock.engine.record.health import PAUSED, Health, at_rest, batches_of, goes_on
-from interlock.engine.record.judgement import CALM, Attention, Judgement
-from interlock.engine.record.outlook import Outlook
+from interlock.engine.judging.health import PAUSED, Health, at_rest, batches_of, goes_on
+from interlock.engine.judging.judgement import CALM, Attention, Judgement
+from interlock.engine.judging.outlook import Outlook
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, pass_of, percent, remaining, several
 from interlock.widgets import formats as words

@@ -16,9 +16,9 @@ from interlock.console.metrics import Scrape, families
 from interlock.console.writing import check_file
 from interlock.engine import parsers
 from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.judging.runs import state_of
 from interlock.engine.record.journal import Upload, upload_of
 from interlock.engine.record.recorder import Recorder
-from interlock.engine.record.runs import state_of
 from interlock.engine.record.state import RunState
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from interlock.console.sources.runs import RunList
 from interlock.console.summary.document import load
 from interlock.console.text import runs_text
 from interlock.engine.errors import InterlockError
-from interlock.engine.record.health import Level
-from interlock.engine.record.judgement import HISTORY
-from interlock.engine.record.runs import Overview, delete
+from interlock.engine.judging.health import Level
+from interlock.engine.judging.judgement import HISTORY
+from interlock.engine.judging.runs import Overview, delete
 from interlock.engine.record.words import command, drawn, few, human_bytes, several
 from interlock.widgets.choices import Choices
 from interlock.widgets.header import SIGNS

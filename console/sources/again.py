@@ -11,10 +11,10 @@ from typing import Literal
 
 from interlock.engine.corpus.collections import discover
 from interlock.engine.errors import InterlockError
+from interlock.engine.judging.runs import RUNS_ASKED, close_of
 from interlock.engine.models.registry import extended
 from interlock.engine.record.atomic import held, sha256_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory, runs_in
-from interlock.engine.record.runs import RUNS_ASKED, close_of
 from interlock.engine.record.words import argument, command, typed
 from interlock.engine.settings import FROM_RUN, SIMULATED, Configuration, recorded
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlock.engine.record.judgement import Attention, DeviceUse, Judgement
-from interlock.engine.record.runs import Overview
+from interlock.engine.judging.judgement import Attention, DeviceUse, Judgement
+from interlock.engine.judging.runs import Overview
 from interlock.engine.record.words import few, human_bytes, named, percent, remaining
 from interlock.widgets.formats import LEVEL_STYLES, devices_of, render
 from interlock.widgets.header import sign_of

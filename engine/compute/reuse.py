@@ -22,11 +22,11 @@ from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.corpus.corpus import Digests, digest_of_texts
 from interlock.engine.corpus.places import DIGEST, starts_of
 from interlock.engine.errors import InterlockError, UsageError
+from interlock.engine.judging.runs import state_of
 from interlock.engine.record import atomic
 from interlock.engine.record.events import RowsReused
 from interlock.engine.record.facts import RosterEntry, TermForm
 from interlock.engine.record.rundir import RUN, RunDirectory
-from interlock.engine.record.runs import state_of
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import alike, several
 

@@ -22,13 +22,13 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor, too_small
+from interlock.engine.judging.runs import paces
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, rundir
 from interlock.engine.record.events import AnyEvent, RecordsRead, Warned
 from interlock.engine.record.facts import joined
 from interlock.engine.record.inputs import as_input
-from interlock.engine.record.runs import paces
 from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.targets import mirror

@@ -15,6 +15,7 @@ from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import DiskError, InterlockError, UnavailableError, UsageError, check_apart, reason
 from interlock.engine.gpu.device import Device, facts_of
 from interlock.engine.gpu.devices import arithmetic_of, describe_host
+from interlock.engine.judging.runs import paces
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic
@@ -23,7 +24,6 @@ from interlock.engine.record.facts import RosterEntry, Setting
 from interlock.engine.record.inputs import NAMES, resume_words
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import Begun, RunDirectory
-from interlock.engine.record.runs import paces
 from interlock.engine.record.words import command, human_bytes, typed
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, continued, flag_of, recorded
 from interlock.engine.targets.files.formats import FORMATS, with_arrays

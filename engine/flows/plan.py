@@ -30,12 +30,13 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models import roster as rosters
+from interlock.engine.judging import outcome
 from interlock.engine.models.assets import Policy, changed_files
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.memory import Calibration, Law
 from interlock.engine.models.networks.attention import older_transformers
 from interlock.engine.models.registry import LARGE_BATCH, ModelSpec, check_beside, extended, find
-from interlock.engine.record import health
+
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.inputs import as_input
@@ -325,7 +326,7 @@ def check_unfinished(state: RunState, missing: Mapping[int, str]) -> None:
 def lacking(state: RunState, name: str, *, allowed: bool) -> list[MissingModel]:
     """Return the models that a collection is to be delivered without, as far as they are known to be missing: none
     where that is not `allowed`, or would leave no dense one."""
-    found = health.lacking(state, name)
+    found = outcome.lacking(state, name)
     gone = {each.model_pass for each in found}
     dense = [number for number, entry in enumerate(state.roster) if entry.kind == "dense" and number not in gone]
     return found if allowed and dense else []

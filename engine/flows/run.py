@@ -24,9 +24,10 @@ from interlock.engine.flows import computing, opening
 from interlock.engine.flows import plan as planning
 from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
+from interlock.engine.judging import outcome
 from interlock.engine.models.masters import Masters
 from interlock.engine.parsers import SHARED
-from interlock.engine.record import atomic, health, rundir, summary
+from interlock.engine.record import atomic, rundir, summary
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Setting, Status
 from interlock.engine.record.inputs import now_at
@@ -266,7 +267,7 @@ class Run:
             if not self.deadline.near:
                 raise
             return "stopped", end.early(self.deadline)  # there is time left for what is complete
-        return recorder.look(health.run_status)
+        return recorder.look(outcome.run_status)
 
     def _read(self, models: planning.Models, scratch: Path) -> planning.RunPlan:
         """Tell what the models are, and read the chunks for them."""

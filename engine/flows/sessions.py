@@ -21,12 +21,13 @@ from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
 from interlock.engine.corpus.rereading import placed
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows.plan import OFFER, PlannedPass, RunPlan, lacking
+from interlock.engine.judging import outcome
+from interlock.engine.judging.outlook import time_left
 from interlock.engine.models.card import ModelCard
-from interlock.engine.record import atomic, health, rundir
+from interlock.engine.record import atomic, rundir
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import MissingModel, RosterEntry, Status, timed
 from interlock.engine.record.inputs import resume_words
-from interlock.engine.record.outlook import time_left
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import Snapshot
@@ -226,7 +227,7 @@ class SessionEnd:
                 self.earlier.check(job)
             known = self.recorder.look(
                 lambda state: {
-                    name: (health.unfinished(state, name), each.status) for name, each in state.collections.items()
+                    name: (outcome.unfinished(state, name), each.status) for name, each in state.collections.items()
                 }
             )
             for rows in self.plan.corpus.rows:
@@ -247,13 +248,13 @@ class SessionEnd:
         name = rows.collection.name
         without = self._missing(name, allowed=self.settings.allow_missing)
         gone = {each.model for each in without}
-        seen_by_all = self.recorder.look(lambda state: gone.issuperset(health.unfinished(state, name)))
+        seen_by_all = self.recorder.look(lambda state: gone.issuperset(outcome.unfinished(state, name)))
         self._park_shared(rows)
         status: Status
         try:
             if rows.chunks and seen_by_all:
                 self._deliver(rows, without)
-            status, reason = self.recorder.look(lambda state: health.collection_status(state, name))
+            status, reason = self.recorder.look(lambda state: outcome.collection_status(state, name))
             if status == "failed" and not seen_by_all and self._missing(name, allowed=True):
                 reason += f"; {OFFER}"
         except InterlockError as error:

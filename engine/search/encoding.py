@@ -17,10 +17,10 @@ from interlock.engine.compute.texts import Progress, TextJobs, by_table, unheard
 from interlock.engine.corpus.places import starts_of
 from interlock.engine.corpus.tokens import texts_in
 from interlock.engine.errors import UsageError, meant
+from interlock.engine.judging.runs import refuse_at_work
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.rundir import JOURNAL, RUN
-from interlock.engine.record.runs import refuse_at_work
 from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.search.hits import EncodedTexts, Side
 from interlock.engine.search.served import Place, ServerPlace, StoreCopy

@@ -15,9 +15,9 @@ from interlock.console.front_ends.headless import POLL_SECONDS, Headless
 from interlock.console.sources.session import Session
 from interlock.console.text.progress_text import progress
 from interlock.engine.errors import ExitCode
+from interlock.engine.judging.health import batches_of
+from interlock.engine.judging.outlook import time_left_of
 from interlock.engine.record.facts import timed
-from interlock.engine.record.health import batches_of
-from interlock.engine.record.outlook import time_left_of
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.words import duration, percent, safe, several
 

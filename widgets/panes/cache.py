@@ -9,7 +9,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import NamedTuple
 
-from interlock.engine.record.health import at_rest, goes_on
+from interlock.engine.judging.health import at_rest, goes_on
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.widgets import glyphs

@@ -7,8 +7,8 @@ what this process occupied on the device where it was the most, in GiB.
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
+from interlock.engine.judging.health import goes_on
 from interlock.engine.record.facts import Receipt, node_of
-from interlock.engine.record.health import goes_on
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.words import duration, human_bytes

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby
 
+from interlock.engine.judging.health import at_rest, goes_on, outputs_of
+from interlock.engine.judging.outlook import doing, time_left_of
 from interlock.engine.record.events import BatchCommitted
 from interlock.engine.record.facts import node_of, on_host
-from interlock.engine.record.health import at_rest, goes_on, outputs_of
-from interlock.engine.record.outlook import doing, time_left_of
 from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, remaining, several
 from interlock.widgets import glyphs

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from interlock.engine.record.health import goes_on
+from interlock.engine.judging.health import goes_on
 from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.state import HISTORY
 from interlock.widgets import cluster, gauges, glyphs

@@ -18,14 +18,14 @@ from typing import Annotated
 import msgspec
 
 from interlock.engine.errors import ExitCode, InterlockError, UsageError, reason
+from interlock.engine.judging.health import Health, ended
+from interlock.engine.judging.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need, uploaded
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.atomic import SESSION, Occupant, held, lock, occupant
 from interlock.engine.record.events import RunClosed
 from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.health import Health, ended
 from interlock.engine.record.inputs import resume_words
-from interlock.engine.record.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need, uploaded
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, death_of, runs_at
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
