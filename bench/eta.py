@@ -18,15 +18,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import eta_runs, evidence, machine
-from interlock.engine.judging.outlook import Outlook, time_left
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.record.fold import fold
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.standing.outlook import Outlook, time_left
 
 SOURCES = (
-    "engine/judging/outlook.py", "engine/record/state.py", "engine/record/fold.py", "engine/record/snapshot.py",
+    "engine/standing/outlook.py", "engine/record/state.py", "engine/record/fold.py", "engine/record/snapshot.py",
     "engine/compute/schedule.py", "engine/compute/executor.py", "engine/models/networks/sizes.py",
     "engine/flows/rehearsal.py", "engine/flows/weightless.py", "bench/eta_runs.py",
 )  # fmt: skip

@@ -16,13 +16,13 @@ from interlock.console.cli import configuration
 from interlock.console.writing import Telemetry, check_file, check_several, progress, say, tell
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows import Listener
-from interlock.engine.judging.runs import chunks_of
 from interlock.engine.models.registry import label
 from interlock.engine.record import atomic
 from interlock.engine.record.inputs import needed
 from interlock.engine.record.rundir import RunDirectory, is_run
 from interlock.engine.record.words import argument, command, few, human_bytes, safe, several, typed, unarmed
 from interlock.engine.settings import Configuration, RunSettings, flag_of, knobs, shown
+from interlock.engine.standing.runs import chunks_of
 from interlock.widgets.formats import render
 
 if TYPE_CHECKING:

@@ -141,7 +141,7 @@ def runs(options: argparse.Namespace) -> int:
 
 def _print_runs(places: Sequence[Path], rank: "Rank", *, as_json: bool = False) -> int:
     from interlock.console.text import runs_text
-    from interlock.engine.judging.runs import overviews
+    from interlock.engine.standing.runs import overviews
 
     found = sorted(overviews(places, time.time()), key=rank)
     if as_json:

@@ -12,13 +12,13 @@ from interlock.console.text.runs_text import upload_told
 from interlock.engine.compute.controls import NO, STOP, YES
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode
-from interlock.engine.judging.health import nodes_reached
-from interlock.engine.judging.runs import Overview, overview, state_of
 from interlock.engine.record import atomic
 from interlock.engine.record.rundir import JOURNAL
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import Control, RunState
 from interlock.engine.record.words import LONG, command, named, percent, remaining, safe
+from interlock.engine.standing.health import nodes_reached
+from interlock.engine.standing.runs import Overview, overview, state_of
 from interlock.widgets.formats import clock
 
 POLL_SECONDS = 0.1

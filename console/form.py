@@ -26,7 +26,7 @@ from interlock.engine.settings import Configuration, RunSettings, begun_with, fl
 
 if TYPE_CHECKING:
     from interlock.engine.flows.forecast import Forecast
-    from interlock.engine.judging.runs import Overview
+    from interlock.engine.standing.runs import Overview
 
 KNOBS = ("roster", "devices", "ceiling", "fusion", "qdrant", "out", "run_id")
 """Settings that have a field of their own; `flags` has all others."""
@@ -227,8 +227,8 @@ class Machine:
 
     def earlier(self, out: str) -> "list[Overview]":
         """List the latest runs in the directory called `out`, the one written last first."""
-        from interlock.engine.judging.runs import overview
         from interlock.engine.record.rundir import runs_in
+        from interlock.engine.standing.runs import overview
 
         return [overview(path, time.time()) for path in runs_in(directory(out) or Path(out))[:LISTED]]
 

@@ -14,14 +14,14 @@ from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple, Self, get_args
 
-from interlock.engine.judging.health import TROUBLES
-from interlock.engine.judging.judgement import LEVELS, Judgement, judge
-from interlock.engine.judging.outlook import Outlook, told_of
 from interlock.engine.record.events import Mitigated
 from interlock.engine.record.facts import NO_WORK, Readings, Status, Tally
 from interlock.engine.record.journal import Upload
 from interlock.engine.record.snapshot import DeviceView, PassView, Snapshot, snapshot
 from interlock.engine.record.state import SECONDS, NodeState, RunState
+from interlock.engine.standing.health import TROUBLES
+from interlock.engine.standing.judgement import LEVELS, Judgement, judge
+from interlock.engine.standing.outlook import Outlook, told_of
 
 PHASES = ("starting", "resolving", "reading", "planning", "running", "delivering", *get_args(Status))
 HEALTHS = ("ok", *map(str.lower, TROUBLES))

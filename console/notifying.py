@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from interlock.engine.errors import UsageError
-from interlock.engine.judging.judgement import Judgement
 from interlock.engine.record.words import LONG, percent, safe
+from interlock.engine.standing.judgement import Judgement
 
 _ASKED = re.compile(r"\{(?:run|state|reason|done|next)\}")
 SECONDS = 60.0

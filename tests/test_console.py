@@ -28,13 +28,13 @@ from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.judging.health import health
 from interlock.engine.record import events as ev
 from interlock.engine.record import rundir
 from interlock.engine.record.inputs import onward
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import LATEST
 from interlock.engine.record.words import duration
+from interlock.engine.standing.health import health
 from interlock.widgets.panes.mitigations import ladders
 from tests.test_follow import lines as journal_lines
 from tools.recorded import Recorded

@@ -17,12 +17,12 @@ from interlock.console.front_ends.headless import stopped_by_signals
 from interlock.console.main import signals_put_back
 from interlock.console.sources import session as sources
 from interlock.console.sources.session import Session
-from interlock.engine.judging import judgement
-from interlock.engine.judging.runs import close_of
 from interlock.engine.record.events import RunStarted
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.standing import judgement
+from interlock.engine.standing.runs import close_of
 from tests import snapshots
 from tests.builders import corpus, interlock, sentences, summary_of, toml
 from tests.processes import until
@@ -166,7 +166,7 @@ HANGS = """
 import threading
 from interlock.console.sources import session
 from interlock.engine.compute.instance import ModelInstance
-from interlock.engine.judging import judgement
+from interlock.engine.standing import judgement
 session.LOOK, judgement.HUNG, attempt, tried = 0.2, 1.0, ModelInstance.attempt, []
 def hangs(self, rows, *more):
     tried.append(len(rows))

@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from interlock.console.text.event_text import line_of
-from interlock.engine.judging.health import Health, ended, health
-from interlock.engine.judging.judgement import Attention, attention
-from interlock.engine.judging.outlook import time_left
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings, Tenant
 from interlock.engine.record.fold import fold
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.standing.health import Health, ended, health
+from interlock.engine.standing.judgement import Attention, attention
+from interlock.engine.standing.outlook import time_left
 from interlock.widgets import gauges
 from tests.snapshots import one_lease, sample
 

@@ -22,10 +22,10 @@ from interlock.console.text.recap import recap
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.corpus.rereading import LOOKED_UP, placed
-from interlock.engine.judging.judgement import judge, left_behind
-from interlock.engine.judging.runs import overview, state_of
 from interlock.engine.record.events import BatchCommitted, RowParked, RunClosed
 from interlock.engine.record.snapshot import snapshot
+from interlock.engine.standing.judgement import judge, left_behind
+from interlock.engine.standing.runs import overview, state_of
 from tests.builders import corpus, events_of, interlock, sentences, summary_of
 from tests.test_worker import POISON, poisoned
 

@@ -11,15 +11,15 @@ from interlock.console.summary.document import of_summary, plain
 from interlock.console.text.event_lists import Feed
 from interlock.console.text.event_text import describe, line_of
 from interlock.console.text.recap import recap
-from interlock.engine.judging.health import health
-from interlock.engine.judging.judgement import attention
-from interlock.engine.judging.outlook import time_left
 from interlock.engine.record import events as ev
 from interlock.engine.record import summary
 from interlock.engine.record.facts import DeviceFacts, Memory, RosterEntry
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.snapshot import side_by_side, snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.standing.health import health
+from interlock.engine.standing.judgement import attention
+from interlock.engine.standing.outlook import time_left
 from tests.builders import committed_schema
 
 GIB = 2**30

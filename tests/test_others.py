@@ -6,11 +6,11 @@ from msgspec.structs import replace
 from interlock.engine.gpu.faults import parse
 from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.gpu.sim import CARDS, SimDevice
-from interlock.engine.judging.health import health
 from interlock.engine.record.events import BatchCommitted, Entry, MemoryTaken, Mitigated
 from interlock.engine.record.fold import fold
 from interlock.engine.record.snapshot import PassCells, snapshot
 from interlock.engine.record.state import Gauge, RunState
+from interlock.engine.standing.health import health
 from interlock.widgets import gauges
 from interlock.widgets.pane import View
 from interlock.widgets.panes.mitigations import ended, ladders

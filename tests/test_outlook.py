@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from interlock.engine.judging.outlook import (
+from interlock.engine.record import events as ev
+from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.snapshot import PassView, Snapshot, snapshot
+from interlock.engine.record.state import Lately
+from interlock.engine.standing.outlook import (
     FEW,
     KNOWN,
     LEAST,
@@ -21,10 +25,6 @@ from interlock.engine.judging.outlook import (
     time_left,
     time_left_of,
 )
-from interlock.engine.record import events as ev
-from interlock.engine.record.rundir import RunDirectory
-from interlock.engine.record.snapshot import PassView, Snapshot, snapshot
-from interlock.engine.record.state import Lately
 from tests.snapshots import did, one_pass, sample
 from tools.recorded import Recorded
 

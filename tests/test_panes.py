@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from textual.app import App, ComposeResult
 
-from interlock.engine.judging.health import Health, Remedy
-from interlock.engine.judging.judgement import Attention, Judgement, judge
-from interlock.engine.judging.outlook import time_left
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings
 from interlock.engine.record.fold import fold
@@ -23,6 +20,9 @@ from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of
 from interlock.engine.record.snapshot import snapshot as snapshot_of
 from interlock.engine.record.state import Course, Pace, RunState
 from interlock.engine.record.words import duration
+from interlock.engine.standing.health import Health, Remedy
+from interlock.engine.standing.judgement import Attention, Judgement, judge
+from interlock.engine.standing.outlook import time_left
 from interlock.widgets import cluster, gauges, glyphs, header
 from interlock.widgets import formats as words
 from interlock.widgets.pane import Pane, PaneKind, RunPane, View

@@ -15,8 +15,6 @@ from interlock.console.text.progress_text import progress
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows.run import Run
-from interlock.engine.judging.judgement import judge
-from interlock.engine.judging.outlook import time_left
 from interlock.engine.models.networks.sizes import cost_of
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
@@ -24,6 +22,8 @@ from interlock.engine.record.fold import fold
 from interlock.engine.record.snapshot import Snapshot, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import load
+from interlock.engine.standing.judgement import judge
+from interlock.engine.standing.outlook import time_left
 from interlock.widgets import formats as words
 from interlock.widgets import header
 from interlock.widgets.panes import passes

@@ -28,10 +28,6 @@ from interlock.console.sources.runs import RunList, neediest, walled
 from interlock.console.sources.session import Live, Session
 from interlock.console.text import runs_text
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.judging import runs
-from interlock.engine.judging.health import Health, health
-from interlock.engine.judging.judgement import CALM, Attention, DeviceUse, attention, judge, left_behind
-from interlock.engine.judging.runs import delete, overview, overviews, state_of
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.record.atomic import LARGEST, content, occupant
@@ -39,6 +35,10 @@ from interlock.engine.record.facts import Setting
 from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
+from interlock.engine.standing import runs
+from interlock.engine.standing.health import Health, health
+from interlock.engine.standing.judgement import CALM, Attention, DeviceUse, attention, judge, left_behind
+from interlock.engine.standing.runs import delete, overview, overviews, state_of
 from interlock.widgets import header
 from interlock.widgets.choices import Choices
 from interlock.widgets.text import plain

@@ -14,8 +14,6 @@ from msgspec import structs
 
 from interlock.console.front_ends.exposing import exposed, uploads_of
 from interlock.engine.errors import UsageError
-from interlock.engine.judging.judgement import judge
-from interlock.engine.judging.outlook import time_left
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import DeviceFacts, Memory, Readings
 from interlock.engine.record.fold import fold_each
@@ -23,6 +21,8 @@ from interlock.engine.record.journal import Journal, UploadBinding, UploadJourna
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.standing.judgement import judge
+from interlock.engine.standing.outlook import time_left
 from tests.builders import command, corpus, environment, interlock, sentences
 from tests.test_nodes import BEGUN, GIB, LOSS
 

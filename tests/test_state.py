@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from interlock.engine.judging import outcome
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.facts import DeviceFacts, Memory, RosterEntry
 from interlock.engine.record.fold import fold
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
+from interlock.engine.standing import outcome
 
 
 def folded(*bodies, state=None, session=0):

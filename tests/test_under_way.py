@@ -17,12 +17,12 @@ from interlock.console.sources.journal import Watched
 from interlock.console.sources.runs import RunList
 from interlock.console.text import runs_text
 from interlock.engine.errors import ExitCode, UsageError
-from interlock.engine.judging import judgement
-from interlock.engine.judging.health import Health, Remedy
-from interlock.engine.judging.judgement import Judgement, judge, uploaded
-from interlock.engine.judging.runs import delete, overview
 from interlock.engine.record import journal
 from interlock.engine.record.journal import Acknowledged, Upload, UploadBinding, UploadJournal, upload_of
+from interlock.engine.standing import judgement
+from interlock.engine.standing.health import Health, Remedy
+from interlock.engine.standing.judgement import Judgement, judge, uploaded
+from interlock.engine.standing.runs import delete, overview
 from interlock.widgets import header
 from interlock.widgets.text import plain
 from tests.builders import corpus, interlock, sentences, start

@@ -32,6 +32,7 @@ def engine() -> dict[str, str]:
             "models",
             "record",
             "search",
+            "standing",
             "targets",
             "vectors",
         )

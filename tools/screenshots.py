@@ -111,8 +111,8 @@ def runs(run: Recorded, look: "Look") -> "App[Any]":
     from interlock.console.apps.base import Runs
     from interlock.console.screens.runs import RunsScreen
     from interlock.console.sources.runs import RunList
-    from interlock.engine.judging.runs import overview
     from interlock.engine.record.atomic import Occupant
+    from interlock.engine.standing.runs import overview
 
     out, now = run.directory.path.parent, run.snapshot().latest_at
     ended = {EARLIER: ("eight-devices", 1.0), STOPPED: ("two-devices", 0.3), DIED: ("two-devices", 0.6)}

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from interlock.engine.errors import ExitCode
-from interlock.engine.judging.judgement import left_behind
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal
 from interlock.engine.record.facts import Memory, Readings, Receipt, Tenant
 from interlock.engine.record.journal import Acknowledged, Upload, UploadBinding
 from interlock.engine.record.rundir import NO_WORD
+from interlock.engine.standing.judgement import left_behind
 from tools.recorded import Recorded
 from tools.screenshots import RUN, Shot, console, shown, steady
 

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 
-from interlock.engine.judging.health import at_rest, goes_on
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.snapshot import Snapshot, wall_seconds
 from interlock.engine.record.words import drawn, safe, several
+from interlock.engine.standing.health import at_rest, goes_on
 
 RUNGS = {
     "replan": "smaller batches", "split": "halved", "stream": "layer by layer", "relocate": "model moved",

@@ -6,10 +6,10 @@ Memory is what this process occupies; percent is of what it may have: the ceilin
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from interlock.engine.judging.health import CHECK
 from interlock.engine.record.facts import LEAST_DISK, LEAST_MEMORY, NOTICED, node_of, on_host
 from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.words import human_bytes, safe
+from interlock.engine.standing.health import CHECK
 from interlock.widgets import glyphs
 from interlock.widgets.formats import GIB, amount, gib, unit
 from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from rich.cells import chop_cells
 
-from interlock.engine.judging.health import PAUSED, Health, at_rest, batches_of, goes_on
-from interlock.engine.judging.judgement import CALM, Attention, Judgement
-from interlock.engine.judging.outlook import Outlook
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, pass_of, percent, remaining, several
+from interlock.engine.standing.health import PAUSED, Health, at_rest, batches_of, goes_on
+from interlock.engine.standing.judgement import CALM, Attention, Judgement
+from interlock.engine.standing.outlook import Outlook
 from interlock.widgets import formats as words
 from interlock.widgets.text import Row, Span, fit, fitted, kept, width_of, wrapped
 

@@ -20,13 +20,13 @@ from interlock.console.sources.session import Session, Source
 from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
-from interlock.engine.judging.health import ended
 from interlock.engine.record import atomic
 from interlock.engine.record.atomic import user_name
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 from interlock.engine.record.summary import summarise
 from interlock.engine.record.words import safe, several
+from interlock.engine.standing.health import ended
 from interlock.widgets.text import wrapped
 
 CALL = 200

@@ -30,14 +30,14 @@ from interlock.engine import __version__
 from interlock.engine.compute.controls import Controls
 from interlock.engine.crash import reportable
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
-from interlock.engine.judging.health import Health
-from interlock.engine.judging.judgement import judge, left_behind
 from interlock.engine.record.journal import INTERRUPTED, upload_command, upload_of
 from interlock.engine.record.recorder import journal_at
 from interlock.engine.record.rundir import SUMMARY
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import LONG, argument, command, safe
 from interlock.engine.settings import Configuration, recorded
+from interlock.engine.standing.health import Health
+from interlock.engine.standing.judgement import judge, left_behind
 
 if TYPE_CHECKING:
     from textual.driver import Driver

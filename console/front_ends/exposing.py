@@ -16,10 +16,10 @@ from interlock.console.metrics import Scrape, families
 from interlock.console.writing import check_file
 from interlock.engine import parsers
 from interlock.engine.errors import UnavailableError, UsageError
-from interlock.engine.judging.runs import state_of
 from interlock.engine.record.journal import Upload, upload_of
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.state import RunState
+from interlock.engine.standing.runs import state_of
 
 if TYPE_CHECKING:
     from interlock.console.front_ends.connections import Admission

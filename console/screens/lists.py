@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from interlock.console.text import runs_text
-from interlock.engine.judging.runs import Overview
+from interlock.engine.standing.runs import Overview
 from interlock.widgets.choices import Choices
 from interlock.widgets.text import Row, Span, fitted
 

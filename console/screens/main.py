@@ -22,12 +22,12 @@ from interlock.console.screens.seeking import Seeking
 from interlock.console.sources.session import Source
 from interlock.console.text import dialog_text as wording
 from interlock.console.text.event_lists import Feed
-from interlock.engine.judging.health import Remedy, goes_on
-from interlock.engine.judging.judgement import Attention, Judgement, attention, judge
 from interlock.engine.record.events import Entry
 from interlock.engine.record.inputs import onward
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot
 from interlock.engine.record.words import drawn, safe, several
+from interlock.engine.standing.health import Remedy, goes_on
+from interlock.engine.standing.judgement import Attention, Judgement, attention, judge
 from interlock.widgets import header
 from interlock.widgets.pane import Bar, Key, Pane, RunPane, View
 from interlock.widgets.panes import PANES, leases

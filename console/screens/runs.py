@@ -19,10 +19,10 @@ from interlock.console.sources.runs import RunList
 from interlock.console.summary.document import load
 from interlock.console.text import runs_text
 from interlock.engine.errors import InterlockError
-from interlock.engine.judging.health import Level
-from interlock.engine.judging.judgement import HISTORY
-from interlock.engine.judging.runs import Overview, delete
 from interlock.engine.record.words import command, drawn, few, human_bytes, several
+from interlock.engine.standing.health import Level
+from interlock.engine.standing.judgement import HISTORY
+from interlock.engine.standing.runs import Overview, delete
 from interlock.widgets.choices import Choices
 from interlock.widgets.header import SIGNS
 from interlock.widgets.pane import Bar, Note

@@ -20,7 +20,6 @@ from interlock.console.control.protocol import Foreseen
 from interlock.console.sources.past import Moment, Past
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
-from interlock.engine.judging.runs import upload_due
 from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
 from interlock.engine.record.fold import fold_each
@@ -31,6 +30,7 @@ from interlock.engine.record.rundir import death_of
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot, cells_of, snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import argument, command, duration
+from interlock.engine.standing.runs import upload_due
 
 CHUNK = 256
 """Entries that are folded while a screen would have to wait."""

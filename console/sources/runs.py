@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.judging.runs import Overview, overview
 from interlock.engine.record import atomic
 from interlock.engine.record.atomic import SESSION
 from interlock.engine.record.fold import fold_all
@@ -19,6 +18,7 @@ from interlock.engine.record.recorder import Tail, journal_at
 from interlock.engine.record.rundir import JOURNAL, SUMMARY, beside, is_run, runs_at, runs_in
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import few, named
+from interlock.engine.standing.runs import Overview, overview
 
 BEAT = 2.0
 """Seconds from one look to the next."""

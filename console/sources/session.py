@@ -18,13 +18,13 @@ from interlock.console.control.server import steerable
 from interlock.engine.compute.controls import NO, Controls
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, InterlockError
-from interlock.engine.judging.judgement import awaited, hung
 from interlock.engine.record import summary
 from interlock.engine.record.events import Entry, RunClosed
 from interlock.engine.record.journal import Upload
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import PassCells, Snapshot, cells_of
+from interlock.engine.standing.judgement import awaited, hung
 
 LOOK = 15.0
 """Seconds from one look for a GPU that hangs to the next."""

@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 
 from interlock.console.summary.tables import listed, objects, overview
 from interlock.engine.errors import InterlockError, UsageError, near
-from interlock.engine.judging.health import ENDED, ended
-from interlock.engine.judging.runs import overview as overview_of
-from interlock.engine.judging.runs import state_of
 from interlock.engine.record.atomic import LARGEST
 from interlock.engine.record.rundir import JOURNAL, beside
 from interlock.engine.record.summary import Summary, dumps, summarise
 from interlock.engine.record.words import argument, command, duration, few, human_bytes, safe, several
+from interlock.engine.standing.health import ENDED, ended
+from interlock.engine.standing.runs import overview as overview_of
+from interlock.engine.standing.runs import state_of
 from interlock.widgets.formats import render
 from interlock.widgets.nodes import No, Node, Step, differences, human, title, written
 

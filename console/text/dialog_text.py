@@ -3,11 +3,11 @@
 from interlock.console.actions import Action
 from interlock.console.control.protocol import Foreseen
 from interlock.engine.compute.schedule import Schedule
-from interlock.engine.judging.health import goes_on
-from interlock.engine.judging.outlook import time_left
 from interlock.engine.record.facts import on_host
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, several
+from interlock.engine.standing.health import goes_on
+from interlock.engine.standing.outlook import time_left
 from interlock.widgets.formats import clock, placed
 from interlock.widgets.panes.events import Line
 

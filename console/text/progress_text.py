@@ -1,11 +1,11 @@
 """How far a run is, in one line: for a log, and for a line that is written over in place."""
 
 from interlock.console.text.machine_text import feigned
-from interlock.engine.judging.health import batches_of
-from interlock.engine.judging.outlook import DOING, doing, time_left, time_left_of
 from interlock.engine.record.facts import timed
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import drawn, duration, pass_of, percent
+from interlock.engine.standing.health import batches_of
+from interlock.engine.standing.outlook import DOING, doing, time_left, time_left_of
 from interlock.widgets.formats import cut, width_of
 
 LEAST_SECONDS, MOST_SECONDS, SHARE = 10.0, 300.0, 30

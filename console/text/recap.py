@@ -6,13 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from interlock.engine.errors import UsageError
-from interlock.engine.judging.health import health, outputs_of
-from interlock.engine.judging.judgement import attention
 from interlock.engine.record.facts import DeviceFacts, timed
 from interlock.engine.record.inputs import onward
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.state import NodeState
 from interlock.engine.record.words import argument, command, duration, human_bytes, percent, safe, several
+from interlock.engine.standing.health import health, outputs_of
+from interlock.engine.standing.judgement import attention
 from interlock.widgets.formats import placed, render, several_devices, width_of
 
 MOST = 8

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlock.engine.judging.judgement import Attention, DeviceUse, Judgement
-from interlock.engine.judging.runs import Overview
 from interlock.engine.record.words import few, human_bytes, named, percent, remaining
+from interlock.engine.standing.judgement import Attention, DeviceUse, Judgement
+from interlock.engine.standing.runs import Overview
 from interlock.widgets.formats import LEVEL_STYLES, devices_of, render
 from interlock.widgets.header import sign_of
 from interlock.widgets.text import Column, Row, Span, fitted, in_columns, sized

@@ -22,13 +22,13 @@ from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.corpus.corpus import Digests, digest_of_texts
 from interlock.engine.corpus.places import DIGEST, starts_of
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.judging.runs import state_of
 from interlock.engine.record import atomic
 from interlock.engine.record.events import RowsReused
 from interlock.engine.record.facts import RosterEntry, TermForm
 from interlock.engine.record.rundir import RUN, RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import alike, several
+from interlock.engine.standing.runs import state_of
 
 SAME = ("fingerprint", "max_tokens", "document_prompt", "overlap", "tokenizer")
 """What two passes of a model must have in common for their vectors to be the same."""

@@ -23,8 +23,6 @@ from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_c
 from interlock.engine.errors import UsageError, check_apart, near
 from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import RunPlan
-from interlock.engine.judging.outcome import collection_status
-from interlock.engine.judging.runs import chunks_of
 from interlock.engine.parsers import OFF
 from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit, Warned
@@ -33,6 +31,8 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import command, differences, few, typed
 from interlock.engine.settings import Configuration, RunSettings, continued, flag_of
+from interlock.engine.standing.outcome import collection_status
+from interlock.engine.standing.runs import chunks_of
 from interlock.engine.targets.delivery import DeliveryBuilder, Destination, deliver
 from interlock.engine.targets.files.formats import FORMATS, files_of, with_arrays
 from interlock.engine.targets.files.write import (

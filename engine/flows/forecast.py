@@ -22,7 +22,6 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor, too_small
-from interlock.engine.judging.runs import paces
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, rundir
@@ -31,6 +30,7 @@ from interlock.engine.record.facts import joined
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import Configuration, RunSettings
+from interlock.engine.standing.runs import paces
 from interlock.engine.targets import mirror
 from interlock.engine.targets.files.formats import file_bytes
 from interlock.engine.targets.stores import check_projectable, other_models

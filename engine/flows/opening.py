@@ -15,7 +15,6 @@ from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import DiskError, InterlockError, UnavailableError, UsageError, check_apart, reason
 from interlock.engine.gpu.device import Device, facts_of
 from interlock.engine.gpu.devices import arithmetic_of, describe_host
-from interlock.engine.judging.runs import paces
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic
@@ -26,6 +25,7 @@ from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import Begun, RunDirectory
 from interlock.engine.record.words import command, human_bytes, typed
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, continued, flag_of, recorded
+from interlock.engine.standing.runs import paces
 from interlock.engine.targets.files.formats import FORMATS, with_arrays
 from interlock.engine.targets.shard import existing
 from interlock.engine.vectors.fusion import Fusion

@@ -30,7 +30,6 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.gpu.devices import unused_gpus
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models import roster as rosters
-from interlock.engine.judging import outcome
 from interlock.engine.models.assets import Policy, changed_files
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.memory import Calibration, Law
@@ -42,6 +41,7 @@ from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import Configuration, RunSettings
+from interlock.engine.standing import outcome
 from interlock.engine.targets.delivery import DeliveryBuilder
 from interlock.engine.targets.shard import read_manifest
 from interlock.engine.targets.stores import is_store

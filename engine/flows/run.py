@@ -24,7 +24,6 @@ from interlock.engine.flows import computing, opening
 from interlock.engine.flows import plan as planning
 from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
-from interlock.engine.judging import outcome
 from interlock.engine.models.masters import Masters
 from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic, rundir, summary
@@ -35,6 +34,7 @@ from interlock.engine.record.journal import Journal, upload_command
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.words import typed
 from interlock.engine.settings import FROM_RUN, Configuration, altered
+from interlock.engine.standing import outcome
 from interlock.engine.targets.stores import check_delivery
 
 

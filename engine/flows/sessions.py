@@ -21,8 +21,6 @@ from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
 from interlock.engine.corpus.rereading import placed
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows.plan import OFFER, PlannedPass, RunPlan, lacking
-from interlock.engine.judging import outcome
-from interlock.engine.judging.outlook import time_left
 from interlock.engine.models.card import ModelCard
 from interlock.engine.record import atomic, rundir
 from interlock.engine.record import events as ev
@@ -34,6 +32,8 @@ from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import command, duration, few, several, typed
 from interlock.engine.settings import RunSettings
+from interlock.engine.standing import outcome
+from interlock.engine.standing.outlook import time_left
 from interlock.engine.targets.delivery import Destination, deliver
 
 FILE_BYTES, STORE_BYTES, LEAST_SECONDS = 8e6, 2e6, 2.0

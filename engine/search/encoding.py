@@ -17,7 +17,6 @@ from interlock.engine.compute.texts import Progress, TextJobs, by_table, unheard
 from interlock.engine.corpus.places import starts_of
 from interlock.engine.corpus.tokens import texts_in
 from interlock.engine.errors import UsageError, meant
-from interlock.engine.judging.runs import refuse_at_work
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.rundir import JOURNAL, RUN
@@ -25,6 +24,7 @@ from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.search.hits import EncodedTexts, Side
 from interlock.engine.search.served import Place, ServerPlace, StoreCopy
 from interlock.engine.search.store_models import StoreModel, StoreModels
+from interlock.engine.standing.runs import refuse_at_work
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
 from interlock.engine.targets.files.formats import TABLE

@@ -23,13 +23,13 @@ import numpy as np
 from interlock.engine.corpus.collections import qdrant_name
 from interlock.engine.corpus.corpus import Rows
 from interlock.engine.errors import UsageError, meant, near, remedy
-from interlock.engine.judging.runs import refuse_at_work
 from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.record.atomic import PARTIAL
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.inputs import SPLIT
 from interlock.engine.record.rundir import JOURNAL, RUN
 from interlock.engine.record.words import argument, command, differences, few, several
+from interlock.engine.standing.runs import refuse_at_work
 from interlock.engine.targets import shard
 from interlock.engine.targets.shard import ELSEWHERE
 from interlock.engine.vectors import UNSAID_SHARE

@@ -15,11 +15,11 @@ from interlock.console.front_ends.headless import POLL_SECONDS, Headless
 from interlock.console.sources.session import Session
 from interlock.console.text.progress_text import progress
 from interlock.engine.errors import ExitCode
-from interlock.engine.judging.health import batches_of
-from interlock.engine.judging.outlook import time_left_of
 from interlock.engine.record.facts import timed
 from interlock.engine.record.snapshot import PassView, Snapshot
 from interlock.engine.record.words import duration, percent, safe, several
+from interlock.engine.standing.health import batches_of
+from interlock.engine.standing.outlook import time_left_of
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,9 +9,9 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import NamedTuple
 
-from interlock.engine.judging.health import at_rest, goes_on
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.words import human_bytes, safe, several
+from interlock.engine.standing.health import at_rest, goes_on
 from interlock.widgets import glyphs
 from interlock.widgets.formats import amount, count, lack_style, last, parked, rates, smoothed, unit, unreal, window
 from interlock.widgets.pane import PaneKind, View

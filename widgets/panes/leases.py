@@ -7,11 +7,11 @@ what this process occupied on the device where it was the most, in GiB.
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
-from interlock.engine.judging.health import goes_on
 from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import LeaseState
 from interlock.engine.record.words import duration, human_bytes
+from interlock.engine.standing.health import goes_on
 from interlock.widgets.formats import clock, devices_of, gib
 from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from interlock.engine.judging.health import goes_on
 from interlock.engine.record.events import Entry, Mitigated
 from interlock.engine.record.facts import timed
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import human_bytes, several
+from interlock.engine.standing.health import goes_on
 from interlock.widgets.formats import RUNGS, clock, count, lack_style
 from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows

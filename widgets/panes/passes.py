@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby
 
-from interlock.engine.judging.health import at_rest, goes_on, outputs_of
-from interlock.engine.judging.outlook import doing, time_left_of
 from interlock.engine.record.events import BatchCommitted
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.snapshot import GONE, CollectionView, PassCells, PassView, Snapshot
 from interlock.engine.record.words import duration, percent, remaining, several
+from interlock.engine.standing.health import at_rest, goes_on, outputs_of
+from interlock.engine.standing.outlook import doing, time_left_of
 from interlock.widgets import glyphs
 from interlock.widgets.formats import count, devices_of, lack_style, parked, tally
 from interlock.widgets.pane import Cursor, PaneKind, View, around

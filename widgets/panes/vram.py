@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from interlock.engine.judging.health import goes_on
 from interlock.engine.record.snapshot import DeviceView
 from interlock.engine.record.state import HISTORY
+from interlock.engine.standing.health import goes_on
 from interlock.widgets import cluster, gauges, glyphs
 from interlock.widgets.formats import amount, last, unit
 from interlock.widgets.gauges import Devices

@@ -18,8 +18,6 @@ from typing import Annotated
 import msgspec
 
 from interlock.engine.errors import ExitCode, InterlockError, UsageError, reason
-from interlock.engine.judging.health import Health, ended
-from interlock.engine.judging.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need, uploaded
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.atomic import SESSION, Occupant, held, lock, occupant
 from interlock.engine.record.events import RunClosed
@@ -30,6 +28,8 @@ from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, Ru
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import argument, command
+from interlock.engine.standing.health import Health, ended
+from interlock.engine.standing.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need, uploaded
 
 TAIL_BYTES = 64 << 10  # of a journal's end are looked at for the entry that closes a run
 _OWN = (JOURNAL, SESSION, SOCKET, f"{SCRATCH}*", atomic.PARTIAL)  # what a run has that has not begun

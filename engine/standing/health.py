@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from interlock.engine.judging import outlook
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.inputs import onward
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot
 from interlock.engine.record.words import command, duration, human_bytes, several
+from interlock.engine.standing import outlook
 
 PAUSED, STALLED, DEGRADED, CROWDED = "PAUSED", "STALLED", "DEGRADED", "CROWDED"
 LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED = "LOW MEMORY", "LOW DISK", "MODEL FAILED", "TEXT PARKED"

@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from interlock.engine.judging.health import KEPT, STALLED, Health, Level, Remedy, goes_on, health, lost_devices, some
-from interlock.engine.judging.outlook import Outlook, time_left
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.journal import INTERRUPTED, Upload
 from interlock.engine.record.rundir import NO_WORD
 from interlock.engine.record.snapshot import GONE, DeviceView, Snapshot
 from interlock.engine.record.words import duration, safe, several
+from interlock.engine.standing.health import KEPT, STALLED, Health, Level, Remedy, goes_on, health, lost_devices, some
+from interlock.engine.standing.outlook import Outlook, time_left
 
 
 @dataclass(frozen=True)
