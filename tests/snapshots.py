@@ -342,16 +342,15 @@ def many_collections(collections: int, phase: str) -> tuple[CollectionView, ...]
     return tuple(
         CollectionView(
             name=name,
-            qdrant_collection=name.lower(),
             word=word,
-            chunks=12_288 // collections,
-            duplicates=120 if number == 0 else 0,
-            refused=2 if number == 0 else 0,
+            read=ev.CollectionRead(name, name.lower(), 1, 12_288 // collections, 120 * leads, 2 * leads, 0.1),
+            refused=2 * leads,
             artefacts=3 if phase == "completed" else 0,
             verified=True if phase == "completed" else None,
             reason="disk full" if phase == "failed" and number == 0 else "",
         )
         for number, name in enumerate(names if word else [])
+        for leads in [number == 0]
     )
 
 

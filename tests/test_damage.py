@@ -13,7 +13,7 @@ import pytest
 from interlock.console.main import main
 from interlock.engine.errors import MEANINGS, ExitCode, UsageError
 from interlock.engine.record import atomic, words
-from interlock.engine.standing.runs import paces
+from interlock.engine.standing.closed import paces
 from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import corpus, interlock, sentences, summary_of
 

@@ -22,7 +22,7 @@ from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.standing import judgement
-from interlock.engine.standing.runs import close_of
+from interlock.engine.standing.closed import close_of
 from tests import snapshots
 from tests.builders import corpus, interlock, sentences, summary_of, toml
 from tests.processes import until

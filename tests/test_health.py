@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from interlock.console.text.event_text import line_of
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import Memory, Readings, Tenant
+from interlock.engine.record.facts import Memory, Readings, Setting, Tenant
 from interlock.engine.record.fold import fold
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
 from interlock.engine.record.state import RunState
@@ -44,6 +44,39 @@ def test_a_run_that_goes_on_without_a_gpu_or_a_model_is_degraded_and_says_why() 
     assert failed.detail == (
         f"1 model failed ({run.passes[0].model}: no weights); 2 GPUs lost (cuda:0, cuda:1), the rest goes on"
     )
+
+
+def refusing(run: Snapshot, most: str) -> Snapshot:
+    """The run, of whose first collection a record and a file were refused, with `--max-refused` of so many."""
+    first = run.collections[0]
+    read = replace(first.read, refused=2, refused_files=1)
+    refusal = ev.RecordRefused(collection=first.name, file="a.json", reason="the text is empty", record=3)
+    left = replace(first, read=read, refused=2, refusals=(refusal,))
+    return replace(run, collections=(left, *run.collections[1:]), config={"max_refused": Setting(most, "flag")})
+
+
+def test_what_the_run_may_do_without_is_no_alarm_and_the_end_agrees() -> None:
+    going, done = (now(refusing(sample(phase=phase, parked=0), "1%,files")) for phase in ("running", "completed"))
+    assert (going.word, going.level) == ("RUN", "ok")
+    assert going.detail == "2 inputs left out, as --max-refused 1%,files allows"
+    assert (done.word, done.level) == ("DONE", "ok")
+    assert "(first Python-Stdlib/a.json record 3: the text is empty)" in done.concerns[0].why
+    counted = attention(refusing(sample(parked=0), "1%,files"))
+    assert (counted.refused, counted.allowed, counted.rest.refused) == (0, 2, 0)
+
+
+def test_what_it_may_not_do_without_is_amber_from_the_first_look_to_the_last_with_the_command_that_allows_it() -> None:
+    for phase, word, told in (
+        ("running", "INPUT REFUSED", "allows: the run ends INCOMPLETE, all else is computed"),
+        ("incomplete", "INCOMPLETE", "2 inputs refused (first Python-Stdlib/a.json record 3: the text is empty)"),
+    ):
+        run = refusing(sample(phase=phase, parked=0), "0")
+        found = health(run, run.latest_at, Path("runs/r"))
+        assert (found.word, found.level) == (word, "warn")
+        assert told in found.concerns[0].why
+        assert found.remedy is not None
+        assert found.remedy.command.endswith(" --resume --max-refused 1,files")
+    assert "2 inputs refused" in attention(refusing(sample(parked=0), "0")).rest.words
 
 
 @pytest.mark.parametrize(("changes", "told"), [

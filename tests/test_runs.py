@@ -101,7 +101,7 @@ def test_a_closed_run_is_read_from_its_summary_and_says_what_its_journal_would(o
     assert seen.share_done == pytest.approx(whole.share_done, abs=1e-4)
     assert seen.models == tuple(each.model for each in whole.passes)
     assert (seen.began_at, seen.exit_code) == (pytest.approx(whole.began_at, abs=0.001), whole.exit_code)
-    assert seen.chunks_read == sum(each.chunks for each in whole.collections) > 0
+    assert seen.chunks_read == sum(each.read.chunks for each in whole.collections) > 0
 
 
 def test_a_run_that_was_resumed_and_killed_is_not_taken_for_closed_by_its_old_summary(out):
@@ -238,7 +238,9 @@ def test_header_and_list_judge_a_run_that_goes_on_alike(tmp_path, share):
     head = "\n".join(plain(header.rows(seen, 240, judged, fresh=judged.attention)))
     _, (line,) = runs_text.rows([listed], [], seen.latest_at, 400)
     state, _, done, eta, _, _, cards, reason, *_ = [span.text for span in runs_text.cells(listed, seen.latest_at)]
-    assert all(text in head for text in (state, done, eta and f"eta {eta}", reason))
+    whys = [each.why for each in judged.health.concerns]  # each begins a line there
+    assert "; ".join(whys) == reason
+    assert all(text in head for text in (state, done, eta and f"eta {eta}", *whys))
     assert all(text in plain([line])[0] for text in (state, done, eta, cards, reason))
     run.close()
     died = overview(tmp_path / "r", seen.latest_at)

@@ -10,7 +10,7 @@ from tools.situations import SITUATIONS, SIZES
 
 AGAIN = "interlock demo --scripted --out . --run-id 20260901-080000 --resume"
 SAID = {
-    "well": ("● RUN", "SIMULATED", "eta ", "2 inputs refused, records or files: s says which and why"),
+    "well": ("● RUN", "SIMULATED", "eta ", "2 inputs left out, as --max-refused 1%,files allows: s says which and why"),
     "taken": (
         "▲ CROWDED", "cuda:0: others hold 2.0 GiB (pid 4711 kim)", "next batch needs 740.0 MiB",
         "until those end", "eta ",
@@ -34,8 +34,9 @@ SAID = {
     ),
     "node-lost": ("▲ DEGRADED", "1 node lost (node-3), no work lost: the batches go to the other devices", "eta "),
     "server": (
-        "✖ WAITING FOR SERVER  watch", "61% uploaded", "1,280 of 2,096 points", "7 attempts", "check the server",
-        "the run is INCOMPLETE: after the upload retry missing vectors with",
+        "✖ WAITING FOR SERVER  watch", "61% uploaded", "7 attempts", "check the server: 503 Service Unavailable",
+        "retries for 3:25 more", "if it gives up, upload the rest with interlock upload runs/20260901-080000 --qdrant",
+        "the run is INCOMPLETE: 1 text parked", "; after the upload retry it with",
         f"{AGAIN} --retry-parked", "interlock doctor --gpu",
     ),
     "deadline": ("▲ LATE", "of work may be more than the 0:40 left: if so it stops then, to be resumed", AGAIN, "eta "),
@@ -46,8 +47,9 @@ SAID = {
     ),
     "shared": ("at once", "eta ", "EXCL off"),
     "ended-parked": (
-        "✖ INCOMPLETE  watch", "1 text has no sim-bge-large-en, sim-bge-m3", "interlock doctor --gpu",
-        f"retry missing vectors with {AGAIN} --retry-parked",
+        "✖ INCOMPLETE  watch", "1 text parked, no vector (part00_chunks.json record 1",
+        f"retry it with {AGAIN} --retry-parked",
+        "1 GPU lost (cuda:1); check it with interlock doctor --gpu",
     ),
     "died": (
         "✖ RUN PROCESS DIED  watch", f"continue it with {AGAIN}", "last 08:00:",

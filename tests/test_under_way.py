@@ -20,7 +20,7 @@ from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import journal
 from interlock.engine.record.journal import Acknowledged, Upload, UploadBinding, UploadJournal, upload_of
 from interlock.engine.standing import judgement
-from interlock.engine.standing.health import Health, Remedy
+from interlock.engine.standing.health import Concern, Health, Remedy
 from interlock.engine.standing.judgement import Judgement, judge, uploaded
 from interlock.engine.standing.runs import delete, overview
 from interlock.widgets import header
@@ -268,8 +268,7 @@ def test_what_is_told_of_a_server_is_no_older_than_its_answer(tmp_path, monkeypa
         moment[0] += 9
         open_one.note("no route", 2, 51.0)
         found = after(1).detail
-        last = "2 attempts, last: no route"
-        assert found.startswith(f"check the server ({last}): nothing taken for 0:10, retries for 0:50 more; ")
+        assert found.startswith("check the server: no route, 2 attempts in 0:10, retries for 0:50 more; ")
         open_one.note()
         assert after(0).word == "UPLOADING"
         open_one.acknowledge(300)
@@ -306,7 +305,11 @@ def test_how_a_run_ended_is_not_hidden_by_its_upload():
     assert found.health.detail.endswith("; the run is INCOMPLETE")
     again = Remedy("continue it with", "interlock run in --resume")
     waits = at_it._replace(latest=Acknowledged(rows=10, at=5.0, since=4.0, waits="503", attempts=2, until=65.0))
-    found = uploaded(Judgement(health=Health("INCOMPLETE", "warn", "why", remedy=again)), waits, 5.0)
-    assert found.health.remedy == ("the run is INCOMPLETE: after the upload continue it with", again.command)
+    found = uploaded(
+        Judgement(health=Health("INCOMPLETE", "warn", "why", concerns=(Concern("why", again),))), waits, 5.0
+    )
+    first, second = found.health.concerns
+    assert first.remedy == ("if it gives up, upload the rest with", waits.onward)
+    assert second.told == f"the run is INCOMPLETE: why; after the upload continue it with {again.command}"
     whole = uploaded(Judgement(health=Health("DONE", "ok")), waits, 5.0)
-    assert whole.health.remedy == ("if it gives up, upload the rest with", waits.onward)
+    assert whole.health.remedy == first.remedy

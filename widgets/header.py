@@ -11,7 +11,7 @@ from rich.cells import chop_cells
 
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, pass_of, percent, remaining, several
-from interlock.engine.standing.health import PAUSED, Health, at_rest, batches_of, goes_on
+from interlock.engine.standing.health import PAUSED, Concern, Health, Level, at_rest, batches_of, goes_on
 from interlock.engine.standing.judgement import CALM, Attention, Judgement
 from interlock.engine.standing.outlook import Outlook
 from interlock.widgets import formats as words
@@ -81,26 +81,10 @@ def rows(
     if lines and len(chip) > 1 and (width_of(chip[1].text) > WHOLE or 1 not in _standing(left, width)):
         indent = 3 if width >= ROOMY else 1
         room = max(1, width - indent - 1)
-        told, remedy, does = wrapped(chip[1].text, room), judged.health.remedy, list[str]()
-        if remedy:
-            why, onward = "; ".join(filter(None, [judged.health.detail, remedy.when])), wrapped(remedy.command, room)
-            # A command to copy has lines of its own where that cuts nothing; no word before it stands alone.
-            before = min(
-                (wrapped(why, cells) for cells in (room, room - 9)), key=lambda each: (len(each), " " not in each[-1])
-            )
-            fits = len(before) + len(onward) <= lines
-            if goes_on(snapshot) and (width < COMMAND or (not fits and len(told) > lines)):
-                told = wrapped(judged.health.detail, room)  # the command is a key away, and not needed at once
-            elif fits:
-                told, does = before, onward
-        if len(told) > lines:
-            rooms = range(lines * room, lines * room // 2, -4)
-            laid = (wrapped(_abridged(chip[1].text, cells), room) for cells in rooms)
-            told = next((each for each in laid if len(each) <= lines), chop_cells(chip[1].text, room))
-            told[lines - 1 :] = ["".join(told[lines - 1 :])]
-        styles = [chip[1].style] * len(told) + ["bold"] * len(does)
-        drawn = zip(told + does, styles, strict=True)
-        below = [fitted([Span(" " * indent), Span(fit(line, room), style)], width) for line, style in drawn]
+        over = not goes_on(snapshot)
+        told = _reasons(judged.health, room, lines, over=over, commands=over or width >= COMMAND)
+        drawn = [Span(fit(line, room), chip[1].style if style is None else style) for line, style in told]
+        below = [fitted([Span(" " * indent), each], width) for each in drawn]
         del left[1]
     rest = [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
     rest += _warnings(snapshot, stale, dropped, frozen)
@@ -111,6 +95,60 @@ def rows(
     if needed | {*range(len(left), len(left) + len(named))} <= spelt:
         counts = named
     return [_laid(left, [*counts, *rest], width), *below]
+
+
+def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool) -> list[tuple[str, str | None]]:
+    """Lay out why a state is as it is on so many lines at `most`, each concern by itself with what to do about it, and
+    a style for each line that has its own. While a run goes on, commands give way to sentences: they are a key away,
+    and not needed at once. Once it is `over`, sentences give way, what matters less first."""
+    concerns = health.concerns or (Concern(health.detail),)
+    first = next((at for at, each in enumerate(concerns) if each.remedy), -1)
+    shapes = [(last, flows) for last in (len(concerns), first) for flows in (False, True)] if commands else []
+    choices = list[tuple[list[tuple[str, list[str], Level | None]], int]]()
+    for last, flows in [*shapes, (-1, False)]:
+        laid = [_phrased(each, room, stands=at <= last, flows=flows) for at, each in enumerate(concerns)]
+        choices += [(laid, cut) for cut in ((0, 1, 2) if over and not flows else (0,))]
+    for shown, cut in [*choices, (laid, 1), (laid, 2)]:
+        whys, short = [_laid_out(why, room) for why, _, _ in shown], most - sum(len(does) for _, does, _ in shown)
+        for place in range(len(whys) - 1, -1 if cut == 2 else 0, -1) if cut else ():
+            spare = short - sum(len(why) for at, why in enumerate(whys) if at != place)
+            if len(whys[place]) > spare > 0 or (spare < 1 and len(whys[place]) > 1):
+                whys[place] = _cut(shown[place][0], room, max(1, spare))
+        if sum(map(len, whys)) <= short:
+            break
+    else:
+        return [(line, None) for line in _cut("; ".join(why for why, _, _ in laid), room, most)]
+    told = list[tuple[str, str | None]]()
+    for why, (_, does, level) in zip(whys, shown, strict=True):
+        style = None if level is None else "" if level == "ok" else words.LEVEL_STYLES[level]
+        told += [*((line, style) for line in why), *((line, "bold") for line in does)]
+    return told
+
+
+def _phrased(concern: Concern, room: int, *, stands: bool, flows: bool) -> tuple[str, list[str], Level | None]:
+    """The sentence of a concern, the lines of its command where that `stands`, and its level; a command that `flows`,
+    or has room at the end of the sentence, is a part of it."""
+    why, remedy, level = concern
+    if not remedy or not stands:
+        return why, [], level
+    if flows or width_of(concern.told) <= room:
+        return concern.told, [], level
+    return f"{why}; {remedy.when}", wrapped(remedy.command, room), level
+
+
+def _laid_out(reason: str, room: int) -> list[str]:
+    """Break a reason into lines so that no word stands alone on the last one, where that takes no line more."""
+    return min(
+        (wrapped(reason, cells) for cells in (room, room - 9)), key=lambda each: (len(each), " " not in each[-1])
+    )
+
+
+def _cut(reason: str, room: int, most: int) -> list[str]:
+    """Break a reason into so many lines at `most`; what is in the middle goes where they are too few."""
+    rooms = range(most * room, most * room // 2, -4)
+    laid = (wrapped(_abridged(reason, cells), room) for cells in rooms)
+    told = next((each for each in laid if len(each) <= most), chop_cells(reason, room))
+    return [*told[: most - 1], "".join(told[most - 1 :])]
 
 
 def _abridged(reason: str, room: int) -> str:
@@ -140,8 +178,9 @@ def _chip(
     fields = [Field(0, f"{sign} {health.word}", style)]
     # Beside the state it stands whole or not at all; on a screen of one line a part of it, if there is room for any.
     rank = END + 1 if not reason else 1 if reason > 10 else END
-    tone = "warn" if health.word in ("RUN", "DONE") else style  # of one that is well: what was refused, counted amber
-    return fields + [Field(rank, health.told, tone, least=reason)] * bool(health.told)
+    tone = "" if health.level == "ok" else style  # of one that is well, what it may do without is no alarm
+    told = health.told if len(health.concerns) < 2 else "; ".join(each.told for each in health.concerns)
+    return fields + [Field(rank, told, tone, least=reason)] * bool(told)
 
 
 def _moment(where: str, kind: str) -> list[Field]:
@@ -161,7 +200,8 @@ def _marks(snapshot: Snapshot, kind: str, readonly: bool) -> list[Field]:
 def _counts(fresh: Attention, health: Health, width: int, *, spelt: bool) -> list[Field]:
     """What went wrong, was not looked at and is not told by the reason of the state: what is lost first, in the colour
     of errors where results lack it. What is refused is among the warnings where it has no words of its own."""
-    losses, rest = ([word for word in each.words if word not in health.detail] for each in (fresh.losses, fresh.rest))
+    said = "; ".join([health.detail, *(each.why for each in health.concerns)])
+    losses, rest = ([word for word in each.words if word not in said] for each in (fresh.losses, fresh.rest))
     lost, short = fresh.parked and health.level == "error", f"!{fresh.rest.total}"
     fields = [Field(5, "  ".join(losses), "error" if lost else "warn")] * bool(losses)
     more = "  ".join(rest) if spelt else short if width < ROOMY else several(fresh.rest.total, "warning")

@@ -66,12 +66,12 @@ def too_small(width: int, height: int) -> bool:
     return width < LEAST_WIDTH or height < LEAST_HEIGHT
 
 
-def reason_lines(width: int, height: int, *, zoomed: bool) -> int:
-    """Say how many lines below the header the reason of the run's state may have: on a small screen it matters more
-    than any pane, but for one that was zoomed."""
+def reason_lines(width: int, height: int, *, zoomed: bool, over: bool = False) -> int:
+    """Say how many lines below the header the reason of the run's state may have: on a small screen, and once the run
+    is `over`, it matters more than any pane, but for one that was zoomed."""
     if too_small(width, height):
         return 0
-    return max(height // 6, REASON if not zoomed and not _fits(COLUMN, width, height) else 1)
+    return max(height // (3 if over else 6), REASON if not zoomed and not _fits(COLUMN, width, height) else 1)
 
 
 def tabs(width: int, height: int) -> tuple[str, ...]:

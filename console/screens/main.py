@@ -26,7 +26,7 @@ from interlock.engine.record.events import Entry
 from interlock.engine.record.inputs import onward
 from interlock.engine.record.snapshot import GONE, PassCells, Snapshot
 from interlock.engine.record.words import drawn, safe, several
-from interlock.engine.standing.health import Remedy, goes_on
+from interlock.engine.standing.health import Concern, Remedy, goes_on
 from interlock.engine.standing.judgement import Attention, Judgement, attention, judge
 from interlock.widgets import header
 from interlock.widgets.pane import Bar, Key, Pane, RunPane, View
@@ -36,7 +36,7 @@ from interlock.widgets.panes.mitigations import ladders
 from interlock.widgets.panes.vram import lines_wanted
 from interlock.widgets.text import Span, row
 
-BACK = ("step('back')", "trouble('previous')")
+BACK = ("step('back')", "concern('previous')")
 
 
 class Picture(NamedTuple):
@@ -211,11 +211,11 @@ class Main(Seeking):
         judged = judge(snapshot, snapshot.latest_at if past else now, upload, run)
         steers = snapshot.paused and not self.why_not(named("pause"))
         more = f"{self.shown_key('pause')} resumes" if steers else self.source.note if snapshot.over else ""
-        if judged.attention.refused and goes_on(snapshot) and judged.health.level == "ok":
-            refused = " ".join(Attention(refused=judged.attention.refused).words)
-            more = f"{refused}, records or files: {self.shown_key('summary')} says which and why; all else is well"
-        detail = "; ".join(filter(None, [judged.health.detail, more]))
-        return replace(judged, health=replace(judged.health, detail=detail))
+        health, told = judged.health, [*judged.health.concerns, *[Concern(more)] * bool(more)]
+        if health.level == "ok" and judged.attention.allowed and goes_on(snapshot):
+            told = [Concern(f"{health.detail}: {self.shown_key('summary')} says which and why", level="ok")]
+        detail = "; ".join(filter(None, [health.detail, more]))
+        return replace(judged, health=replace(health, detail=detail, concerns=tuple(told)))
 
     def _draw_header(self) -> None:
         width, judged, past = self.size.width, self._judged(), self.source.past
@@ -228,7 +228,7 @@ class Main(Seeking):
             where=self._watched.pace if self._watched else "",
             pending=self.pending, stale=None if silent else now - snapshot.latest_at,
             dropped=self._dropped + self.host.skipped, frozen=self._frozen is not None, readonly=self.readonly,
-            lines=reason_lines(*self.size, zoomed=self._zoomed),
+            lines=reason_lines(*self.size, zoomed=self._zoomed, over=not goes_on(snapshot)),
         )  # fmt: skip
         if len(shown) != self._header_lines:
             self._header_lines = len(shown)
@@ -340,8 +340,8 @@ class Main(Seeking):
     def action_help(self) -> None:
         health, run = self._judged().health, self.host.run_directory
         after = onward(self._picture.snapshot, run) if run else ""
-        known = health.remedy is None or health.remedy.command == after
-        told = {"next": after, health.word: health.detail if known else health.told}
+        whys = [each.why if each.remedy and each.remedy.command == after else each.told for each in health.concerns]
+        told = {"next": after, health.word: "; ".join(whys) or health.detail}
         self.app.push_screen(Help(MAIN, self._look, self._chosen, self.offers, told))
 
     def on_key(self, event: events.Key) -> None:

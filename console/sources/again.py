@@ -16,7 +16,7 @@ from interlock.engine.record.atomic import held, sha256_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory, runs_in
 from interlock.engine.record.words import argument, command, typed
 from interlock.engine.settings import FROM_RUN, SIMULATED, Configuration, recorded
-from interlock.engine.standing.runs import RUNS_ASKED, close_of
+from interlock.engine.standing.closed import RUNS_ASKED, close_of
 
 OF_A_SESSION = ("run_id", "resume", "reuse", "deadline")
 """The settings that make no other run of a call that is made again."""

@@ -36,7 +36,7 @@ def recap(snapshot: Snapshot, run: Path | None, width: int | None = None) -> lis
 def next_commands(snapshot: Snapshot, run: Path) -> list[str]:
     """Name what an operator would run next, ready to be pasted."""
     commands = [again] if (again := onward(snapshot, run)) else []
-    stored = [each.qdrant_collection for each in snapshot.collections if each.chunks]
+    stored = [each.read.qdrant_collection for each in snapshot.collections if each.read.chunks]
     if not again and stored and not snapshot.rehearsed:  # whose models have no weights
         bundle = ["--models", str(snapshot.config["models"].value)] if "models" in snapshot.config else []
         if snapshot.store:

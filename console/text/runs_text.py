@@ -144,7 +144,8 @@ def _listed(seen: Overview) -> dict[str, object]:
         "chunks_read": seen.chunks_read, "done": ran.share_done, "device_kind": seen.device_kind,
         "chunks": seen.chunks, "exit_code": seen.exit_code,
         "lost": wrong.lost, "nodes_lost": wrong.nodes,
-        "parked": wrong.parked, "warnings": wrong.warnings, "mitigations": wrong.mitigations, "refused": wrong.refused,
+        "parked": wrong.parked, "warnings": wrong.warnings, "mitigations": wrong.mitigations,
+        "refused": wrong.refused + wrong.allowed,
         "bytes": seen.bytes, "in_use": seen.held,
         "pid": who.pid if who else None, "user": who.user if who else None, "host": who.host if who else None,
     }  # fmt: skip

@@ -30,7 +30,7 @@ from interlock.engine.record.facts import joined
 from interlock.engine.record.inputs import as_input
 from interlock.engine.record.words import human_bytes
 from interlock.engine.settings import Configuration, RunSettings
-from interlock.engine.standing.runs import paces
+from interlock.engine.standing.closed import paces
 from interlock.engine.targets import mirror
 from interlock.engine.targets.files.formats import file_bytes
 from interlock.engine.targets.stores import check_projectable, other_models

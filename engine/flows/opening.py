@@ -25,7 +25,7 @@ from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import Begun, RunDirectory
 from interlock.engine.record.words import command, human_bytes, typed
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, continued, flag_of, recorded
-from interlock.engine.standing.runs import paces
+from interlock.engine.standing.closed import paces
 from interlock.engine.targets.files.formats import FORMATS, with_arrays
 from interlock.engine.targets.shard import existing
 from interlock.engine.vectors.fusion import Fusion

@@ -216,9 +216,9 @@ RESUMABLE = ("stopped", "failed", "incomplete")
 def onward(seen: Snapshot, run: Path, *flags: str) -> str:
     """Write the command that goes on with the run whose directory is `run`, with more `flags`, once its process has
     ended: where nothing but parked texts is left, or some are parked so far, with these; empty where nothing is."""
-    if seen.over and (seen.phase not in RESUMABLE or not (seen.resumes or seen.untried)):
+    if seen.over and (seen.phase not in RESUMABLE or not (flags or seen.resumes or seen.untried)):
         return ""
-    retries = not seen.resumes if seen.over else seen.parked > 0
+    retries = bool(seen.untried and not seen.resumes) if seen.over else seen.parked > 0
     chunks = str(seen.config["chunks"].value) if "chunks" in seen.config else seen.chunks
     words = resume_words(chunks, run, seen.config)
     return command([*words, *flags, *["--retry-parked"] * retries]) if chunks else ""

@@ -180,17 +180,17 @@ def side_by_side(devices: Collection[str]) -> int:
 
 
 class CollectionView(Struct, frozen=True):
-    """One collection, and what became of it; `word` is reading, planned, done, or its final status."""
+    """One collection, and what became of it; `word` is reading, planned, done, or its final status. Until it was read,
+    `read` holds zeros; `refusals` are the first file and the first record that were refused."""
 
     name: str
-    qdrant_collection: str
     word: str
-    chunks: int
-    duplicates: int
+    read: ev.CollectionRead
     refused: int
     artefacts: int
     verified: bool | None
     reason: str
+    refusals: tuple[ev.RecordRefused, ...] = ()
 
 
 class Snapshot(RunStatus, kw_only=True):
@@ -255,7 +255,7 @@ class Snapshot(RunStatus, kw_only=True):
             self.phase == "stopped"
             or not self.passes
             or unfinished
-            or any(each.chunks and each.word not in ended for each in self.collections)
+            or any(each.read.chunks and each.word not in ended for each in self.collections)
         )
 
     @property
@@ -465,16 +465,16 @@ def _word(state: RunState, view: PassView, held: Sequence[LeaseState]) -> str:
 
 
 def _collection(collection: CollectionState) -> CollectionView:
+    firsts = {each.record is None: each for each in reversed(collection.refusals)}
     return CollectionView(
         name=collection.name,
-        qdrant_collection=collection.read.qdrant_collection,
         word=collection.status or ("planned" if collection.shares else "reading"),
-        chunks=collection.read.chunks,
-        duplicates=collection.read.duplicates,
+        read=collection.read,
         refused=collection.read.refused or len(collection.refusals),
         artefacts=len(collection.artefacts),
         verified=collection.verification.ok if collection.verification else None,
         reason=collection.reason,
+        refusals=tuple(firsts.values()),
     )
 
 

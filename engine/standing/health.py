@@ -11,12 +11,14 @@ from typing import Literal, NamedTuple
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.inputs import onward
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot
-from interlock.engine.record.words import command, duration, human_bytes, several
+from interlock.engine.record.words import command, duration, human_bytes, in_collection, several
 from interlock.engine.standing import outlook
+from interlock.engine.standing.outcome import covered
 
 PAUSED, STALLED, DEGRADED, CROWDED = "PAUSED", "STALLED", "DEGRADED", "CROWDED"
 LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED = "LOW MEMORY", "LOW DISK", "MODEL FAILED", "TEXT PARKED"
-TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED, "LATE")
+REFUSED = "INPUT REFUSED"
+TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED, "LATE", REFUSED)
 """The words of a run that goes on and is not well."""
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
@@ -40,16 +42,35 @@ class Remedy(NamedTuple):
     command: str
 
 
+class Concern(NamedTuple):
+    """What is not as wanted, what to do about it where that is a command, and how bad it is where that is not as bad as
+    the state."""
+
+    why: str
+    remedy: Remedy | None = None
+    level: Level | None = None
+
+    @property
+    def told(self) -> str:
+        """What is wrong and what to do, for where they stand on one line."""
+        return "; ".join(filter(None, [self.why, " ".join(self.remedy or ())]))
+
+
 @dataclass(frozen=True)
 class Health:
     """One word for how a run stands, what it is about, and how bad that is; whether it is `stuck`, as it stands still
-    or a fault ended it; the `remedy`, where that is a command."""
+    or a fault ended it; and each of its `concerns` by itself, what matters most first."""
 
     word: str
     level: Level
     detail: str = ""
     stuck: bool = field(default=False, compare=False)
-    remedy: Remedy | None = field(default=None, compare=False)
+    concerns: tuple[Concern, ...] = field(default=(), compare=False)
+
+    @property
+    def remedy(self) -> Remedy | None:
+        """What to do about the first concern about which a command does something."""
+        return next((each.remedy for each in self.concerns if each.remedy), None)
 
     @property
     def told(self) -> str:
@@ -57,13 +78,14 @@ class Health:
         return "; ".join(filter(None, [self.detail, " ".join(self.remedy or ())]))
 
 
-class _Trouble(NamedTuple):
+class _Concern(NamedTuple):
     """Why a run is not well; when it is gone on with, with more of which `flags`, or what is run `instead`."""
 
     why: str
     when: str = ""
     flags: Sequence[str] = ()
     instead: str = ""
+    level: Level | None = None
 
 
 def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
@@ -72,14 +94,22 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
 
     What ended it comes first, then what keeps it from going on, then what it goes on without.
     """
+
+    def solved(concerns: Iterable[_Concern]) -> tuple[Concern, ...]:
+        return tuple(_solved(each, snapshot, run) for each in concerns if each.why)
+
     if snapshot.over or snapshot.phase == GONE:
-        state = ended(snapshot.phase, snapshot.reason, lacks=(lacks := loses(snapshot)), lost=lost_devices(snapshot))
-        when = "retry missing vectors with" if lacks and snapshot.phase == "incomplete" else "continue it with"
-        when = KEPT * (snapshot.phase in ("stopped", GONE)) + when
-        return replace(state, remedy=_remedy([_Trouble("", when)], snapshot, run))
+        state = ended(
+            snapshot.phase,
+            snapshot.reason,
+            lacks=loses(snapshot),
+            lost=lost_devices(snapshot),
+            exit_code=snapshot.exit_code,
+        )
+        return replace(state, concerns=solved(_at_end(snapshot)))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
-        trouble = _Trouble(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
-        return Health(STALLED, "error", trouble.why, True, _remedy([trouble], snapshot, run))
+        concern = _Concern(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
+        return Health(STALLED, "error", concern.why, True, solved([concern]))
     taken, running = [device for device in snapshot.devices if device.taken], snapshot.phase == "running"
     stopped = next((device for device in taken if not device.leased and running and not snapshot.paused), None)
     if stopped:
@@ -88,31 +118,49 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     found = {
         MODEL_FAILED: _failed(snapshot),
         TEXT_PARKED: _missing(snapshot),
-        LOW_MEMORY: _Trouble(
+        LOW_MEMORY: _Concern(
             outlook.low_memory(snapshot),
             "or stop it and, to keep no weights in memory, continue it with",
             ["--warm", "0"],
         ),
-        LOW_DISK: _Trouble(outlook.low_disk(snapshot), "if it stops for that, continue it with"),
+        LOW_DISK: _Concern(outlook.low_disk(snapshot), "if it stops for that, continue it with"),
         DEGRADED: _degraded(snapshot),
-        CROWDED: _Trouble(crowd * bool(taken)),
-        "LATE": _Trouble(outlook.late(snapshot, now), "after that continue it with"),
+        CROWDED: _Concern(crowd * bool(taken)),
+        "LATE": _Concern(outlook.late(snapshot, now), "after that continue it with"),
+        REFUSED: _left_out(snapshot),
     }
-    told = {PAUSED: _Trouble(_paused(snapshot, now))} if snapshot.paused else {}
-    told |= {word: trouble for word, trouble in found.items() if trouble.why}
+    told = {PAUSED: _Concern(_paused(snapshot, now))} if snapshot.paused else {}
+    told |= {word: concern for word, concern in found.items() if concern.why}
+    allowed = [told.pop(REFUSED)] if REFUSED in told and told[REFUSED].level == "ok" else []
     if told:  # the first gives the word, red ones before amber ones; none hides another
         level: Level = "error" if told.keys() & {MODEL_FAILED} else "warn"  # a parked text may yet get its vector
         why = "; ".join(each.why for each in told.values() if each.why)
-        return Health(next(iter(told)), level, why, remedy=_remedy(told.values(), snapshot, run))
-    return Health("RUN", "ok") if running else Health(snapshot.phase.upper(), "idle", outlook.doing(snapshot))
+        return Health(next(iter(told)), level, why, concerns=solved(told.values()))
+    if running:
+        return Health("RUN", "ok", "".join(each.why for each in allowed), concerns=solved(allowed))
+    return Health(snapshot.phase.upper(), "idle", outlook.doing(snapshot))
 
 
-def _remedy(troubles: Iterable[_Trouble], snapshot: Snapshot, run: Path | None) -> Remedy | None:
-    """What to do about the first of these about which a command does something."""
-    known = [
-        (each.when, each.instead or (run and onward(snapshot, run, *each.flags))) for each in troubles if each.when
-    ]
-    return next((Remedy(when, told) for when, told in known if told), None)
+def _solved(concern: _Concern, snapshot: Snapshot, run: Path | None) -> Concern:
+    """Write the command that does something about it, if one does."""
+    told = concern.instead or (run and onward(snapshot, run, *concern.flags)) if concern.when else None
+    return Concern(concern.why, Remedy(concern.when, told) if told else None, concern.level)
+
+
+def _at_end(snapshot: Snapshot) -> list[_Concern]:
+    """What is to be said of a run that is over, or whose process died, each by itself: why it ended, or what it
+    lacks."""
+    status, refused = snapshot.phase, _left_out(snapshot)
+    lacks = [_failed(snapshot), _missing(snapshot, "retry it with"), *[refused] * (refused.level != "ok")]
+    found = (
+        [each for each in lacks if each.why] if status == "incomplete" else [refused] if status == "completed" else []
+    )
+    if not found:
+        kept = KEPT * (status in ("stopped", GONE))
+        found = [_Concern(_why(status, snapshot.reason) or "its process is gone", kept + "continue it with")]
+    mine = _to_check(lost_devices(snapshot), snapshot.reason)
+    gone = f"{several(len(mine), 'GPU')} lost ({some(mine)})" * bool(mine)
+    return [*found, _Concern(gone, "check it with", instead=CHECK, level="warn")]
 
 
 def _paused(snapshot: Snapshot, now: float) -> str:
@@ -122,30 +170,63 @@ def _paused(snapshot: Snapshot, now: float) -> str:
     return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause")]))
 
 
-def _missing(snapshot: Snapshot) -> _Trouble:
+def _missing(snapshot: Snapshot, when: str = "after the run retry with") -> _Concern:
     """Say which text has no vector, the first of several, and why."""
     count, first = several(snapshot.parked, "text"), snapshot.first_parked
     where = first and f" ({'first ' * (snapshot.parked > 1)}{first.place or f'text {first.row + 1:,}'}: {first.reason})"
-    return _Trouble(f"{count} parked, no vector{where or ''}" * bool(snapshot.parked), "after the run retry with")
+    return _Concern(f"{count} parked, no vector{where or ''}" * bool(snapshot.parked), when)
 
 
-def _failed(snapshot: Snapshot) -> _Trouble:
+def _left_out(snapshot: Snapshot) -> _Concern:
+    """Say how much of the input was refused, where the first of it is, and whether the run does without, as
+    --max-refused allows; that is no concern."""
+    out = [each for each in snapshot.collections if each.read.refused]
+    over = [each for each in out if not covered(each.read, snapshot.config)]
+    told, number = over or out, sum(each.read.refused for each in over or out)
+    if not told:
+        return _Concern("")
+    first = next((each for collection in told for each in collection.refusals), None)
+    where = ""
+    if first and (over or not goes_on(snapshot)):
+        record = "" if first.record is None else f" record {first.record:,}"
+        place = in_collection(first.collection, first.file) + record
+        where = f" ({'first ' * (number > 1)}{place}: {first.reason})"
+    most = snapshot.config["max_refused"].value if "max_refused" in snapshot.config else ""
+    if not over:
+        return _Concern(f"{several(number, 'input')} left out, as --max-refused {most} allows{where}", level="ok")
+    records = max(each.read.refused - each.read.refused_files for each in over)
+    needs = f"{records}{',files' * any(each.read.refused_files for each in over)}"
+    why = f"{several(number, 'input')} refused{where}, more than --max-refused {most} allows"
+    goes = f"{why}: the run ends INCOMPLETE, all else is computed" if goes_on(snapshot) else why
+    return _Concern(goes, "mend it and run again, or do without it with", ["--max-refused", needs])
+
+
+def _failed(snapshot: Snapshot) -> _Concern:
     """Say which models a run goes on without."""
     failed = [f"{each.model}: {each.failure}" for each in snapshot.passes if each.failure]
-    return _Trouble(f"{several(len(failed), 'model')} failed ({some(failed)})" * bool(failed), "mend it, continue with")
+    return _Concern(f"{several(len(failed), 'model')} failed ({some(failed)})" * bool(failed), "mend it, continue with")
 
 
-def ended(status: str, reason: str, *, lacks: bool, lost: Sequence[str] = ()) -> Health:
-    """Say how a run stands that has ended so, and `lacks` vectors or not; one that is completed for a `reason` lacks
-    what was refused. Devices that were `lost` want a check."""
+def ended(status: str, reason: str, *, lacks: bool, lost: Sequence[str] = (), exit_code: int | None = 0) -> Health:
+    """Say how a run stands that has ended so, and `lacks` vectors or not; one that is completed is well, unless its
+    exit code says otherwise (--strict). Devices that were `lost` want a check."""
     word, level = ENDED.get(status, (status.upper(), "error"))
-    why = reason.removeprefix(f"{status} ").removesuffix(": --resume continues")  # the command does
-    mine = [name for name in lost if not node_of(name) and name not in why]
+    why, mine = _why(status, reason), _to_check(lost, reason)
     told = "; ".join(filter(None, [why, f"{some(mine)} was lost: check it with {CHECK}" * bool(mine)]))
-    return Health(word, "error" if lacks else "warn" if level == "ok" and reason else level, told, level == "error")
+    return Health(word, "error" if lacks else "warn" if level == "ok" and exit_code else level, told, level == "error")
 
 
-def _degraded(snapshot: Snapshot) -> _Trouble:
+def _why(status: str, reason: str) -> str:
+    """Why a run ended, without what its state and the command say."""
+    return reason.removeprefix(f"{status} ").removesuffix(": --resume continues")
+
+
+def _to_check(lost: Sequence[str], reason: str) -> list[str]:
+    """Of lost devices those of this machine that the reason does not name."""
+    return [name for name in lost if not node_of(name) and name not in reason]
+
+
+def _degraded(snapshot: Snapshot) -> _Concern:
     """Say which devices a run goes on without, and which models the CPU computes since no GPU does."""
     gone, lost = [node.node for node in snapshot.nodes if node.lost], lost_devices(snapshot)
     there = [device.facts.name for device in snapshot.devices if not device.lost]
@@ -166,7 +247,7 @@ def _degraded(snapshot: Snapshot) -> _Trouble:
         told[-1] += f": {move.cause.removeprefix(f'{lease.model} ')}" + f"; {move.action}" * (not move.flags)
         if move.flags and not when:
             when, flags = "for a GPU stop it and continue it with", [*move.flags]
-    return _Trouble("; ".join(told), when, flags, CHECK * bool(lost))
+    return _Concern("; ".join(told), when, flags, CHECK * bool(lost))
 
 
 def loses(snapshot: Snapshot) -> bool:

@@ -16,7 +16,19 @@ from interlock.engine.record.journal import INTERRUPTED, Upload
 from interlock.engine.record.rundir import NO_WORD
 from interlock.engine.record.snapshot import GONE, DeviceView, Snapshot
 from interlock.engine.record.words import duration, safe, several
-from interlock.engine.standing.health import KEPT, STALLED, Health, Level, Remedy, goes_on, health, lost_devices, some
+from interlock.engine.standing.health import (
+    KEPT,
+    STALLED,
+    Concern,
+    Health,
+    Level,
+    Remedy,
+    goes_on,
+    health,
+    lost_devices,
+    some,
+)
+from interlock.engine.standing.outcome import covered
 from interlock.engine.standing.outlook import Outlook, time_left
 
 
@@ -29,6 +41,9 @@ class Attention:
     warnings: int = 0
     mitigations: int = 0
     refused: int = 0
+    """Records and files, more than the run may do without."""
+    allowed: int = 0
+    """Those that it may do without."""
     nodes: int = 0
     """How often a node was lost."""
 
@@ -60,6 +75,7 @@ class Attention:
             (self.warnings, several(self.warnings, "warning")),
             (self.mitigations, several(self.mitigations, "mitigation")),
             (self.refused, several(self.refused, "input") + " refused"),
+            (self.allowed, several(self.allowed, "input") + " left out"),
         ]
         return [text for number, text in named if number]
 
@@ -133,16 +149,17 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     going, state = upload.live and upload.latest.ended is None, judged.health
     found = _on_its_way(upload, now) if going else _broken_off(upload)
     worse = max(state.level, found.level, key=LEVELS.index)
-    ran, remedy = f"the run is {state.word}" * (state.level in LEVELS[2:]), found.remedy
-    if going and ran and state.remedy:
-        when = f"{ran}: after the upload {state.remedy.when.removeprefix(KEPT)}"
-        ran, remedy = "", Remedy(when, state.remedy.command)
+    ran, concerns = f"the run is {state.word}" * (state.level in LEVELS[2:]), list(found.concerns)
+    for concern in state.concerns if ran else ():
+        remedy, first = concern.remedy, len(concerns) == len(found.concerns)
+        when = remedy and "after the upload " * going + remedy.when.removeprefix(KEPT)
+        told = Remedy(when, remedy.command) if remedy and when else None
+        concerns.append(Concern(f"{ran}: " * first + concern.why, told, concern.level or state.level))
     share = upload.latest.rows / upload.to.rows if upload.to.rows else float(bool(upload.to.collection))
+    detail = "; ".join(filter(None, [found.detail, ran]))
     return dataclasses.replace(
         judged,
-        health=Health(
-            found.word, worse, "; ".join(filter(None, [found.detail, ran])), found.stuck or state.stuck, remedy
-        ),
+        health=Health(found.word, worse, detail, found.stuck or state.stuck, tuple(concerns)),
         share_done=share,
         ran=judged,
     )
@@ -154,8 +171,8 @@ def _on_its_way(upload: Upload, now: float) -> Health:
     since = duration(max(0.0, now - (latest.since or latest.at)))
     ends = duration(max(0.0, latest.until - now))
     if latest.attempts:
-        last = f"{several(latest.attempts, 'attempt')}, last: {safe(latest.waits, SAID)}"
-        why = f"check the server ({last}): nothing taken for {since}, retries for {ends} more"
+        last = f"{safe(latest.waits, SAID)}, {several(latest.attempts, 'attempt')} in {since}"
+        why = f"check the server: {last}, retries for {ends} more"
     elif latest.at and now - latest.at > SLOW:
         why = f"check the server: no answer for {duration(now - latest.at)}, the upload waits for it"
     elif latest.waits:
@@ -164,20 +181,23 @@ def _on_its_way(upload: Upload, now: float) -> Health:
     else:
         left = "" if latest.left is None else f", {duration(latest.left)} left"
         return Health("UPLOADING", "ok", _points(upload) + left)
+    told = f"{why}; {_points(upload)}"
     again = Remedy("if it gives up, upload the rest with", upload.onward)
-    return Health("WAITING FOR SERVER", level, f"{why}; {_points(upload)}", remedy=again)
+    return Health("WAITING FOR SERVER", level, told, concerns=(Concern(told, again, level),))
 
 
 def _broken_off(upload: Upload) -> Health:
     if not upload.to.collection:
-        host = upload.to.url.partition("://")[2]
-        begin = Remedy("unless its process compares the files now, upload it with", upload.onward)
-        return Health("UPLOAD NOT BEGUN", "warn", f"nothing is at {host}", remedy=begin)
+        told = f"nothing is at {upload.to.url.partition('://')[2]}"
+        begin = Concern(
+            told, Remedy("unless its process compares the files now, upload it with", upload.onward), "warn"
+        )
+        return Health("UPLOAD NOT BEGUN", "warn", told, concerns=(begin,))
     ended, unsaid = upload.latest.ended, "the flags that it had and " * (upload.to.flags is None)
     told = f"{_points(upload)}: {ended or NO_WORD}"
-    again = Remedy(f"continue it with {unsaid}".rstrip(), upload.onward)
+    again = (Concern(told, Remedy(f"continue it with {unsaid}".rstrip(), upload.onward)),)
     if ended == INTERRUPTED:
-        return Health("UPLOAD STOPPED", "warn", told, remedy=again)
+        return Health("UPLOAD STOPPED", "warn", told, concerns=again)
     return Health("UPLOAD DIED" if ended is None else "UPLOAD FAILED", "error", told, True, again)
 
 
@@ -210,7 +230,8 @@ def attention(snapshot: Snapshot) -> Attention:
         parked=snapshot.parked,
         warnings=snapshot.warnings,
         mitigations=snapshot.mitigations,
-        refused=sum(each.refused for each in snapshot.collections),
+        refused=sum(each.refused for each in snapshot.collections if not covered(each.read, snapshot.config)),
+        allowed=sum(each.refused for each in snapshot.collections if covered(each.read, snapshot.config)),
         nodes=sum(len(node.losses) for node in snapshot.nodes),
     )
 

@@ -5,10 +5,10 @@ anything less says what is missing. One that was delivered without some models i
 missing and it was not, or where nothing is left of it. Pure functions of a state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from interlock.engine.record.events import CollectionRead, RecordRefused, RowParked
-from interlock.engine.record.facts import MissingModel, Status
+from interlock.engine.record.facts import MissingModel, Setting, Status
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import Allowance, parse_allowance, several
 
@@ -74,12 +74,12 @@ def left_out(state: RunState, name: str) -> tuple[str, bool]:
     nothing else was there; and whether the run was told to do without. Nothing is said where all of it was taken."""
     collection = state.collections[name]
     config = state.started.config if state.started else {}
+    return refused(collection.read, collection.refusals), covered(collection.read, config)
+
+
+def covered(read: CollectionRead, config: Mapping[str, Setting]) -> bool:
+    """Tell whether no more of a collection was refused than the run allows; all of it where it does not say."""
     allowed = parse_allowance(str(config["max_refused"].value)) if "max_refused" in config else ALL
-    return refused(collection.read, collection.refusals), covered(collection.read, allowed)
-
-
-def covered(read: CollectionRead, allowed: Allowance) -> bool:
-    """Tell whether no more of a collection was refused than is allowed."""
     records = read.refused - read.refused_files
     return allowed.covers(records, read.chunks + read.same + records, read.refused_files)
 

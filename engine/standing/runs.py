@@ -4,34 +4,27 @@ A run that was closed is read from its summary, which takes no time; only one th
 Nothing is locked and nothing is written, but by `delete`.
 """
 
-import math
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
 
 from interlock.engine.errors import ExitCode, InterlockError, UsageError, reason
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.atomic import SESSION, Occupant, held, lock, occupant
-from interlock.engine.record.events import RunClosed
 from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
 from interlock.engine.record.inputs import resume_words
-from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, SUMMARY, RunDirectory, death_of, runs_at
+from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, RunDirectory, death_of, runs_at
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import argument, command
+from interlock.engine.standing.closed import closed_run, written_at
 from interlock.engine.standing.health import Health, ended
-from interlock.engine.standing.judgement import Attention, DeviceUse, Judgement, judge, left_behind, need, uploaded
+from interlock.engine.standing.judgement import DeviceUse, Judgement, judge, left_behind, need, uploaded
 
-TAIL_BYTES = 64 << 10  # of a journal's end are looked at for the entry that closes a run
 _OWN = (JOURNAL, SESSION, SOCKET, f"{SCRATCH}*", atomic.PARTIAL)  # what a run has that has not begun
 
 
@@ -106,7 +99,7 @@ def overview(directory: Path, now: float, folded: Callable[[Path], RunState] | N
     return replace(
         uploaded(seen, upload, now),
         uploading=upload is not None and upload.live,
-        latest_at=max(seen.latest_at or _written(directory / JOURNAL), upload.latest.at if upload else 0.0),
+        latest_at=max(seen.latest_at or written_at(directory / JOURNAL), upload.latest.at if upload else 0.0),
         bytes=size_of(directory),
         held=in_use,
         occupant=occupant(directory),
@@ -189,7 +182,7 @@ def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Over
         began_at=seen.began_at,
         latest_at=seen.latest_at,
         models=tuple(each.model for each in seen.passes) or tuple(each.model for each in seen.models),
-        chunks_read=sum(each.chunks for each in seen.collections),
+        chunks_read=sum(each.read.chunks for each in seen.collections),
         device_kind=seen.device_kind,
         chunks=seen.chunks,
         rehearsed=seen.rehearsed,
@@ -198,101 +191,26 @@ def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Over
     )
 
 
-class _Pass(msgspec.Struct):
-    model_pass: int
-    model: str
-    dtype: str = ""
-    status: str = ""
-    tokens: int = 0
-    seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
-
-
-class _Parked(msgspec.Struct):
-    row: int
-
-
-class _Collection(msgspec.Struct):
-    chunks: int
-    refused: int
-    passes: list[_Pass]
-    mitigations: list[msgspec.Raw]
-    parked: list[_Parked]
-    warnings: list[msgspec.Raw]
-    missing: list[msgspec.Raw] = []
-
-
-class _Device(msgspec.Struct):
-    name: str = ""
-    lost: str = ""
-
-
-class _Node(msgspec.Struct):
-    lost: list[str] = []
-    refused: str = ""
-
-
-class _Summary(msgspec.Struct):
-    """What a list needs of a summary; the rest, which may be many megabytes, is not looked at."""
-
-    status: str
-    reason: str
-    exit_code: int | None
-    started_at: datetime
-    finished_at: datetime
-    device_kind: str
-    chunks: str
-    collections: list[_Collection]
-    warnings: list[msgspec.Raw]
-    configuration: dict[str, Setting] = {}
-    residues: list[msgspec.Raw] = []
-    devices: list[_Device] = []
-    losses: list[msgspec.Raw] = []
-    nodes: list[_Node] = []
-    share_done: float | None = None
-
-
 def _closed(directory: Path) -> Overview | None:
     """A run whose journal ends with its close, from its summary; None for any other."""
-    if (closed := close_of(directory / JOURNAL)) is None:
+    if (said := closed_run(directory)) is None:
         return None
     try:
-        said = msgspec.json.decode(atomic.content(directory / SUMMARY), type=_Summary)
         began, latest = said.started_at.timestamp(), said.finished_at.timestamp()
-    except (OSError, ArithmeticError, ValueError, RecursionError, msgspec.MsgspecError):
+    except (OSError, ArithmeticError, ValueError):
         return None
-    if (said.status, said.exit_code) != (closed.status, closed.exit_code):  # that of an earlier session
-        return None
-    models = {each.model_pass: each.model for place in said.collections for each in place.passes}
-    # A step of a whole lease stands in every collection of its pass.
-    steps: Counter[bytes] = Counter()
-    for place in said.collections:
-        steps |= Counter(bytes(each) for each in place.mitigations)
-    told = Attention(
-        lost=max(len(said.losses), sum(bool(each.lost) for each in said.devices)),
-        parked=len({each.row for place in said.collections for each in place.parked}),
-        warnings=sum(map(len, (said.warnings, said.residues, *(each.warnings for each in said.collections))))
-        + sum(bool(each.refused) for each in said.nodes),
-        mitigations=steps.total(),
-        refused=sum(place.refused for place in said.collections),
-        nodes=sum(len(each.lost) for each in said.nodes),
-    )
-    failed = any(place.missing or any(each.status == "failed" for each in place.passes) for place in said.collections)
+    lost = [each.name for each in said.devices if each.lost]
     return Overview(
         path=directory,
-        health=ended(
-            said.status,
-            said.reason,
-            lacks=bool(told.parked) or failed,
-            lost=[each.name for each in said.devices if each.lost],
-        ),
-        attention=told,
+        health=ended(said.status, said.reason, lacks=said.loses, lost=lost, exit_code=said.exit_code),
+        attention=said.attention,
         share_done=1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
         devices=tuple(
             DeviceUse(each.name, None, "error" if each.lost else "ok", bool(each.lost)) for each in said.devices
         ),
         began_at=began,
         latest_at=latest,
-        models=tuple(models[number] for number in sorted(models)),
+        models=said.models,
         chunks_read=sum(place.chunks for place in said.collections),
         device_kind=said.device_kind,
         chunks=said.chunks,
@@ -302,16 +220,6 @@ def _closed(directory: Path) -> Overview | None:
     )
 
 
-def close_of(path: Path) -> RunClosed | None:
-    """Read in the end of a journal how its run was closed; None where it was not."""
-    with atomic.opened(path) as handle:
-        end = handle.seek(0, os.SEEK_END)
-        handle.seek(max(0, end - TAIL_BYTES))
-        lines = handle.read().splitlines(keepends=True)
-    entry = journal.decode(lines[-1]) if lines else None
-    return entry.body if entry and isinstance(entry.body, RunClosed) else None
-
-
 def chunks_of(directory: Path, told: str, config: Mapping[str, Setting]) -> str:
     """Where a run's chunks lie, from any directory: `run.json` says so, or what it was called with; else as `told`."""
     otherwise = config["chunks"].value if "chunks" in config else told
@@ -319,32 +227,3 @@ def chunks_of(directory: Path, told: str, config: Mapping[str, Setting]) -> str:
         return str(RunDirectory(directory).inputs().get("chunks", otherwise))
     except InterlockError:
         return str(otherwise)
-
-
-RUNS_ASKED = 20
-"""Earlier runs whose pace is looked at, the latest ones."""
-
-
-def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
-    """Read tokens a second by model and precision from the latest runs in `out` on this kind of device."""
-    known: dict[tuple[str, str], float] = {}
-    for path in sorted(out.glob("*/summary.json"), key=_written)[-RUNS_ASKED:]:
-        with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other
-            told = msgspec.json.decode(atomic.content(path), type=_Summary)
-            sums: dict[tuple[str, str], tuple[int, float]] = {}
-            passes = [each for found in told.collections for each in found.passes if told.device_kind == kind]
-            for each in passes:  # over all collections: a few texts alone tell a pace badly
-                if each.status == "completed" and each.tokens > 0 and each.seconds:
-                    tokens, seconds = sums.get((each.model, each.dtype), (0, 0.0))
-                    sums[each.model, each.dtype] = tokens + each.tokens, seconds + each.seconds
-            found_paces = {which: tokens / seconds for which, (tokens, seconds) in sums.items()}
-            # Anything else no journal could hold.
-            known |= {which: pace for which, pace in found_paces.items() if math.isfinite(pace)}
-    return known
-
-
-def _written(path: Path) -> float:
-    """When a file was written last; never, where nobody can tell."""
-    with suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0

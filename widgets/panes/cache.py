@@ -9,6 +9,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import NamedTuple
 
+from interlock.engine.record.events import CollectionRead
 from interlock.engine.record.snapshot import CollectionView, PassView, Snapshot
 from interlock.engine.record.words import human_bytes, safe, several
 from interlock.engine.standing.health import at_rest, goes_on
@@ -68,7 +69,8 @@ def _facts(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
     computed = sum(each.done.rows for each in snapshot.passes)
     left = wanted - snapshot.rows_before
     new = f"{count(computed - snapshot.rows_before)} of {count(left)} new"
-    read, again, refused = _sums(snapshot.collections, "chunks", "duplicates", "refused")
+    read, again = _sums([each.read for each in snapshot.collections], "chunks", "duplicates")
+    (refused,) = _sums(snapshot.collections, "refused")
     return [
         (2, _fact("models", _models(snapshot))),
         (1, _fact("vectors", ", ".join([*_spared(snapshot), new]))),
@@ -172,7 +174,7 @@ def _fact(label: str, text: str, style: str = "") -> list[Span]:
     return [Span(label.ljust(LABEL), "dim"), Span(text, style)]
 
 
-def _sums(views: Sequence[PassView] | Sequence[CollectionView], *names: str) -> list[int]:
+def _sums(views: Sequence[PassView | CollectionView | CollectionRead], *names: str) -> list[int]:
     return [sum(getattr(view, name) for view in views) for name in names]
 
 

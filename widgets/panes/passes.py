@@ -271,8 +271,8 @@ def _collections(snapshot: Snapshot, width: int, lines: int) -> list[Row]:
 def _known(each: CollectionView) -> list[str]:
     """What became of a collection, and why."""
     facts = [each.reason] if each.reason else []
-    facts += [f"{each.chunks} chunks"] * bool(each.chunks)
-    facts += [several(each.duplicates, "duplicate")] * bool(each.duplicates)
+    facts += [f"{each.read.chunks} chunks"] * bool(each.read.chunks)
+    facts += [several(each.read.duplicates, "duplicate")] * bool(each.read.duplicates)
     facts += [f"{each.refused} refused"] * bool(each.refused)
     facts += [several(each.artefacts, "file")] * bool(each.artefacts)
     return facts + ([] if each.verified is None else ["verified" if each.verified else "DIFFERS"])
