@@ -35,7 +35,6 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.memory import Calibration, Law
 from interlock.engine.models.networks.attention import older_transformers
 from interlock.engine.models.registry import LARGE_BATCH, ModelSpec, check_beside, extended, find
-
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.inputs import as_input
