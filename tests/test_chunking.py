@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from interlock.console.cli import parse
+from interlock.engine.corpus.documents import TokenCounter, chunk_documents
 from tests.builders import ROOT, interlock, sentences
 
 PAGE = """# Guide
@@ -73,6 +74,17 @@ def test_chunks_are_the_whole_of_each_document_once_and_no_model_would_cut_one(p
     assert max(len(each(chunk["text"])["input_ids"]) for each in tokenizers for chunk in found) <= 24
     planned = interlock("plan", tmp_path / "c", "--roster", f"{tiny_a},{tiny_b}", "--devices", "cpu", cwd=tmp_path)
     assert re.search(rf"^Docs +1 +{len(found)} +\d+ +\d+ +0 +docs$", planned.stdout, re.MULTILINE)
+
+
+def test_no_chunk_is_too_long_where_a_longer_text_has_fewer_tokens(tmp_path, tiny_a):
+    text = "x | https://a.b/c?d=e\n" * 20
+    (tmp_path / "a.txt").write_text(text)
+    counter = TokenCounter(tiny_a / "tokenizer.json", "", 128, "a")
+    chunk_documents(tmp_path / "a.txt", tmp_path / "p.jsonl", [counter], 8, 0, lambda *_: None)
+    chunks = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert max(counter.count(each["text"]) for each in chunks) <= 8
+    assert "".join("".join(each["text"] for each in chunks).split()) == "".join(text.split())
+    assert all(text[each["metadata"]["start"] :].startswith(each["text"]) for each in chunks)
 
 
 def test_a_chunk_knows_its_headings(pages, tmp_path, tiny_a):

@@ -413,10 +413,13 @@ def test_what_is_no_longer_as_the_run_left_it_is_not_delivered(run, tmp_path):
 
 
 def test_a_store_is_written_after_the_fact_and_the_run_is_left_as_it_was(run, vectors, call, tmp_path):
+    mark = run / "exports" / "Docs" / "missing.json"
+    mark.write_text("{}")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     code, out, _ = call("export", run, "--to-store", tmp_path / "store", "--keep", "both", "--collection", "Docs")
     assert (code, "docs verified: 43 points" in out) == (0, True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    mark.unlink()
     shard = edge.EdgeShard.load(str(tmp_path / "store" / "docs"))
     records, _ = shard.scroll(edge.ScrollRequest(limit=100, with_payload=True, with_vector=True))
     shard.close()

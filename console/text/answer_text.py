@@ -88,14 +88,17 @@ def _calibrated(answer: Answer) -> dict[str, object]:
 
 def _trec(question: Question, answer: Answer, *, ids: str) -> str:
     scores = dict[str, float]()
+    if len(question.id.split()) != 1:
+        raise UsageError(
+            f"trec_eval takes no ids with blanks, as in {question.id!r:.60}: name it otherwise, or write a .jsonl"
+        )
     for hit in answer.hits:
         name = hit.id if ids == "point" else str(hit.payload.get("chunk_id"))
         if name in scores:
             raise UsageError(f"two chunks have the id {name!r:.60}, of which trec_eval takes one: use --ids point")
-        if len(name.split()) != 1 or len(question.id.split()) != 1:
+        if len(name.split()) != 1:
             raise UsageError(
-                f"trec_eval takes no ids with blanks, as in {question.id!r:.60} and {name!r:.60}: use --ids point, or "
-                "write a .jsonl"
+                f"trec_eval takes no ids with blanks, as in {name!r:.60}: use --ids point, or write a .jsonl"
             )
         scores[name] = hit.score
     return "".join(trec_lines(question.id, scores, "interlock"))

@@ -11,10 +11,9 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from tokenizers import Tokenizer
@@ -41,6 +40,8 @@ LARGEST = 64 << 20
 """Bytes of a document."""
 _HEADING = re.compile(r"^(```|~~~)|^(#{1,6})[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
 Told = Callable[[str, int, int], object]
+Splitter = Callable[[str], Iterator[tuple[int, str]]]
+"""Cuts a text into chunks: where each begins, and the chunk."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,6 @@ class TokenCounter:
 @lru_cache
 def _loaded(file: Path) -> Tokenizer:
     return load_tokenizer(file)
-
-
-class Splitter(Protocol):
-    """Cuts a text into chunks."""
-
-    def chunk_indices(self, text: str) -> list[tuple[int, str]]:
-        """Return where each chunk begins, and the chunk."""
 
 
 @dataclass
@@ -186,20 +180,28 @@ def _converted(file: Path) -> str:
 
 
 def _splitters(size: Callable[[str], int], tokens: int, overlap: int) -> dict[bool, Splitter]:
-    """What cuts Markdown, and what cuts other texts, by whether it is Markdown."""
+    """What cuts Markdown, and what cuts other texts, by whether it is Markdown; no chunk is of more than `tokens`."""
     try:
         from semantic_text_splitter import MarkdownSplitter, TextSplitter
     except ImportError:
         raise UnavailableError("no splitter of texts is installed: install interlock[chunk]") from None
-    return {
-        marked: kind.from_callback(size, tokens, overlap=overlap)
-        for marked, kind in ((True, MarkdownSplitter), (False, TextSplitter))
-    }
+    kinds: dict[bool, type[MarkdownSplitter] | type[TextSplitter]] = {True: MarkdownSplitter, False: TextSplitter}
+
+    def bounded(text: str, marked: bool, most: int) -> Iterator[tuple[int, str]]:
+        made = kinds[marked].from_callback(size, most, overlap=min(overlap, most - 1))
+        for start, chunk in made.chunk_indices(text):
+            beyond = size(chunk) - tokens  # the splitter takes more text for more tokens, which not all is
+            if beyond <= 0 or most == 1 or len(chunk) == 1:
+                yield start, chunk
+            else:
+                yield from ((start + at, part) for at, part in bounded(chunk, marked, max(1, most - beyond)))
+
+    return {marked: partial(bounded, marked=marked, most=tokens) for marked in kinds}
 
 
 def _chunks(name: str, text: str, splitter: Splitter, *, marked: bool) -> Iterator[dict[str, object]]:
     places, paths = _headings(text) if marked else ([], [])
-    for number, (start, chunk) in enumerate(splitter.chunk_indices(text)):
+    for number, (start, chunk) in enumerate(splitter(text)):
         headings = paths[place - 1] if (place := bisect_right(places, start)) else []
         metadata = {
             "chunk_id": str(number),

@@ -19,8 +19,8 @@ class SearchRules(TypedDict, total=False):
     ]  # fmt: skip
     only: Annotated[str | None, "NAME", "one model's vectors or terms alone, or bm25"]
     hybrid: Annotated[Literal["weighted", "rrf", "dbsf", "off"] | None, "weighted|rrf|dbsf|off",
-        "how dense and sparse lists become one: weighted (default), a sum of scores from 0 to 1; rrf and dbsf as "
-        "Qdrant has them, which lose much on some collections; or off",
+        "how dense and sparse lists become one: weighted (default), a sum of scores from 0 to 1; rrf as Qdrant has "
+        "it and dbsf, which lose much on some collections; or off",
     ]  # fmt: skip
     sparse_share: Annotated[float | None, "S",
         "how much the sparse lists count together, from 0 to 1 (default that of the store: 0.25, or 0.2 of one of an "

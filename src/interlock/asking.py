@@ -70,7 +70,7 @@ class Searcher(OpenResource):
         "bm25". A store with sparse vectors is searched by them too: their list and the dense one become one by `hybrid`
         ("weighted": scores from 0 to 1, of which the sparse ones count `sparse_share`, None for the store's: 0.25,
         or 0.2 of one of an earlier version). `where` has conditions on payloads: "metadata.lang=en", several of these,
-        or `{"metadata.lang": "en"}`, with values as they are.
+        or `{"metadata.lang": "en"}`: a text is that text alone, a number or a truth also the text that says it.
 
         With `rerank`, a cross-encoder or several in the order in which they are tried, the best `rerank_depth` chunks
         (50) are scored anew and come as `RankedHit`s: their scores are blended, the new ones counting `rerank_share`

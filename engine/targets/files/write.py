@@ -49,7 +49,8 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, sinks: Ma
                 with _reading_back(path):
                     checks[path] = open_files.enter_context(kind.read(partials[path]))
             compare(delivery.without_chunks() if checks else (), checks)
-    for path in {directory / name for name in (*files_of_missing(delivery.spec.missing), MARK)} - made.keys():
+    others = (*files_of_missing(delivery.spec.missing), MARK) if made else ()  # those of a store alone are another's
+    for path in {directory / name for name in others} - made.keys():
         with atomic.explaining(path):
             path.unlink(missing_ok=True)  # of an earlier delivery, which had more models or fewer
     return list(made)
