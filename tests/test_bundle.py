@@ -207,6 +207,7 @@ def model_of(**more: object) -> BundledModel:
         (model_of(commit=None, repository=None), ModelSpec("tiny", ("pkg:tiny",), revision="v2"), True),
         (model_of(repository=None, sources=[], source="tiny"), ModelSpec("tiny", ("/a/tiny",)), True),
         (model_of(repository=None, sources=[], source="tiny"), ModelSpec("other", ("/a/other",)), False),
+        (model_of(repository=None, sources=[], source="tiny"), ModelSpec("tiny", ("/",)), False),  # which is here
         (model_of(), ModelSpec("tiny", ("/a/tiny",)), False),
     ],
 )

@@ -207,6 +207,8 @@ def test_a_module_that_is_not_computed_is_refused_by_name_before_what_lacks(tmp_
     [
         ("config.json", {"quantization_config": {"quant_method": "x"}}),
         ("config.json", {"is_causal": True}),
+        ("config.json", {"is_causal": True, "model_type": "t5"}),
+        ("config.json", {"use_bidirectional_attention": True, "model_type": "gemma"}),
         ("config.json", {"transformers_weights": "other.safetensors"}),
         ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}),
         ("config_sentence_transformers.json", {"model_type": None}),

@@ -362,6 +362,17 @@ def test_vectors_do_not_depend_on_the_default_precision(model, request):
         torch.set_default_dtype(torch.float32)
 
 
+def test_a_network_that_takes_a_padding_token_in_a_text_for_the_end_of_a_row_is_told_where_it_ends(tmp_path):
+    model = tiny_model(tmp_path / "xlm", kind="xlm", emb_dim=32, n_layers=1, n_heads=2, pad_index=1)
+    card = card_of(model, dim=32)
+    network = load_network(card)
+    (found,) = encoder_for(card, network, CpuDevice()).encode([np.array([5, 1, 6])]).dense
+    ids = torch.tensor([[5, 1, 6]])
+    with torch.inference_mode():
+        told = network({"input_ids": ids, "attention_mask": torch.ones_like(ids)})["sentence_embedding"]
+    np.testing.assert_allclose(found, (told / told.norm()).numpy()[0], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("lengths", "limit", "width", "masked"),
     [([17, 17], 64, 17, False), ([17, 9], 64, 32, True), ([19, 9], 20, 20, True), ([32, 1], 64, 32, True)],

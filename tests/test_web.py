@@ -192,4 +192,4 @@ def test_an_address_that_is_none_and_a_port_that_is_taken_are_refused(run):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         said = interlock("watch", run, "--web", str(taken.getsockname()[1]), check=2).stderr
-    assert "cannot listen at" in said and "choose another port" in said
+    assert "cannot listen at" in said and "choose another port" in said and "console at" not in said

@@ -8,6 +8,7 @@ nothing is answered.
 import os
 import secrets
 import shlex
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ def serve(address: str) -> None:
             f"--web needs textual-serve ({error}): install it with `pip install 'interlock[web]'`"
         ) from None
     try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host or LOOPBACK, int(port)), family=family).close()  # the server says it listens before
         server.serve()
     except OSError as error:
         raise UsageError(f"cannot listen at {address} ({error.strerror or error}): choose another port") from error

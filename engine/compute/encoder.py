@@ -68,8 +68,9 @@ def encoder_for(card: ModelCard, network: nn.Module, device: Device) -> Encoder:
         modules, tokens = list(network.children()), late_vectors(card, nn.ModuleDict())
         return PackedRows(Hidden(modules[0]), *how, modules[2:], tokens=tokens, types=card.types)
     pad = int(card.config.get("pad_token_id") or 0)
-    padded = PaddedRows(network, pad, device.torch, card.positions, card.types, card.shape)
-    return padded if card.batching is Batching.MIXED else Apart(padded, card.batching)
+    mixed = card.batching is Batching.MIXED
+    padded = PaddedRows(network, pad, device.torch, card.positions, card.types, card.shape, masked=not mixed)
+    return padded if mixed else Apart(padded, card.batching)
 
 
 def one_by_one(encoder: Encoder, rows: Sequence[Ids]) -> Outputs:
@@ -295,6 +296,8 @@ class PaddedRows:
     """The longest row that the network takes."""
     types: Types | None = None
     shape: VectorShape = WHOLE
+    masked: bool = False
+    """Whether rows of one length have a mask too: without it some networks guess one by the ids."""
 
     @torch.inference_mode()
     def encode(self, rows: Sequence[Ids]) -> Outputs:
@@ -306,7 +309,7 @@ class PaddedRows:
         filled[0][there] = np.concatenate(rows)
         ids, mask = torch.from_numpy(filled).to(self.device).unbind()
         features: dict[str, torch.Tensor | int] = {"input_ids": ids}
-        if not even:
+        if self.masked or not even:
             features["attention_mask"] = mask
         if self.shape.skipped:
             features["prompt_length"] = self.shape.skipped

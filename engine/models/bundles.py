@@ -56,12 +56,15 @@ class BundledModel(Struct, frozen=True, kw_only=True):
 
     def serves(self, spec: ModelSpec) -> bool:
         """Whether this is the model that a row of the registry means: of one of its sources, and of its commit, branch
-        or tag. Directories of other machines are known by the model's name alone."""
+        or tag. Directories of other machines are known by the model's name alone; one of this machine is what it is."""
         other = spec.revision not in (self.commit, self.revision)
         if other and (self.commit or COMMIT.fullmatch(spec.revision)):
             return False
         named = {source for source in spec.sources if source.startswith((HUB, PACKAGE))}
-        return bool(named.intersection(self.sources)) if named else spec.key == self.key and not self.repository
+        if named:
+            return bool(named.intersection(self.sources))
+        here = any(Path(source).expanduser().is_dir() for source in spec.sources)
+        return spec.key == self.key and not self.repository and not here
 
 
 class Bundle(Struct, frozen=True):

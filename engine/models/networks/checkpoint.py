@@ -232,7 +232,8 @@ def _check_config(file: Path, config: Config) -> None:
     }
     for key in (key for key in expected if key in config):
         _require(file, key, config[key], *expected[key])
-    for key in (*UNSUPPORTED, *["is_causal"] * _looks_both_ways(config)):
+    one_way = config.get("model_type") == "gemma"  # transformers masks it one way where rows are padded
+    for key in (*UNSUPPORTED, *["is_causal"] * _looks_both_ways(config), *["use_bidirectional_attention"] * one_way):
         if config.get(key) not in (None, 0):
             raise UnavailableError(f"{file}: {key} is {config[key]!r:.100}, which is not supported: use another model")
     if fault := fault_of(config):
@@ -248,12 +249,14 @@ def _check_config(file: Path, config: Config) -> None:
 
 
 def _looks_both_ways(config: Config) -> bool:
-    """Whether transformers has the architecture with a masked-LM head: what makes it causal is no setting of ours."""
+    """Whether transformers has the architecture with a masked-LM head, or an encoder before a decoder: what makes it
+    causal is no setting of ours."""
     if not config.get("is_causal"):
         return False
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto as auto
 
-    return config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    kinds = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    return any(config.get("model_type") in names for names in kinds)
 
 
 def _require(file: Path, key: str, value: object, fits: Callable[[object], bool], expected: str) -> None:
