@@ -90,9 +90,13 @@ def _audience(options: argparse.Namespace) -> "Audience":
     from interlock.console.notifying import words_of
 
     return Audience(
-        no_ui=options.no_ui or options.log_json, events=options.events == "-", summary=options.summary,
-        quiet=options.quiet, metrics=options.metrics, notify=words_of(options.notify),
-    )  # fmt: skip
+        no_ui=options.no_ui or options.log_json,
+        events=options.events == "-",
+        summary=options.summary,
+        quiet=options.quiet,
+        metrics=options.metrics,
+        notify=words_of(options.notify),
+    )
 
 
 def setup(options: argparse.Namespace) -> int:

@@ -85,14 +85,23 @@ def upload(options: argparse.Namespace) -> int:
     from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, topology_of, vector_type_of
 
     request = flow.UploadRequest(
-        run=options.run, url=options.server, collection=options.collection, alias=options.alias or "",
-        indexes=parse_indexes(options.index or ()), vector_type=vector_type_of(options.vector_type),
+        run=options.run,
+        url=options.server,
+        collection=options.collection,
+        alias=options.alias or "",
+        indexes=parse_indexes(options.index or ()),
+        vector_type=vector_type_of(options.vector_type),
         quantisation=quantisation_of(options.quantisation),
         topology=topology_of(options.shards, options.replicas, options.write_consistency),
-        key_file=options.api_key_file, patience=options.patience, settle=options.settle, grpc_port=options.grpc_port,
-        prune=options.prune, incremental=options.incremental, payload=payload_of(options.payload),
+        key_file=options.api_key_file,
+        patience=options.patience,
+        settle=options.settle,
+        grpc_port=options.grpc_port,
+        prune=options.prune,
+        incremental=options.incremental,
+        payload=payload_of(options.payload),
         flags=tuple(_flags(options)),
-    )  # fmt: skip
+    )
     run = cache(lambda: Ended.of(options.run))
     with exposed(None if options.dry_run else options.metrics, run, say), uploading() as listener:
         if options.json:

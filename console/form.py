@@ -324,10 +324,12 @@ def _looked_at(spec: ModelSpec, row: ModelRow) -> ModelRow:
     config = configurations([spec], assets.Policy(offline=True))[0].config or {}
     dim, tokens = config.get("hidden_size"), config.get("max_position_embeddings")
     return replace(
-        row, dim=row.dim or (dim if isinstance(dim, int) else None),
-        tokens=row.tokens or (tokens if isinstance(tokens, int) else None), here=held is not None,
+        row,
+        dim=row.dim or (dim if isinstance(dim, int) else None),
+        tokens=row.tokens or (tokens if isinstance(tokens, int) else None),
+        here=held is not None,
         size=_size(held[0]) if held else None,
-    )  # fmt: skip
+    )
 
 
 def _size(place: Path) -> int | None:

@@ -59,12 +59,18 @@ class Scrape:
                 rows[device] += count
         held, bodies = Counter(lease.model for lease in state.held.values()), (each.body for each in state.mitigations)
         return cls(
-            snapshot(state, 0), time.time() if now is None else now, uploads, state.timed, work, rows,
+            snapshot(state, 0),
+            time.time() if now is None else now,
+            uploads,
+            state.timed,
+            work,
+            rows,
             leases := Counter(lease.model for lease in state.leases.values()),
             {model: held[model] for model in leases},
-            Counter((each.rung, each.device) for each in bodies if isinstance(each, Mitigated)), state.batches_lost,
+            Counter((each.rung, each.device) for each in bodies if isinstance(each, Mitigated)),
+            state.batches_lost,
             sum(each.bytes for made in state.collections.values() for each in made.artefacts.values()),
-        )  # fmt: skip
+        )
 
     @cached_property
     def judged(self) -> Judgement:

@@ -62,9 +62,12 @@ def notify(words: Sequence[str], summary: Path, say: Callable[[str], object], li
     name = shlex.join(words)
     try:
         process = subprocess.Popen(  # noqa: S603 - the operator's own command
-            [*words, str(summary.absolute())], stdin=subprocess.DEVNULL, stdout=sys.stderr,
-            env=without_secrets(os.environ), start_new_session=True,
-        )  # fmt: skip
+            [*words, str(summary.absolute())],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            env=without_secrets(os.environ),
+            start_new_session=True,
+        )
     except (OSError, ValueError) as error:
         say(f"--notify {name} could not be started: {error}")
         return

@@ -138,8 +138,17 @@ def listening(host: str, port: int, asked: str = "") -> socket.socket:
 def server_of(app: ASGIApp, connections: int = CONNECTIONS, ending: int = ENDING) -> uvicorn.Server:
     """Make what answers by `app`, so many at once, until a signal says that it is enough and `ending` seconds later."""
     config = uvicorn.Config(
-        app, loop="asyncio", http=_Connection, ws="none", lifespan="off", log_config=None, log_level="critical",
-        access_log=False, proxy_headers=False, server_header=False, limit_concurrency=connections,
+        app,
+        loop="asyncio",
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=connections,
         timeout_graceful_shutdown=ending,
-    )  # fmt: skip
+    )
     return _Server(config)

@@ -181,10 +181,14 @@ def _refused(
 
     settings = configuration.settings if configuration else None
     began = RunStarted(
-        run_id=settings.run_id if settings else "", chunks=str(chunks),
-        config=recorded(configuration) if configuration else {}, fusion=settings.fusion if settings else "",
-        schedule="", versions={"interlock": __version__}, environment={},
-    )  # fmt: skip
+        run_id=settings.run_id if settings else "",
+        chunks=str(chunks),
+        config=recorded(configuration) if configuration else {},
+        fusion=settings.fusion if settings else "",
+        schedule="",
+        versions={"interlock": __version__},
+        environment={},
+    )
     ended, state = RunClosed(status=status, reason=str(failure), exit_code=int(failure.exit_code)), RunState()
     fold(state, Entry(seq=0, at=time.time(), session=0, elapsed=0.0, device_kind="", body=began))
     fold(state, Entry(seq=1, at=time.time(), session=0, elapsed=0.0, device_kind="", body=ended))

@@ -3,10 +3,17 @@
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from interlock.engine.record import events as ev
-from interlock.engine.record import words
 from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import side_by_side
-from interlock.engine.record.words import batch_of, distinct_sizes, human_bytes, pass_of, several
+from interlock.engine.record.words import (
+    batch_of,
+    distinct_sizes,
+    duration,
+    human_bytes,
+    in_collection,
+    pass_of,
+    several,
+)
 from interlock.widgets.formats import RUNGS, placed
 
 if TYPE_CHECKING:  # plain output loads no terminal library
@@ -73,7 +80,7 @@ def planned(event: ev.Plans | ev.Ends, real: bool) -> Description:
             )
         case ev.LeaseReleased():
             lost = any(receipt.lost for receipt in event.receipts)
-            held = f" after {words.duration(event.held_seconds)}" if real else ""
+            held = f" after {duration(event.held_seconds)}" if real else ""
             receipts = "".join(f"; {_receipt(receipt)}" for receipt in event.receipts)
             text = f"lease {event.lease}: released {event.model}{held}{receipts}"
             more = _more(event.lease, f"leases of {event.model} released")
@@ -119,15 +126,18 @@ def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
             place = f"{pass_of(event.model_pass)} {batch_of(event.batch_index)} on {event.device}"
             return Description(None, "batch", f"{place}: {text}", printed=False)
         case ev.Mitigated():
-            whole = event.rung == "cpu" and event.batch_index is None
-            bad = event.rung == "park" or whole  # it costs a text, or hours
+            bad = event.rung == "park" or (
+                event.rung == "cpu" and event.batch_index is None
+            )  # it costs a text, or hours
             return Description("warning" if bad else "notice", "mitigation", _mitigated(event, real))
         case ev.PressurePassed():
             text = f"{pass_of(event.model_pass)} on {event.device}: memory pressure is over, whole batches fit again"
             return Description("notice", "mitigation", text)
         case ev.RowParked():
-            place = f"text {event.row + 1:,} of the run ({event.collection})"
-            place = words.in_collection(event.collection, event.place) if event.place else place
+            place = (
+                in_collection(event.collection, event.place) if event.place else f"text {event.row + 1:,} of the run"
+            )
+            place += f" ({event.collection})" * (not event.place)
             text = f"{place} has no {event.model} vector: {event.reason}"
             return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")
     assert_never(event)

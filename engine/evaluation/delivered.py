@@ -104,16 +104,22 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
     own = kept_in(manifest_at(store) if store else {}, spec_of(summary, run.roster, delivered, 0))
     smaller = {f"--{setting}": run.setting(setting) for setting in ("project", "quantise")}
     return DeliveredCollection(
-        run=directory.name, name=name, fusion=summary.fusion, texts={known[row]: texts[row] for row in kept},
+        run=directory.name,
+        name=name,
+        fusion=summary.fusion,
+        texts={known[row]: texts[row] for row in kept},
         roster=roster,
         dense={model: np.ascontiguousarray(matrix[kept], np.float32) for model, matrix in vectors.items()},
         sparse={key: rows.taken(kept) for key, rows in terms.items()},
-        costs={entry.model: _cost(delivered, entry.model) for entry in roster}, parked=len(ids) - len(kept),
-        bm25=language_of(summary.configuration), sparse_share=own.sparse_share, store=store,
+        costs={entry.model: _cost(delivered, entry.model) for entry in roster},
+        parked=len(ids) - len(kept),
+        bm25=language_of(summary.configuration),
+        sparse_share=own.sparse_share,
+        store=store,
         smaller=" ".join(f"{flag} {value}" for flag, value in smaller.items() if value not in (None, 0, "none")),
         missing=sorted({each.model for each in delivered.missing}),
         began=datetime.fromisoformat(summary.started_at).timestamp() if summary.started_at else 0.0,
-    )  # fmt: skip
+    )
 
 
 def card_of(entry: RosterEntry, registry: Mapping[str, ModelSpec], policy: Policy) -> tuple[ModelSpec, ModelCard]:

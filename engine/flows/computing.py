@@ -39,16 +39,27 @@ def connected(address: str, devices: str) -> Cluster:
 
 
 def gathered(
-    settings: RunSettings, run_id: str, threads: int, controls: Controls, clusters: Clusters | None,
+    settings: RunSettings,
+    run_id: str,
+    threads: int,
+    controls: Controls,
+    clusters: Clusters | None,
     clock: Callable[[], float],
-) -> ClusterMembers | None:  # fmt: skip
+) -> ClusterMembers | None:
     """Gather the nodes that compute, where a cluster is asked for. Raises Stopped where the operator stops that."""
     if not settings.cluster:
         return None
     hello = Hello(
-        run=run_id, node="", devices=settings.devices, faults=settings.faults, ceiling=settings.ceiling,
-        host_ceiling=settings.host_ceiling, margin=settings.margin, warm=settings.warm, threads=threads,
-    )  # fmt: skip
+        run=run_id,
+        node="",
+        devices=settings.devices,
+        faults=settings.faults,
+        ceiling=settings.ceiling,
+        host_ceiling=settings.host_ceiling,
+        margin=settings.margin,
+        warm=settings.warm,
+        threads=threads,
+    )
     members = ClusterMembers(
         (clusters or connected)(settings.cluster.removesuffix(TWICE), settings.devices), hello, versions(), clock=clock
     )
@@ -80,16 +91,30 @@ def devices_of(
 
 
 def context_of(
-    settings: RunSettings, devices: Sequence[Device], controls: Controls, emit: Emit, granted: int,
-    sync: Callable[[], None], backend: Backend, deadline: Deadline, masters: Masters,
-) -> RunContext:  # fmt: skip
+    settings: RunSettings,
+    devices: Sequence[Device],
+    controls: Controls,
+    emit: Emit,
+    granted: int,
+    sync: Callable[[], None],
+    backend: Backend,
+    deadline: Deadline,
+    masters: Masters,
+) -> RunContext:
     """Make what every placement of a run shares, with who leases its devices; `granted` counts earlier leases."""
     gpus = [device for device in devices if device.kind != "cpu"]
     host = backend.host() if gpus else devices[0]
     return RunContext(
-        devices=devices, host=host, lessor=Lessor([*gpus, host], *settings.limits, granted=granted), masters=masters,
-        controls=controls, emit=emit, sync=sync, backend=backend, deadline=deadline,
-    )  # fmt: skip
+        devices=devices,
+        host=host,
+        lessor=Lessor([*gpus, host], *settings.limits, granted=granted),
+        masters=masters,
+        controls=controls,
+        emit=emit,
+        sync=sync,
+        backend=backend,
+        deadline=deadline,
+    )
 
 
 def read_ahead(masters: Masters, models: Models, completed: Container[int], device: Device, backend: Backend) -> None:
@@ -112,9 +137,14 @@ def at_work(devices: Sequence[Device], emit: Emit, place: Path | None = None, ma
 
 
 def executor_of(
-    request: RunRequest, models: Models, grid: Sequence[Job], done: Sequence[Sequence[BatchCommitted]],
-    context: RunContext, members: ClusterMembers | None, granted: int,
-) -> Executor:  # fmt: skip
+    request: RunRequest,
+    models: Models,
+    grid: Sequence[Job],
+    done: Sequence[Sequence[BatchCommitted]],
+    context: RunContext,
+    members: ClusterMembers | None,
+    granted: int,
+) -> Executor:
     """Make what computes the batches of a grid that are not done: over this process's devices, or over the nodes."""
     source = BatchSource(grid, done, request.weights, context.emit)
     if members is None:

@@ -53,9 +53,12 @@ def examine_gpus(settings: RunSettings, tell: Callable[[GpuCheck], object]) -> G
         tell(check)
         checks.append(check)
     return GpuReport(
-        simulated=devices[0].kind == "sim", software=software, checks=checks, canaries=findings.remembered(),
+        simulated=devices[0].kind == "sim",
+        software=software,
+        checks=checks,
+        canaries=findings.remembered(),
         seconds=round(time.monotonic() - began, 1),
-    )  # fmt: skip
+    )
 
 
 def _host() -> Iterator[Check]:

@@ -105,12 +105,14 @@ class Forecast:
         seconds = [each.seconds for each in self.passes]
         chunks = sum(rows.chunks for rows in self.collections)
         return ClusterWork(
-            sum(each.rows for each in self.passes), sum(each.batches for each in self.passes), self.reading_seconds,
+            sum(each.rows for each in self.passes),
+            sum(each.batches for each in self.passes),
+            self.reading_seconds,
             None if None in seconds else sum(filter(None, seconds)),
             sum(4 * each.layout.card.dim * each.rows + each.token_bytes for each in self.passes),
             sum(each.weights_bytes for each in self.passes),
             chunks * (self.file_bytes + self.stored_bytes * self.to_store),
-        )  # fmt: skip
+        )
 
 
 def forecast(

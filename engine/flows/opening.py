@@ -204,11 +204,14 @@ def announce(
     versions["python"] = platform.python_version()
     here = [each for each in devices if not isinstance(each, RemoteDevice)]
     started = ev.RunStarted(
-        run_id=directory.id, chunks=str(chunks),
+        run_id=directory.id,
+        chunks=str(chunks),
         config=recorded(configuration) | {"chunks": Setting(str(chunks.absolute()), "argument")},
-        fusion=settings.fusion, schedule=schedule_of(settings), versions=versions,
+        fusion=settings.fusion,
+        schedule=schedule_of(settings),
+        versions=versions,
         environment={**describe_host(here), **elsewhere},
-    )  # fmt: skip
+    )
     before, had = recorder.look(lambda state: (state.started, dict(state.versions)))
     if before is None:
         recorder.emit(started)

@@ -198,11 +198,18 @@ class RunPlan:
         its weight."""
         shares = [weight for _, weight in self.settings.roster]
         return CollectionSpec(
-            rows.collection.qdrant_collection, Fusion(self.settings.fusion),
-            remaining(self.roster, missing, shares) if missing else list(self.roster), run_id,
-            self.builder.bm25(rows), self.settings.chunk_sparse, form_of(self.settings), missing=missing, began=began,
-            payload=self.settings.payload, sparse_share=self.sparse_share,
-        )  # fmt: skip
+            rows.collection.qdrant_collection,
+            Fusion(self.settings.fusion),
+            remaining(self.roster, missing, shares) if missing else list(self.roster),
+            run_id,
+            self.builder.bm25(rows),
+            self.settings.chunk_sparse,
+            form_of(self.settings),
+            missing=missing,
+            began=began,
+            payload=self.settings.payload,
+            sparse_share=self.sparse_share,
+        )
 
 
 def read(

@@ -58,9 +58,13 @@ class Run:
         self.controls, self._backend, self._working = controls, backend, False
         self._notes, self._known = list[str](), known
         self.directory = rundir.choose(
-            asked.out, asked.run_id, chunks, resume=asked.resume, skipped=self._notes.append,
+            asked.out,
+            asked.run_id,
+            chunks,
+            resume=asked.resume,
+            skipped=self._notes.append,
             begin=configuration.origins["roster"] != "default",
-        )  # fmt: skip
+        )
         with ExitStack() as undo:
             undo.callback(self.directory.unmake)
             begun = self.directory.begun()

@@ -77,9 +77,13 @@ def ask_of(
     if hybrid is not None and hybrid not in [*Hybrid]:
         raise UsageError(f"--hybrid {hybrid!r}: choose one of {', '.join(Hybrid)}")
     return Ask(
-        limit=limit, weights=weighed, only=only or "", hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
-        sparse_share=sparse_share, where=conditions_in(where),
-    )  # fmt: skip
+        limit=limit,
+        weights=weighed,
+        only=only or "",
+        hybrid=Hybrid(hybrid or Hybrid.WEIGHTED),
+        sparse_share=sparse_share,
+        where=conditions_in(where),
+    )
 
 
 @dataclass(frozen=True)

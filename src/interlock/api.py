@@ -239,12 +239,22 @@ def upload(
     path, key_file = open_run(run).path, None if api_key_file is None else path_of(api_key_file, "api_key_file")
     with python_wording():
         request = flow.UploadRequest(
-            run=path, url=url, collection=collection, alias=alias,
+            run=path,
+            url=url,
+            collection=collection,
+            alias=alias,
             indexes=parse_indexes([f"{key}:{kind}" for key, kind in (indexes or {}).items()]),
-            vector_type=vector_type_of(vector_type), quantisation=quantisation_of(quantisation),
-            topology=topology_of(shards, replicas, write_consistency), key_file=key_file, patience=patience,
-            settle=settle, grpc_port=grpc_port, prune=prune, incremental=incremental, payload=payload_of(payload),
-        )  # fmt: skip
+            vector_type=vector_type_of(vector_type),
+            quantisation=quantisation_of(quantisation),
+            topology=topology_of(shards, replicas, write_consistency),
+            key_file=key_file,
+            patience=patience,
+            settle=settle,
+            grpc_port=grpc_port,
+            prune=prune,
+            incremental=incremental,
+            payload=payload_of(payload),
+        )
         return list(flow.upload(request, Listener(say=lambda text: say(in_python(text)))))
 
 

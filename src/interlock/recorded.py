@@ -107,10 +107,13 @@ class DeliveredBits:
         if limit < 1 or rescored < 1:
             raise UsageError(f"limit and rescored: expected at least 1, got {limit} and {rescored}: set both above 0")
         return search(
-            self.bits, self.codes, self.scale,
+            self.bits,
+            self.codes,
+            self.scale,
             given if self.projection is None or given.shape[1] == dim else given @ self.projection,
-            min(limit, max(1, len(self.bits))), rescored,
-        )  # fmt: skip
+            min(limit, max(1, len(self.bits))),
+            rescored,
+        )
 
 
 def _alone(collection: "CollectionSummary", model: str) -> str:
