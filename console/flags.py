@@ -38,7 +38,8 @@ def run(command: argparse.ArgumentParser) -> None:
     """Embed every collection under CHUNKS (<root>/<Collection>/**/*_chunks.json or *.jsonl; tables), or one file, with
     every model of the roster, one model at a time, and deliver vectors, points and a summary into a run directory.
     """
-    command.add_argument("chunks", type=PATH, metavar="CHUNKS", help="directory of collections, or one file")
+    text = "directory of collections, or one file; or a URL: s3://, gs://, az://"
+    command.add_argument("chunks", type=PLACE, metavar="CHUNKS", help=text)
     _front_end(command)
     _incremental(command)
     settings(command)
@@ -49,8 +50,8 @@ def plan(command: argparse.ArgumentParser) -> None:
     weights and writes nothing. Without CHUNKS: what each model of the registry would need, by its
     configuration alone.
     """
-    text = "directory of collections, or one file"
-    command.add_argument("chunks", type=PATH, nargs="?", metavar="CHUNKS", help=text)
+    text = "directory of collections, or one file; or a URL: s3://, gs://, az://"
+    command.add_argument("chunks", type=PLACE, nargs="?", metavar="CHUNKS", help=text)
     text = "also price a cluster of N machines like this one: time, what limits it, head, network"
     command.add_argument("--nodes", type=told(parsers.some_counts), metavar="N,...", help=text)
     settings(command)
@@ -175,8 +176,8 @@ def export(command: argparse.ArgumentParser) -> None:
     finished; it is not for this.) Everything is as the run was set, unless it is set here.
     """
     command.add_argument("run", type=PATH, metavar="RUN_DIR", help="run directory")
-    text = "write files into a directory for each collection there, over none but those of earlier exports"
-    command.add_argument("--to", type=PATH, metavar="DIR", help=text)
+    text = "write files into a directory for each collection there, over none but those of earlier exports; a URL too"
+    command.add_argument("--to", type=PLACE, metavar="DIR|URL", help=text)
     command.add_argument("--to-store", type=PATH, metavar="DIR", help="write into the embedded Qdrant store there")
     text = (
         "numbers of the fused and the models' own vectors in files (default float32); what narrower ones lose is told"
@@ -184,7 +185,7 @@ def export(command: argparse.ArgumentParser) -> None:
     command.add_argument("--vectors", choices=("float32", "float16", "int8"), default="float32", help=text)
     command.add_argument("--collection", type=NAME, metavar="NAME", help="only this collection (default: all)")
     text = "where the run's chunks are now (default: where they were)"
-    command.add_argument("--chunks", type=PATH, metavar="DIR", help=text)
+    command.add_argument("--chunks", type=PLACE, metavar="DIR|URL", help=text)
     settings(command, "keep", "project", "quantise", "payload", "export", "prune", "bm25")
 
 
@@ -300,7 +301,7 @@ def told(parse: Callable[[object], T]) -> Callable[[str], T]:
     return read
 
 
-PATH, NAME = told(parsers.path), told(parsers.name)
+PATH, PLACE, NAME = told(parsers.path), told(parsers.place), told(parsers.name)
 
 
 def settings(command: argparse.ArgumentParser, *names: str) -> None:

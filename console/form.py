@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, parse
-from interlock.engine import parsers
+from interlock.engine import parsers, storage
 from interlock.engine.corpus.collections import Glance, glance
 from interlock.engine.corpus.forms import form_of
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
@@ -107,9 +107,10 @@ def problems(filled: Filled, models: Mapping[str, ModelSpec]) -> dict[str, str]:
 
 def directory(text: str) -> Path | None:
     """Find the directory, or the file of texts, that a text names, its `~` resolved; None where there is none."""
-    with suppress(ValueError, OSError):
-        place = parsers.path(text)
-        return place if text and (place.is_dir() or (form_of(place.name) and place.is_file())) else None
+    with suppress(ValueError, OSError, UsageError):
+        place = parsers.place(text)
+        there = isinstance(place, storage.Url) or place.is_dir() or (form_of(place.name) and place.is_file())
+        return place if there else None
     return None
 
 
@@ -307,12 +308,10 @@ def shelf(text: str, left: Callable[[], bool]) -> ChunksSeen:
         return ChunksSeen("")
     try:
         found, whole = glance(place, left)
-    except OSError as error:
-        return ChunksSeen(text, problem=f"cannot read it: {error.strerror or error}")
-    if found or not whole:
-        return ChunksSeen(text, found, whole)
-    reason = f"no collections in {text}: a collection is a directory with *_chunks.json or .jsonl files"
-    return ChunksSeen(text, problem=reason)
+    except (OSError, InterlockError) as error:
+        return ChunksSeen(text, problem=f"cannot read it: {getattr(error, 'strerror', '') or error}")
+    why = f"no collections in {text}: a collection is a directory with *_chunks.json or .jsonl files"
+    return ChunksSeen(text, found, whole, "" if found or not whole else why)
 
 
 def _looked_at(spec: ModelSpec, row: ModelRow) -> ModelRow:

@@ -66,7 +66,8 @@ def near(path: Path) -> str:
 
 def check_apart(flag: str, path: Path, chunks: Path) -> None:
     """Raise UsageError where what `flag` writes at `path` lies in the chunks of a run, through a link too."""
-    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(chunks)):
+    place, above = (each if "://" in str(each) else Path(os.path.realpath(each)) for each in (path, chunks))
+    if place.is_relative_to(above):
         raise UsageError(
             f"{flag} {path} is inside {chunks}, so its files would be read as chunks: choose another directory",
             flag[2:],

@@ -11,15 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from interlock.engine import storage
 from interlock.engine.errors import UsageError
 from interlock.engine.record.rundir import NAMES
 from interlock.engine.record.words import parse_allowance, parse_bytes, parse_duration, parse_number, parse_time_of_day
 from interlock.engine.targets.connection import is_address
 
-MOST_THREADS = 1024
-MOST_PATH = 4096
-MOST_LOCAL = 16
-"""Nodes on one machine: each takes some hundred MiB before it computes."""
+MOST_THREADS, MOST_PATH, MOST_LOCAL = 1024, 4096, 16
+"""Nodes on one machine are the last: each takes some hundred MiB before it computes."""
 SHARED: Literal["shared"] = "shared"
 OFF, EXPORTING = "off", ",export"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
@@ -190,8 +189,7 @@ def some_counts(value: object) -> tuple[int, ...]:
 
 def port(value: object) -> int:
     """Read the number of a port; 0: none."""
-    number = _whole(value, 0)
-    if number > 0xFFFF:
+    if (number := _whole(value, 0)) > 0xFFFF:
         raise ValueError("expected a port up to 65535, or 0 for none")
     return number
 
@@ -279,25 +277,31 @@ def flag(value: object) -> bool:
 
 
 def path(value: object) -> Path:
-    """Read a path that a file can have, its `~` resolved."""
+    """Read a path that a file on this machine can have, its `~` resolved."""
+    if "://" in str(value):
+        raise ValueError("expected a path on this machine, not a URL")
     try:
         path = Path(value)  # type: ignore[arg-type]
         if str(path).startswith("~"):  # of `./~` libraries do not know that it is a name
             path = path.expanduser() if str(value).startswith("~") else path.absolute()
-        writable = value != "" and _nameable(str(path))
+        if value == "" or not _nameable(str(path)):
+            raise ValueError(f"expected a path that is not empty, {NAMEABLE}")
     except RuntimeError:
         raise ValueError("expected the home directory of a known user") from None
     except (TypeError, UnicodeEncodeError):
         raise ValueError("expected a path") from None
-    if not writable:
-        raise ValueError(f"expected a path that is not empty, {NAMEABLE}")
     return path
 
 
-def path_of(value: object, what: str) -> Path:
+def place(value: object) -> Path:
+    """Read a path, or a URL of a place in storage."""
+    return storage.located(value, path)
+
+
+def path_of(value: object, what: str, parse: Callable[[object], Path] = path) -> Path:
     """Return the path that a caller gave as `what`, its `~` resolved. Raises UsageError for what is no path."""
     try:
-        return path(value)
+        return parse(value)
     except ValueError as wanted:
         raise UsageError(f"{what}: {wanted}, got {value!r:.100}") from None
 
@@ -317,8 +321,7 @@ def store(value: object) -> Path | None:
 
 def one_of(*choices: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
-        text = str(value)
-        if text not in choices:
+        if (text := str(value)) not in choices:
             raise ValueError(f"expected one of {', '.join(choices)}")
         return text
 

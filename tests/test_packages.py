@@ -22,6 +22,7 @@ BROUGHT = {
     "httpx": "qdrant-client",
     "scipy": "sentence-transformers",
     "aiohttp": "textual-serve",
+    "fsspec": "huggingface-hub",
 }
 """What is imported and comes with another package, whose own interface it is or which cannot do without."""
 HOSTS = {"IPython"}

@@ -15,9 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from interlock.engine import storage
 from interlock.engine.corpus.forms import READ, copies_in, form_of, stem_of
 from interlock.engine.corpus.naming import BEIR, USUAL, Naming
 from interlock.engine.errors import UsageError, meant, near
+from interlock.engine.record import atomic
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import argument, command, few, several
 
@@ -70,10 +72,11 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
     if any(unicodedata.category(sign) == "Cs" for sign in os.path.realpath(root)):
         raise UsageError(f"cannot record {printable(str(root))}: the path is not UTF-8; rename it")
     try:
-        entire = Path(os.path.realpath(root))  # which a circle of links does not end in a RuntimeError
+        entire = storage.real(root)
         found = [_alone(entire)] if entire.is_file() else _found(entire)
     except FileNotFoundError:
-        raise UsageError(f"{root} does not exist{near(root)}: name a file or a directory of texts") from None
+        hint = "" if isinstance(root, storage.Url) else near(root)
+        raise UsageError(f"{root} does not exist{hint}: name a file or a directory of texts") from None
     except NotADirectoryError:
         raise UsageError(f"cannot read texts from {root}: name a directory, or a file of those forms: {READ}") from None
     except OSError as error:
@@ -112,7 +115,7 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
 
 
 def _has_pages(root: Path) -> bool:
-    return any(path.name.lower().endswith((".txt", *ALIKE)) for path in root.iterdir())
+    return any(name.lower().endswith((".txt", *ALIKE)) for name in _listed(root)[1])
 
 
 def _alone(file: Path) -> Collection:
@@ -135,8 +138,8 @@ def _rank(root: Path, most: float = math.inf) -> int:
     """Of which rank the files are that are read under `root`: the lowest that is there, but for hidden directories, of
     the first files and directories, of which `most` are looked at."""
     lowest = NOTHING
-    for folder, folders, names in os.walk(root):
-        if folder == str(root):
+    for folder, folders, names in storage.walk(root):
+        if folder == root:
             folders[:] = [name for name in folders if name[0] != "."]
         lowest = min([lowest, *(form.rank for form in map(form_of, names) if form)])
         most -= len(folders) + len(names)
@@ -159,7 +162,7 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
     read_of = (form.rank for each in found for name in each.files[:1] if (form := form_of(name)))
     rank = min(read_of, default=NOTHING)
     if not entire:
-        unread += [path.name for path in root.iterdir() if _is_alike(path.name, rank) and path.is_file()]
+        unread += [name for name in _listed(root)[1] if _is_alike(name, rank)]
     if unread:
         shown = few([printable(name) for name in sorted(unread)], 3)
         read = "chunk files (*_chunks.json, *.jsonl) are, where there are some, else tables, else other JSON"
@@ -182,17 +185,18 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
 def _directories(root: Path, rank: int) -> list[Path]:
     """What may be collections, by name: the root itself where it holds files that are read, else the directories in
     it."""
-    with os.scandir(root) as listing:
-        entries = sorted(listing, key=lambda entry: entry.name)
-    if any(_is_read(entry.name, rank) and not _is_directory(entry) for entry in entries):
-        return [root]
-    return [Path(entry.path) for entry in entries if _is_directory(entry)]
+    folders, names = _listed(root)
+    return [root] if any(_is_read(name, rank) for name in names) else [root / name for name in sorted(folders)]
 
 
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link that cannot be followed
-        return entry.is_dir()
-    return False
+def _listed(root: Path) -> tuple[list[str], list[str]]:
+    """The folders and the files in a directory, by name. Raises OSError for one that is closed."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    _, folders, names = next(storage.walk(root, refuse))
+    return folders, names
 
 
 def _collection(directory: Path, root: Path, rank: int) -> Collection:
@@ -225,18 +229,18 @@ def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: list[str]
         name = Path(os.fsdecode(error.filename or directory)).relative_to(directory).as_posix()
         refusals.append(Refusal(printable(name), None, f"cannot read the directory: {error.strerror}"))
 
-    for folder, folders, names in os.walk(directory, onerror=refuse):
+    for folder, folders, names in storage.walk(directory, refuse):
         for name in folders:
-            path = Path(folder, name)
+            path = folder / name
             with suppress(OSError):  # beyond the system's limits; the walk itself refuses it
                 if path.is_symlink():
                     yield path
-        copies, lacking = copies_in(Path(folder), [*names, *folders])
-        within = Path(folder).relative_to(directory)
+        copies, lacking = copies_in(folder, [*names, *folders])
+        within = folder.relative_to(directory)
         refusals += [Refusal(printable(str(within / each)), None, why) for each, why in lacking.items() if rank]
         for name in names:
             if _is_read(name, rank) and name not in copies:
-                yield Path(folder, name)
+                yield folder / name
             elif name in copies or _is_alike(name, rank):
                 unread.append((within / name).as_posix())
 
@@ -254,6 +258,8 @@ def refuse_path(path: Path, root: Path) -> str | None:
         return "name contains '..'"
     if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):
         return "name contains a control character or is not UTF-8"
+    if isinstance(path, storage.Url):
+        return None
     try:
         if path.is_symlink() and (reason := _refuse_link(path, root)):
             return reason
@@ -302,8 +308,8 @@ def glance(root: Path, stopped: Callable[[], bool] = lambda: False, most: int = 
     rank = _rank(entire, most)
     for place in (each for each in _directories(entire, rank) if each == entire or each.name[0] != "."):
         files: list[Path] = []
-        for folder, folders, names in os.walk(place):
-            files += [Path(folder, name) for name in names if _is_read(name, rank)]
+        for folder, folders, names in storage.walk(place):
+            files += [folder / name for name in names if _is_read(name, rank)]
             left -= len(folders) + len(names)
             if left < 0 or stopped():
                 break
@@ -321,7 +327,7 @@ def _glance(place: Path, files: Sequence[Path]) -> Glance:
             sizes[file] = file.stat().st_size
     total, read, records = sum(sizes.values()), 0, 0
     for file in list(sizes)[:: max(1, len(sizes) // SAMPLED)][:SAMPLED]:
-        with suppress(OSError), file.open("rb") as handle:
+        with suppress(OSError), atomic.opened(file) as handle:
             head = handle.read(SAMPLE)
             read += len(head)
             form = form_of(file.name)

@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedIOBase, BufferedReader, FileIO, RawIOBase
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
 
+from interlock.engine import storage
 from interlock.engine.record import atomic, words
 
 Layout = Literal["list", "lines", "cells", "columns"]
@@ -39,7 +40,6 @@ MAX_RECORD_BYTES = 4 << 20
 Found = tuple[int | None, bytes | str]
 """A record's number from 1 and its bytes, or why it is refused; without a number, why (the rest of) the file is."""
 Read = Callable[[str], object]
-CHANGED = "changed while it was read: repeat the command"
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,18 @@ def bounded(record: bytes | memoryview) -> bytes | str:
     return bytes(record).strip()
 
 
-class _Hashed(FileIO):
+class _Hashed(RawIOBase):
     """A file that is read from its beginning to its end, and hashed as it is."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, opener=atomic.at_once)
-        self.digest = hashlib.sha256()
+    def __init__(self, raw: RawIOBase) -> None:
+        super().__init__()
+        self.raw, self.digest = raw, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        block = (super().readall() if size is None or size < 0 else super().read(size)) or b""
+        block = (self.raw.readall() if size is None or size < 0 else self.raw.read(size)) or b""
         self.digest.update(block)
         return block
 
@@ -132,7 +135,7 @@ class _Hashed(FileIO):
         return self.read(-1)
 
     def readinto(self, buffer: Any, /) -> int:
-        size = super().readinto(buffer) or 0
+        size = self.raw.readinto(buffer) or 0
         self.digest.update(memoryview(buffer)[:size])
         return size
 
@@ -149,7 +152,7 @@ def opened(path: Path, within: Path, read: Read, packing: str = "") -> Iterator[
 
     Raises OSError for one that cannot be opened or has become a link out of the directory `within`.
     """
-    with _Hashed(path) as handle:
+    with storage.raw(path, atomic.at_once) as raw, _Hashed(raw) as handle:
         _check_within(handle, path, within)
         yield BufferedReader(cast(RawIOBase, _unpacked(handle, packing)))
         read(handle.drain())
@@ -157,14 +160,14 @@ def opened(path: Path, within: Path, read: Read, packing: str = "") -> Iterator[
 
 @contextmanager
 def opened_anywhere(path: Path, within: Path, read: Read, packing: str = "") -> Iterator[BinaryIO]:
-    """Open a file that is read at any place, as `opened` does; what is packed is unpacked beside the other scratch.
+    """Open a file that is read at any place, as `opened` does; what is packed or in storage goes to scratch.
 
     Raises OSError also for one that changed meanwhile.
     """
-    with _Hashed(path) as handle:
+    with storage.raw(path, atomic.at_once) as raw, _Hashed(raw) as handle:
         _check_within(handle, path, within)
         before = _stamp(handle)
-        if packing:
+        if packing or not before:
             with tempfile.TemporaryFile() as scratch:
                 unpacked = _unpacked(handle, packing)  # held: Arrow's closes the file when it goes
                 shutil.copyfileobj(unpacked, scratch, 1 << 20)
@@ -173,11 +176,11 @@ def opened_anywhere(path: Path, within: Path, read: Read, packing: str = "") -> 
                 yield cast(BinaryIO, scratch)
         else:
             digest = handle.drain()
-            with os.fdopen(os.dup(handle.fileno()), "rb") as again:
+            with os.fdopen(os.dup(handle.raw.fileno()), "rb") as again:
                 again.seek(0)
                 yield again
         if _stamp(handle) != before:
-            raise OSError(errno.ESTALE, CHANGED)
+            raise OSError(errno.ESTALE, storage.CHANGED)
         read(digest)
 
 
@@ -191,11 +194,16 @@ def _unpacked(handle: _Hashed, packing: str) -> BufferedIOBase | RawIOBase:
     return handle
 
 
-def _check_within(handle: FileIO, path: Path, within: Path) -> None:
-    if not atomic.place_of(handle.fileno(), path).is_relative_to(within):
+def _check_within(handle: _Hashed, path: Path, within: Path) -> None:
+    if isinstance(path, storage.Url):  # has no links
+        return
+    if not atomic.place_of(handle.raw.fileno(), path).is_relative_to(within):
         raise OSError(errno.EPERM, "link points outside the root")
 
 
-def _stamp(handle: FileIO) -> tuple[int, int]:
-    found = os.fstat(handle.fileno())
+def _stamp(handle: _Hashed) -> tuple[int, ...]:
+    """What another state of a file has not; nothing of one in storage, which looks itself."""
+    if isinstance(handle.raw, storage.ObjectReader):
+        return ()
+    found = os.fstat(handle.raw.fileno())
     return found.st_size, found.st_mtime_ns

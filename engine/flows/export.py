@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import json, structs
 
+from interlock.engine import storage
 from interlock.engine.compute import reuse
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_corpus
@@ -84,7 +85,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> E
             raise UsageError(f"{run} is not a run that has vectors: name the directory of one")
         own = continued(begun.kept, now)
         settings = own.settings
-        _check(settings, now, asked, chunks := asked.chunks or Path(inputs["chunks"]))
+        _check(settings, now, asked, chunks := asked.chunks or storage.located(inputs["chunks"], Path))
         earlier = reuse.check(run)
         roster = earlier.state.roster
         _check_whole(earlier.state, directory)
@@ -155,7 +156,7 @@ def _check_places(rows: Rows, asked: ExportRequest, directory: RunDirectory) -> 
 
 def _real(path: Path) -> Path:
     """The path behind links, of which a circle is refused where it is read or written."""
-    return Path(os.path.realpath(path))
+    return storage.real(path)
 
 
 def _checksum(state: RunState) -> str:

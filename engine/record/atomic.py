@@ -20,11 +20,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
-from io import BufferedReader, FileIO, IOBase
+from io import BufferedReader, IOBase
 from pathlib import Path
 
 import msgspec
 
+from interlock.engine import storage
 from interlock.engine.errors import DiskError, InterlockError, UsageError, remedy
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Artefact
@@ -193,13 +194,13 @@ def sync_directory(directory: Path) -> None:
 
 def opened(path: Path) -> BufferedReader:
     """Open a file to read. Raises OSError for a pipe in its place too, which would be waited for."""
-    return BufferedReader(FileIO(path, opener=at_once))
+    return BufferedReader(storage.raw(path, at_once))
 
 
 def content(path: Path, most: int = LARGEST) -> bytes:
     """Read a file whole. Raises OSError for what is no file, and for one larger than any that is read whole."""
     with opened(path) as handle:
-        if os.fstat(handle.fileno()).st_size > most:
+        if path.stat().st_size > most:
             raise OSError(errno.EFBIG, "too large to be read", str(path))
         return handle.read()
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from interlock.engine import storage
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import ControlApplied, DevicesFound, RunResumed, RunStarted
@@ -233,10 +234,10 @@ def choose(
         for run in (RunDirectory(file.parent) for file in out.glob(f"*/{RUN}") if not _is_alias(file.parent)):
             try:
                 inputs = run.inputs()
-                written, there = (run.path / RUN).stat().st_mtime_ns, Path(inputs.get("chunks", ""))
+                written, there = (run.path / RUN).stat().st_mtime_ns, storage.located(inputs.get("chunks", ""), Path)
                 if there == chunks.resolve():
                     same.append((written, run))
-                elif not there.exists() and same_files(list(inputs.get("files", ())), chunks):
+                elif same_files(list(inputs.get("files", ())), chunks) and not there.exists():
                     elsewhere.append((written, run))
             except (InterlockError, OSError) as error:
                 skipped(f"--resume skipped a run: {error}")

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import msgspec
 
+from interlock.engine import parsers
 from interlock.engine.corpus.collections import LONGEST_NAME
 from interlock.engine.corpus.identity import named
 from interlock.engine.corpus.naming import USUAL, Naming
@@ -43,7 +44,7 @@ def path_to(texts: object, name: str, above: Path, naming: Naming = USUAL) -> Pa
     """
     is_table = hasattr(texts, "__arrow_c_stream__")
     if isinstance(texts, str | bytes | os.PathLike) or not (is_table or isinstance(texts, Iterable)):
-        return path_of(texts, "chunks")
+        return path_of(texts, "chunks", parsers.place)
     if isinstance(texts, Mapping):
         raise UsageError(f"chunks: expected a path or texts, got a {type(texts).__name__}: pass one of its values")
     if isinstance(texts, set | frozenset):

@@ -6,7 +6,6 @@ directory that may hold other things only what an export wrote is ever replaced:
 SHA-256, and is written before a file gets its name, so that each is known to be ours whenever this is killed.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from interlock.engine import storage
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.targets.files.formats import MARK, files_of, files_of_missing
@@ -114,7 +114,12 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def staging(directory: Path) -> Iterator[Path]:
-    """Hold the directory of a collection's files, which is made, and yield an empty one in it for files to come."""
+    """Hold the directory of a collection's files, which is made, and yield an empty one in it for files to come; of one
+    in storage, which nobody can hold, an empty one beside the other scratch."""
+    if isinstance(directory, storage.Url):
+        with atomic.scratch("interlock-export-files-") as scratch:
+            yield scratch / directory.name
+        return
     with atomic.locked(directory):
         place = directory / STAGING
         if place.is_symlink() or (place.exists() and not place.is_dir()):
@@ -142,7 +147,7 @@ def read_record(directory: Path) -> ExportRecord:
 def check_ours(directory: Path, names: Iterable[str], record: ExportRecord) -> None:
     """Raise UsageError where a file of these names is there and none that an export wrote."""
     for path in (directory / name for name in names):
-        if not os.path.lexists(path):
+        if not storage.lexists(path):
             continue
         known = record.files.get(path.name, [])
         if path.is_symlink() or not path.is_file() or atomic.sha256_of(path) not in known:
@@ -153,7 +158,7 @@ def of_others(directory: Path, names: Iterable[str], record: ExportRecord, *, sa
     """Name the files beside these that an export of another run wrote; of the `same`, that one which was cut short was
     to replace. A projection goes with the vectors that it made."""
     beside = {name: directory / name for name in record.files if name not in {*names, PROJECTION}}
-    there = [name for name, path in beside.items() if os.path.lexists(path)]
+    there = [name for name, path in beside.items() if storage.lexists(path)]
     late = (name for name in there if len(record.files[name]) > 1 and beside[name].is_file())
     return [name for name in late if atomic.sha256_of(beside[name]) != record.files[name][0]] if same else there
 
@@ -163,7 +168,7 @@ def projected_otherwise(directory: Path, made: Mapping[str, str], record: Export
     with one where theirs have none, or the other way round."""
     if record.files.get(PROJECTION, [""])[0] == made.get(PROJECTION, ""):
         return []
-    beside = (name for name in record.files if name not in made and os.path.lexists(directory / name))
+    beside = (name for name in record.files if name not in made and storage.lexists(directory / name))
     return [name for name in beside if name.startswith((f"{FUSED}.", "points."))]
 
 
@@ -172,16 +177,21 @@ def publish(directory: Path, staged: Path, made: Mapping[str, str], record: Expo
     of those before it, of which a projection that has made none of them goes."""
     before, going = record.files, {PROJECTION} & record.files.keys() - made.keys()
     coming = {name: [sha256, *before.get(name, [])] for name, sha256 in {**dict.fromkeys(going, ""), **made}.items()}
-    _write(directory, msgspec.structs.replace(record, files=before | coming))
+    _write(directory, staged, msgspec.structs.replace(record, files=before | coming))
     with atomic.explaining(directory):
-        for name in made:
-            (staged / name).replace(directory / name)
+        for name, sha256 in made.items():
+            storage.bring(staged / name, directory / name, sha256)
         for name in going:
             (directory / name).unlink(missing_ok=True)
-        atomic.sync_directory(directory)
+        if not isinstance(directory, storage.Url):
+            atomic.sync_directory(directory)
     files = {name: known for name, known in before.items() if name not in going}
-    _write(directory, msgspec.structs.replace(record, files=files | {name: [sha] for name, sha in made.items()}))
+    files |= {name: [sha256] for name, sha256 in made.items()}
+    _write(directory, staged, msgspec.structs.replace(record, files=files))
 
 
-def _write(directory: Path, record: ExportRecord) -> None:
-    atomic.write_bytes(directory / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+def _write(directory: Path, staged: Path, record: ExportRecord) -> None:
+    place = staged / RECORD if isinstance(directory, storage.Url) else directory / RECORD
+    atomic.write_bytes(place, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    if place.parent == staged:
+        storage.bring(place, directory / RECORD, atomic.sha256_of(place))
