@@ -87,6 +87,20 @@ def test_no_chunk_is_too_long_where_a_longer_text_has_fewer_tokens(tmp_path, tin
     assert all(text[each["metadata"]["start"] :].startswith(each["text"]) for each in chunks)
 
 
+def test_the_time_of_a_long_line_is_that_of_its_length(tmp_path, tiny_a):
+    class Telling(TokenCounter):
+        def count(self, text):
+            told.append(len(text))
+            return super().count(text)
+
+    told = []
+    text = ",".join(str(1 / number) for number in range(1, 251))  # as in a table of SQL
+    (tmp_path / "a.sql").write_text(text)
+    counter = Telling(tiny_a / "tokenizer.json", "", 128, "a")
+    report = chunk_documents(tmp_path / "a.sql", tmp_path / "p.jsonl", [counter], 64, 0, lambda *_: None)
+    assert report.chunks > 1 and sum(told) < 40 * len(text)
+
+
 def test_a_chunk_knows_its_headings(pages, tmp_path, tiny_a):
     found, _ = chunked(pages, tmp_path / "p.jsonl", "--roster", tiny_a, "--tokens", 24)
     by_text = {chunk["text"]: chunk["metadata"].get("headings") for chunk in found}

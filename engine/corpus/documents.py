@@ -36,6 +36,9 @@ CONVERTED = (".html", ".htm", ".pdf", ".docx", ".pptx", ".xlsx", ".epub")
 DOCUMENTS = (*MARKED, *PLAIN, *CONVERTED)
 RAW = ("%PDF-", "PK\x03\x04")
 """How files begin that were not converted."""
+SIGNS = 16
+"""Signs of a text, for each token that a chunk may have, that are counted first: the splitter asks for all of what is
+left of a line, many times."""
 LARGEST = 64 << 20
 """Bytes of a document."""
 _HEADING = re.compile(r"^(```|~~~)|^(#{1,6})[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
@@ -94,7 +97,14 @@ def chunk_documents(
     if not files and not report.refusals:
         kinds = ", ".join(DOCUMENTS[:4])
         raise UsageError(f"{root} has no documents ({kinds}, ...): name a directory of pages, texts or code")
-    split = _splitters(lambda text: max(each.count(text) for each in counters), tokens, overlap)
+
+    def size(text: str) -> int:
+        """Tokens of a text; of one that has far too many by its first signs, how many those have."""
+        first = max(each.count(text[: SIGNS * tokens]) for each in counters)
+        whole = len(text) <= SIGNS * tokens or first > 2 * tokens
+        return first if whole else max(each.count(text) for each in counters)
+
+    split = _splitters(size, tokens, overlap)
     with atomic.explaining(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     atomic.sweep(out.parent, out.name[:50])  # what a killed process left of it
