@@ -151,11 +151,12 @@ def test_a_second_signal_in_a_run_closes_its_journal_and_says_how_to_go_on(tmp_p
     with signals_put_back():
         stopped_by_signals(session)
         session.start()
-        while not session.work:
+        while not (session.work and (directory.path / "control.sock").exists()):
             time.sleep(0.001)
         signal.raise_signal(signal.SIGINT)
         assert close_of(directory.journal) is None
         signal.raise_signal(signal.SIGINT)
+    assert not (directory.path / "control.sock").exists()
     ended.set()
     assert left == [130] and close_of(directory.journal).exit_code == 130
     (again,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("next: ")]

@@ -25,6 +25,7 @@ from interlock.console.writing import silence
 from interlock.engine.errors import DiskError, ExitCode
 from interlock.engine.record import atomic, journal
 from interlock.engine.record import events as ev
+from interlock.engine.record.rundir import SOCKET
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import LONG, pass_of, safe, unarmed
 from interlock.widgets.formats import RUNGS, width_of
@@ -272,6 +273,8 @@ def leave_at_once(session: Session, code: ExitCode) -> None:
         seen = session.close("interrupted in a batch: --resume continues", code)
         if seen and session.work:
             os.write(2, f"next: {next_commands(seen, session.work.directory.path)[0]}\n".encode())
+        if session.work:
+            (session.work.directory.path / SOCKET).unlink(missing_ok=True)  # of a process that steers nothing any more
 
     closing = threading.Thread(target=close, daemon=True)  # the frame that a signal interrupts may hold the lock
     closing.start()
