@@ -220,11 +220,19 @@ def test_a_key_for_one_collection_is_enough_where_a_whole_upload_was_made_there(
     run = exported / "runs" / "two"
     report = upload(run, prune=True)
     assert (report.rows, report.sent, report.pruned) == (40, 40, ROWS - 40)
+    assert any("docs keeps the mark of another upload" in each for each in upload.told)
     (said,) = report.unproved
     assert "no other upload wrote at the same time" in said
     again = upload(run)
     assert (again.rows, again.sent) == (40, 40)  # nothing says that nobody wrote meanwhile
     assert "docs has no mark of this upload" in upload.told[-1] or "another upload" in upload.told[-1]
+
+
+def test_an_upload_whose_points_a_key_without_a_mark_overwrote_is_mended_by_incremental(upload, exported):
+    upload()
+    upload.bridge.before = key_of("prw")
+    upload(exported / "runs" / "two")
+    assert upload(incremental=True).sent == ROWS
 
 
 def test_a_whole_upload_is_found_whole_by_a_key_that_may_only_read(upload):

@@ -114,10 +114,10 @@ class CollectionUpload:
                 self._send(journal)
             compared = compare(collection.sampled(SAMPLE), target.read, payloads=True)
             if compared.faults:
-                again = "repeat the command without --incremental, " * options.incremental
+                again = f"with{'out' * options.incremental} --incremental"  # either way all that differs is sent
                 raise InterlockError(
-                    f"{target.where} differs from the run ({next(iter(compared.faults.values()))}): check for another "
-                    f"writer, then {again}pass --alias NAME to upload beside it, or delete it there"
+                    f"{target.where} differs from the run ({next(iter(compared.faults.values()))}): check for "
+                    f"another writer, then repeat it {again}, pass --alias NAME to upload beside it, or delete it there"
                 )
             pruned, foreign = self._prune(journal)
             wait = IndexWait(self._server, target, options.settle, self._some, self._say, journal.stand)
@@ -229,6 +229,11 @@ class CollectionUpload:
             self._server.change(self._target.name, metadata={MARK: told})
         except Forbidden:
             self._may_change, self._marked = False, self._found == journal.mark
+            if self._found and not self._marked:
+                self._say(
+                    f"{self._target.name} keeps the mark of another upload, which this key may not change: that one "
+                    "takes these points for its own, so repeat it with --incremental alone, which compares each"
+                )
         if self._marked:
             self._check_mark(journal)
 
@@ -324,7 +329,7 @@ class CollectionUpload:
             points = max(points, rows)
         if missing := max(missing, rows - points):
             raise InterlockError(
-                f"{target.where} lacks {several(missing, 'point')} of {rows:,} that it acknowledged: check for another "
+                f"{target.where} lacks {several(missing, 'point')} of {rows:,} that it acknowledged: check for "
                 "writer, then repeat the command"
             )
         return points
