@@ -186,7 +186,7 @@ def export(command: argparse.ArgumentParser) -> None:
     command.add_argument("--collection", type=NAME, metavar="NAME", help="only this collection (default: all)")
     text = "where the run's chunks are now (default: where they were)"
     command.add_argument("--chunks", type=PLACE, metavar="DIR|URL", help=text)
-    settings(command, "keep", "project", "quantise", "payload", "export", "prune", "bm25")
+    settings(command, "keep", "project", "quantise", "compact", "payload", "export", "prune", "bm25")
 
 
 def prune(command: argparse.ArgumentParser) -> None:

@@ -107,6 +107,13 @@ class ModelSettings:
         "binary is for files: one bit a number to search, and the eight to order what it finds",
         kept="quantise",
     )
+    compact: bool = knob(
+        "no",
+        parsers.flag,
+        "",
+        "keep a store small: --quantise int8, --project 384 where that can be, BM25 made of its texts when asked",
+        kept="compact",
+    )
     payload: Literal["nested", "flat"] = choice(
         ("nested", "flat"),
         "where points have the fields of a chunk's metadata: under metadata, as metadata.lang, or flat beside our own "

@@ -22,6 +22,8 @@ from interlock.engine.record.words import human_bytes
 from interlock.engine.removed import REMOVED
 from interlock.engine.vectors import SPARSE_SHARE, UNSAID_SHARE
 
+COMPACT = {"project": "384", "quantise": "int8"}
+"""What `compact` says of other settings that nobody says."""
 FROM_RUN = "from the run"
 """The origin of what a continued run was begun with."""
 SIMULATED = "sim:"
@@ -106,6 +108,9 @@ def load(
         if item.metadata["parse"] is parsers.size and origin.startswith("file "):  # so it needs a unit as in a text
             value = str(value)
         values[item.name], origins[item.name] = _parsed(item, value, origin), origin
+    for item in (item for item in knobs() if values.get("compact") and item.name in COMPACT.keys() - said.keys()):
+        values[item.name] = item.metadata["parse"](COMPACT[item.name])
+        origins[item.name] = origins["compact"]
     if table:  # what no setting took
         raise UsageError(
             f"{file}: unknown setting {', '.join(map(repr, table))}: `interlock config show` lists all settings"

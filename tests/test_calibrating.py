@@ -11,7 +11,7 @@ import pytest
 
 import interlock as product
 from interlock.engine.errors import UsageError
-from interlock.engine.targets.embedded import calibrate
+from interlock.engine.evaluation.delivered import calibrate
 from interlock.engine.vectors.manifest import read_manifest
 from tests.builders import corpus, interlock, nearest_others, sentences
 

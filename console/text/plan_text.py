@@ -34,6 +34,8 @@ PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "on": lambda _, each: each.place,
 }
 REFUSALS_SHOWN = 5
+IDS = 46
+"""Bytes that a store takes for a point's id and for where its payload is, as they lie on a disk."""
 """Of a collection; how many more there are is told."""
 
 
@@ -121,7 +123,8 @@ def sizes_of(seen: "Forecast") -> str:
     if not seen.stored_bytes:
         return f"dense vectors: {several(seen.file_bytes, 'byte')} a chunk in files, in a form that no store keeps"
     sizes = f"{several(seen.stored_bytes, 'byte')} a chunk in a store, {several(seen.file_bytes, 'byte')} in files"
-    return f"dense vectors: {sizes}"
+    small = f"; with --compact {several(seen.stored_bytes + IDS, 'byte')} with its id, and no terms of BM25"
+    return f"dense vectors: {sizes}{small if seen.compact else ''}"
 
 
 def long_texts(seen: "Forecast") -> list[str]:

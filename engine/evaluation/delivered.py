@@ -1,5 +1,7 @@
 """The vectors that a run delivered of one collection, to be judged without embedding anything again."""
 
+import fcntl
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from interlock.engine.compute.parts.dense import Vectors
@@ -23,14 +26,18 @@ from interlock.engine.record.inputs import language_of, resume_words, store_of
 from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.record.words import command
 from interlock.engine.search.store_models import check_tokens, the_same
+from interlock.engine.targets import shard
 from interlock.engine.targets.files.exported import ExportedRun, readable
 from interlock.engine.targets.files.formats import TABLE
 from interlock.engine.targets.files.tables import matrix_of, terms_of
 from interlock.engine.targets.files.told import spec_of
 from interlock.engine.targets.stores import kept_in, manifest_at
 from interlock.engine.vectors.fusion import Fusion, unit_rows
-from interlock.engine.vectors.manifest import remaining
+from interlock.engine.vectors.manifest import CalibratedWeights, read_manifest, remaining
 from interlock.engine.vectors.precision import FUSED
+
+MOMENT = 0.002
+"""Seconds by which a time differs at most from one that was written in whole milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,3 +218,38 @@ def _cost(collection: CollectionSummary, model: str) -> SideCost:
     on = {each.device or "" for each in passes}
     device = "CPU" if on == {"cpu"} else "GPU" if not any("cpu" in name for name in on) else "device"
     return SideCost(sum(each.seconds or 0.0 for each in passes), None, device)
+
+
+def calibrate(
+    path: Path, run_id: str, weights: Mapping[str, float], queries: int, began: float = 0.0
+) -> CalibratedWeights:
+    """Have questions to the collection at `path` count its dense models by `weights`, which so many judged
+    `queries` chose, where nobody says otherwise. Returns what was written: the manifest, whole or not at all.
+
+    Raises UsageError for a collection that is damaged, in use, written by another run than `run_id`, which was begun at
+    `began`, or such that no other weights can be asked of it, and for weights that are not those of its models.
+    """
+    with shard.holding(path, fcntl.LOCK_EX):
+        plain, kinds = shard.read_manifest(path), shard.read_kinds(path)
+        manifest = read_manifest(plain, *kinds)
+        if manifest.run.run_id != run_id:
+            raise UsageError(
+                f"{path} keeps its weights: run {manifest.run.run_id} wrote it after {run_id}, which was judged: name "
+                "that one"
+            )
+        if began and manifest.run.began and abs(manifest.run.began - began) > MOMENT:
+            raise UsageError(
+                f"{path} keeps its weights: another run {run_id} than the judged one wrote it: name that one"
+            )
+        if manifest.fusion is Fusion.MEAN and not {member.model for member in manifest.models} <= kinds.dims.keys():
+            raise UsageError(
+                f"{path} keeps its weights: --fusion {Fusion.MEAN} mixed its models for good: use --fusion "
+                f"{Fusion.CONCAT} or --keep both in another run"
+            )
+        chosen = CalibratedWeights(weights=dict(weights), before=manifest.weights, queries=queries)
+        try:
+            chosen.check([member.model for member in manifest.models])
+        except ValueError as error:
+            raise UsageError(f"cannot calibrate {path} ({error}): name the run that wrote it") from None
+        shard.write_manifest(path, {**plain, "calibrated": json.loads(msgspec.json.encode(chosen))})
+    return chosen

@@ -16,7 +16,7 @@ from interlock.engine.compute.texts import GpuJobs
 from interlock.engine.errors import UsageError, near
 from interlock.engine.evaluation import report
 from interlock.engine.evaluation.comparing import hardest
-from interlock.engine.evaluation.delivered import DeliveredCollection, card_of, read_delivered
+from interlock.engine.evaluation.delivered import DeliveredCollection, calibrate, card_of, read_delivered
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, sides_of
 from interlock.engine.evaluation.judgements import NAMED, Judged, read_grades, read_judged, read_named, read_queries
 from interlock.engine.evaluation.judging import Judge
@@ -34,7 +34,6 @@ from interlock.engine.record.rundir import JOURNAL, is_run
 from interlock.engine.record.words import duration, several
 from interlock.engine.search.rerank import Rerank
 from interlock.engine.settings import Configuration, load
-from interlock.engine.targets.embedded import calibrate
 from interlock.engine.targets.files.exported import ExportedRun
 from interlock.engine.targets.shard import MANIFEST
 from interlock.engine.targets.stores import is_store

@@ -98,6 +98,7 @@ class Forecast:
     reading_seconds: float = 0.0
     """What it took to read and tokenise the chunks, as a run has to."""
     to_store: bool = False
+    compact: bool = False
 
     @property
     def work(self) -> ClusterWork:
@@ -165,7 +166,8 @@ def forecast(
     lacking = [(entry.model, reuse.lacking(source, as_input(entry))) for entry in had]
     members, prints = {each.model: each.dim for each in dense}, {each.model: each.fingerprint for each in dense}
     stored = [(settings.qdrant, rows) for rows in plan.corpus.rows if settings.qdrant]
-    form, fusion = form_of(settings), Fusion(settings.fusion)
+    texts = max(len(np.unique(rows.texts)) for rows in plan.corpus.rows)
+    form, fusion = form_of(settings, members, texts), Fusion(settings.fusion)
     kept = form.widths(fusion, members)
     unused = [
         *said,
@@ -182,14 +184,14 @@ def forecast(
     ]
     sizes = file_bytes(settings.export, form, fusion, members), stored_bytes(kept, form.quantise)
     told = plan.corpus.rows, passes, budget, settings.margin, kept.get(FUSED)
-    return Forecast(*told, *sizes, unused, took, bool(settings.qdrant))
+    return Forecast(*told, *sizes, unused, took, bool(settings.qdrant), settings.compact)
 
 
 def _too_few(plan: RunPlan) -> Iterator[str]:
     """Tell of collections that a run would refuse to project, unless their store has been projected before."""
     for rows in plan.corpus.rows:
         try:
-            check_projectable(rows, form_of(plan.settings), None)
+            check_projectable(rows, form_of(plan.settings, texts=len(np.unique(rows.texts))), None)
         except UsageError as error:
             yield str(error)
 

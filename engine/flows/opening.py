@@ -28,7 +28,7 @@ from interlock.engine.settings import FROM_RUN, Configuration, RunSettings, cont
 from interlock.engine.standing.closed import paces
 from interlock.engine.targets.files.formats import FORMATS, with_arrays
 from interlock.engine.targets.shard import existing
-from interlock.engine.vectors.fusion import Fusion
+from interlock.engine.vectors.fusion import Fusion, fused_width
 from interlock.engine.vectors.precision import VectorForm
 
 PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "qdrant-edge-py", "pyarrow")
@@ -47,9 +47,14 @@ def schedule_of(settings: RunSettings) -> Schedule:
     return Schedule.ROTATING if settings.window else Schedule.EXCLUSIVE
 
 
-def form_of(settings: RunSettings) -> VectorForm:
-    """Return the form in which the settings have dense vectors kept."""
-    return VectorForm(settings.keep, settings.project, settings.quantise).of(Fusion(settings.fusion))
+def form_of(settings: RunSettings, members: Mapping[str, int] = {}, texts: int | None = None) -> VectorForm:
+    """Return the form in which the settings have dense vectors kept; compact ones of these `members` and so many
+    `texts` are projected where both allow it."""
+    fusion, project = Fusion(settings.fusion), settings.project
+    width = fused_width(fusion, list(members.values()), list(members)) if members else None
+    if settings.compact and ((width and width <= project) or (texts is not None and texts < project)):
+        project = 0
+    return VectorForm(settings.keep, project, settings.quantise).of(fusion)
 
 
 def check(settings: RunSettings, chunks: Path | None = None) -> None:

@@ -100,7 +100,7 @@ class RunRequest:
             roster.append(rosters.entry_of(card, weight, rosters.delivered_dim(spec, card, settings.dim)))
             if card.kind == "dense":
                 dense[card.key] = roster[-1].dim
-        form_of(settings).widths(Fusion(settings.fusion), dense)
+        form_of(settings, dense).widths(Fusion(settings.fusion), dense)
         return roster
 
 
@@ -197,6 +197,7 @@ class RunPlan:
         """Say what a collection is to be of a run that was begun then, without what is missing: the other models share
         its weight."""
         shares = [weight for _, weight in self.settings.roster]
+        members = {entry.model: entry.dim for entry in self.roster if entry.kind == "dense"}
         return CollectionSpec(
             rows.collection.qdrant_collection,
             Fusion(self.settings.fusion),
@@ -204,11 +205,12 @@ class RunPlan:
             run_id,
             self.builder.bm25(rows),
             self.settings.chunk_sparse,
-            form_of(self.settings),
+            form_of(self.settings, members, len(np.unique(rows.texts))),
             missing=missing,
             began=began,
             payload=self.settings.payload,
             sparse_share=self.sparse_share,
+            compact=self.settings.compact,
         )
 
 

@@ -16,17 +16,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import msgspec
-
 from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic
 from interlock.engine.targets import readers, shard, stores
 from interlock.engine.targets.shard import VectorKinds, working
 from interlock.engine.targets.target import MOST_BYTES, MOST_POINTS, Ids, fault_of
-from interlock.engine.vectors.fusion import PROJECTION, Fusion, Vectors
-from interlock.engine.vectors.manifest import CalibratedWeights, read_manifest
+from interlock.engine.vectors.bm25 import BM25, WordWeights
+from interlock.engine.vectors.fusion import PROJECTION, Vectors
 from interlock.engine.vectors.points import STALE, Point, Terms, Vector, for_engine, of_engine
 from interlock.engine.vectors.precision import Quantise
+from interlock.engine.vectors.texts import TextPostings, made_of_texts, with_terms, without_terms
 
 if TYPE_CHECKING:
     import qdrant_edge as edge
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 PAGE = 10_000
 """Points whose payloads are read at a time."""
-MOMENT = 0.002
-"""Seconds by which a time differs at most from one that was written in whole milliseconds."""
 FLUSH_BYTES = 64_000_000  # a flush trims the write-ahead log, which otherwise grows with the corpus
 
 
@@ -90,7 +87,9 @@ class Store:
             if projection is not None and not (path / PROJECTION).exists():
                 shard.write_projection(path, projection)
             shard.require_room(path, 0)  # the engine makes mapped files, and is killed where they cannot be filled
-            engine = shard.load(path, dims, sparse, tokens, int8=wanted.get("quantised") == "int8")
+            engine = shard.load(
+                path, dims, sparse, tokens, int8=wanted.get("quantised") == "int8", compact=bool(wanted.get("compact"))
+            )
             held.callback(engine.close)
             atomic.sweep(path)
             shard.write_manifest(path, wanted)  # under the lock: the "run" of whoever writes is the one kept
@@ -154,12 +153,24 @@ class Store:
         import qdrant_edge as edge
 
         shard.require_room(self.path, size)
+        self.__dict__.pop("_texts", None)
+        points = [without_terms(point) for point in points] if self._made else points
         with working(self.path, "writing"):
             self._known += len(self._shard.retrieve([point.id for point in points], False, False))
             self._shard.update(edge.UpdateOperation.upsert_points([for_engine(point) for point in points]))
         self._unflushed += size
         if self._unflushed >= FLUSH_BYTES:
             self.flush()
+
+    @cached_property
+    def _made(self) -> WordWeights | None:
+        return made_of_texts(self.manifest)
+
+    @cached_property
+    def _texts(self) -> TextPostings:
+        """The terms of a compact store, made at the first question; what is written or removed makes them anew."""
+        assert self._made
+        return TextPostings(self._made, ((id, str(text)) for id, text in self.parts("text")))
 
     @property
     def stale(self) -> int:
@@ -171,14 +182,16 @@ class Store:
         for records in self._scrolled(False):
             yield [each.id if isinstance(each.id, int) else str(each.id) for each in records]
 
-    def _scrolled(self, payload: "bool | edge.PayloadSelector") -> "Iterator[list[edge.Record]]":
+    def _scrolled(
+        self, payload: "bool | edge.PayloadSelector", where: "edge.Filter | None" = None
+    ) -> "Iterator[list[edge.Record]]":
         """All points without their vectors, with this of their payloads, a page at a time."""
         from qdrant_edge import ScrollRequest
 
         offset, more = None, True
         while more:
             with working(self.path, "reading"):
-                asked = ScrollRequest(offset=offset, limit=PAGE, with_payload=payload, with_vector=False)
+                asked = ScrollRequest(offset=offset, limit=PAGE, with_payload=payload, with_vector=False, filter=where)
                 records, offset = self._shard.scroll(asked)
             more = offset is not None
             yield records
@@ -197,6 +210,7 @@ class Store:
         """Delete these points; each is there or not, whenever this is killed."""
         import qdrant_edge as edge
 
+        self.__dict__.pop("_texts", None)
         for batch in _few(points):
             with working(self.path, "removing points"):
                 self._shard.update(edge.UpdateOperation.delete_points([*batch]))
@@ -234,9 +248,11 @@ class Store:
         """Return those of these points that exist, in the order asked, with dense vectors at unit length; with those of
         these `names` alone, if given: token vectors may be large."""
         wanted = [*self.dims, *self.sparse, *self.tokens] if names is None else [*names]
+        made = self._made if BM25 in wanted else None
+        wanted = [name for name in wanted if name != BM25 or not made]
         with working(self.path, "reading"):
             records = self._shard.retrieve(list(ids), with_payload=True, with_vector=wanted)
-        return {point.id: point for point in map(of_engine, records)}
+        return {point.id: with_terms(point, made) if made else point for point in map(of_engine, records)}
 
     def payloads(self, ids: Ids, keys: Sequence[str] = ()) -> dict[str, Mapping[str, object]]:
         """Return the payloads of those of these points that exist, by id; only these keys, if given."""
@@ -280,9 +296,12 @@ class Store:
         if among is not None:
             conditions.append(edge.HasIdCondition({*among}))
         requests, kept = list[edge.QueryRequest](), edge.Filter(must=[*conditions]) if conditions else None
+        if fault := next(filter(None, (fault_of(name, question, self) for question in questions)), ""):
+            raise UsageError(f"cannot search {self.path}: {fault}")
+        if self._made and name == BM25:
+            ids = {str(each.id) for page in self._scrolled(False, kept) for each in page} if kept else None
+            return [self._texts.best(each, limit, ids) for each in questions if isinstance(each, Terms)]
         for question in questions:
-            if fault := fault_of(name, question, self):
-                raise UsageError(f"cannot search {self.path}: {fault}")
             asked: edge.SparseVector | list[float] | list[list[float]] = (
                 edge.SparseVector(question.indices.tolist(), question.values.tolist())
                 if isinstance(question, Terms)
@@ -313,38 +332,3 @@ class Store:
 
 def _few(points: Sequence[str]) -> Iterator[Sequence[str]]:
     return (points[start : start + MOST_POINTS] for start in range(0, len(points), MOST_POINTS))
-
-
-def calibrate(
-    path: Path, run_id: str, weights: Mapping[str, float], queries: int, began: float = 0.0
-) -> CalibratedWeights:
-    """Have questions to the collection at `path` count its dense models by `weights`, which so many judged
-    `queries` chose, where nobody says otherwise. Returns what was written: the manifest, whole or not at all.
-
-    Raises UsageError for a collection that is damaged, in use, written by another run than `run_id`, which was begun at
-    `began`, or such that no other weights can be asked of it, and for weights that are not those of its models.
-    """
-    with shard.holding(path, fcntl.LOCK_EX):
-        plain, kinds = shard.read_manifest(path), shard.read_kinds(path)
-        manifest = read_manifest(plain, *kinds)
-        if manifest.run.run_id != run_id:
-            raise UsageError(
-                f"{path} keeps its weights: run {manifest.run.run_id} wrote it after {run_id}, which was judged: name "
-                "that one"
-            )
-        if began and manifest.run.began and abs(manifest.run.began - began) > MOMENT:
-            raise UsageError(
-                f"{path} keeps its weights: another run {run_id} than the judged one wrote it: name that one"
-            )
-        if manifest.fusion is Fusion.MEAN and not {member.model for member in manifest.models} <= kinds.dims.keys():
-            raise UsageError(
-                f"{path} keeps its weights: --fusion {Fusion.MEAN} mixed its models for good: use --fusion "
-                f"{Fusion.CONCAT} or --keep both in another run"
-            )
-        chosen = CalibratedWeights(weights=dict(weights), before=manifest.weights, queries=queries)
-        try:
-            chosen.check([member.model for member in manifest.models])
-        except ValueError as error:
-            raise UsageError(f"cannot calibrate {path} ({error}): name the run that wrote it") from None
-        shard.write_manifest(path, {**plain, "calibrated": json.loads(msgspec.json.encode(chosen))})
-    return chosen

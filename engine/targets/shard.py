@@ -24,6 +24,7 @@ from interlock.engine.record.atomic import content, free_bytes, lock, sync_direc
 from interlock.engine.record.words import human_bytes
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.fusion import PROJECTION, Vectors, from_bytes, to_bytes
+from interlock.engine.vectors.texts import made_of_texts
 
 if TYPE_CHECKING:
     from qdrant_edge import EdgeShard
@@ -69,6 +70,7 @@ def load(
     tokens: Mapping[str, int] = {},
     *,
     int8: bool = False,
+    compact: bool = False,
 ) -> "EdgeShard":
     """Open the shard, creating it (or finishing a creation that was killed) if `dims` are given.
 
@@ -76,6 +78,7 @@ def load(
     its token vectors by name: as many a point as it has tokens, in float16, compared by MaxSim and in no index, which
     would be larger than they are. Dense ones are kept in float32, or with `int8` in eight bits a
     number, turned at random by the engine before they are rounded: its scalar quantisation only adds to the float32.
+    A `compact` one keeps none of BM25's.
     """
     import qdrant_edge as edge
     from qdrant_edge import Distance, EdgeConfig, EdgeShard, EdgeSparseVectorParams, EdgeVectorParams
@@ -95,8 +98,8 @@ def load(
                 datatype=edge.VectorStorageDatatype.Float16,
                 hnsw_config=edge.HnswIndexConfig(m=0, ef_construct=0, full_scan_threshold=0),
             )
-        weighed = {BM25: edge.Modifier.Idf}
-        terms = {name: EdgeSparseVectorParams(modifier=weighed.get(name)) for name in sparse}
+        kept = [name for name in sparse if name != BM25 or not compact]
+        terms = {each: EdgeSparseVectorParams(modifier=edge.Modifier.Idf if each == BM25 else None) for each in kept}
         config, left = EdgeConfig(vectors=params, sparse_vectors=terms), list(path.rglob(LEFT))
     elif not any((path / made).exists() for made in (CONFIG, LOCKED)):
         raise _unfinished(path)  # before the engine, which would clear away what it takes for remains
@@ -185,11 +188,11 @@ def read_kinds(path: Path) -> VectorKinds:
     if not (path / CONFIG).exists() and read_manifest(path).get("unfinished"):
         raise _unfinished(path)
     with opening(path):
-        config = json.loads(content(path / CONFIG))
         dims, tokens = dict[str, int](), dict[str, int]()
-        for name, each in config["vectors"].items():
+        for name, each in (config := json.loads(content(path / CONFIG)))["vectors"].items():
             (tokens if each.get("multivector_config") else dims)[name] = int(each["size"])
-        return VectorKinds(dims, sorted(dict(config.get("sparse_vectors") or {})), tokens)
+        made = [BM25] if (path / MANIFEST).exists() and made_of_texts(read_manifest(path)) else []
+        return VectorKinds(dims, sorted([*(config.get("sparse_vectors") or {}), *made]), tokens)
 
 
 def read_manifest(path: Path) -> dict[str, object]:
@@ -237,8 +240,7 @@ def write_manifest(path: Path, manifest: Mapping[str, object]) -> None:
 
 def require_room(path: Path, size: int) -> None:
     """Raise InterlockError unless the disk of `path` has room for `size` more bytes of points."""
-    free = free_bytes(existing(path))
-    if free < 4 * size + SPARE_BYTES:
+    if (free := free_bytes(existing(path))) < 4 * size + SPARE_BYTES:
         raise InterlockError(
             f"disk of {path} is nearly full ({human_bytes(free)} free): free space and deliver again "
             f"(finished work is kept), or {ELSEWHERE}"
@@ -258,8 +260,7 @@ def working(path: Path, doing: str) -> AbstractContextManager[None]:
 
 def check_sparse(path: Path, wanted: Collection[str]) -> None:
     """Raise UsageError where a shard has other sparse vectors than these."""
-    there = read_kinds(path).sparse
-    if there != sorted(wanted):
+    if (there := read_kinds(path).sparse) != sorted(wanted):
         raise UsageError(
             f"{path} was written with other sparse vectors ({', '.join(there) or 'none'}, now "
             f"{', '.join(sorted(wanted)) or 'none'}): {ELSEWHERE}, or delete that directory"
@@ -330,8 +331,7 @@ def _failed(path: Path, doing: str, cause: BaseException) -> InterlockError:
     code = _code(cause)
     full = remedy(OSError(code or 0, "")).removesuffix(" and retry")
     advice = full if code in LIMITS else "free space or fix the permissions" if code in DISK_ERRORS else "fix the cause"
-    denied = doing == "opening" and code in (errno.EACCES, errno.EROFS)  # the engine writes to what it opens
-    if denied:
+    if doing == "opening" and code in (errno.EACCES, errno.EROFS):  # the engine writes to what it opens
         closed = not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
         advice = "let this user read it" if closed else "make it writable, or search a copy of it (--copy)"
     if doing in READING:

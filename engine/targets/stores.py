@@ -312,7 +312,8 @@ def kept_in(there: Mapping[str, object], spec: CollectionSpec) -> CollectionSpec
     of sparse lists, and without BM25 vectors where it was made without."""
     bm25 = None if there and BM25 not in there else spec.bm25
     share = cast("float", there.get("sparse_share", UNSAID_SHARE)) if there else spec.sparse_share
-    return replace(spec, bm25=bm25, form=form_in(there, spec.form), sparse_share=share)
+    compact = bool(there.get("compact")) if there else spec.compact
+    return replace(spec, bm25=bm25, form=form_in(there, spec.form), sparse_share=share, compact=compact)
 
 
 def form_in(there: Mapping[str, object], wanted: VectorForm) -> VectorForm:

@@ -97,8 +97,7 @@ class CalibratedWeights(Struct, frozen=True, kw_only=True):
         """Raise ValueError unless each of these models has a weight, and one of them a say."""
         if self.weights.keys() != {*models}:
             raise ValueError(f"its calibrated weights are of {few(sorted(self.weights)) or 'nothing'}")
-        given = self.weights.values()
-        if not all(math.isfinite(each) and each >= 0 for each in given) or not any(given):
+        if not all(0 <= each < math.inf for each in self.weights.values()) or not any(self.weights.values()):
             raise ValueError(f"its calibrated weights are {self.weights}")
 
 
@@ -118,6 +117,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     keep: Keep = "both"
     projection: Reduced | None = None
     quantised: Quantise = "none"
+    compact: bool = False  # its terms of BM25 are not kept: they are made again of its texts
     payload: PayloadForm = NESTED
     models: Annotated[list[Member], Meta(min_length=1)]
     sparse: list[SparseMember] = []
@@ -177,6 +177,7 @@ class CollectionSpec:
     began: float = 0.0
     payload: PayloadForm = NESTED
     sparse_share: float = UNSAID_SHARE
+    compact: bool = False
 
     @property
     def members(self) -> dict[str, int]:
@@ -207,14 +208,14 @@ class CollectionSpec:
     def manifest(self) -> Mapping[str, object]:
         """Its manifest, as plain JSON."""
         named, form = {entry.model: entry for entry in self.roster} | self._weighing, self.form.of(self.fusion)
-        words = (*get_args(Keep), *get_args(Quantise), *get_args(PayloadForm))
-        own, share = {each: each for each in words}, self.sparse_share  # a default is left out if it is that
+        own = {each: each for each in (*get_args(Keep), *get_args(Quantise), *get_args(PayloadForm))}
         manifest = Manifest(
             schema_version="1",
             collection=self.collection,
             fusion=self.fusion,
             keep=own[form.keep],
             quantised=own[form.quantise],
+            compact=self.compact,
             payload=own[self.payload],
             projection=Reduced(dim=form.project, sha256=self.projection) if form.project else None,
             models=[_member(entry, Member) for entry in self.roster if entry.kind == "dense"],
@@ -225,7 +226,7 @@ class CollectionSpec:
             tokens=[_member(entry, TokenMember, "colbert_linear") for entry in self.roster if entry.tokens],
             bm25=self.bm25.words if self.bm25 else None,
             chunk_sparse=self.chunk_sparse,
-            sparse_share=UNSAID_SHARE if share == UNSAID_SHARE else share,
+            sparse_share=UNSAID_SHARE if self.sparse_share == UNSAID_SHARE else self.sparse_share,  # left out
             missing=[each.model for each in self.missing],
             run=Origin(
                 run_id=self.run_id,
@@ -346,5 +347,4 @@ def _asked(manifest: Manifest, weights: Mapping[str, float]) -> NDArray[np.float
             f"weights of a query: expected numbers of 0 or more, one of them above 0, got {dict(weights)}: give 0 to a "
             "model that is to have no say"
         )
-    scaled = given / given.max()
-    return np.asarray(scaled / scaled.sum(), np.float64)
+    return np.asarray((scaled := given / given.max()) / scaled.sum(), np.float64)
