@@ -43,14 +43,14 @@ class TextPostings:
         indices = np.concatenate([np.empty(0, np.int64), *(terms.indices for _, terms in found)])
         values = np.concatenate([np.empty(0, np.float32), *(terms.values for _, terms in found)])
         order = np.argsort(indices, kind="stable")
-        self._rows = np.repeat(np.arange(len(found)), counts)[order]
-        self._values, self._terms = values[order], indices[order]
+        self._rows = np.repeat(np.arange(len(found), dtype=np.int32), counts)[order]
+        self._values, self._terms = values[order], indices[order].astype(np.uint32)
 
     def best(self, question: Terms, limit: int, among: Collection[str] | None = None) -> dict[str, float]:
         """Return the scores of the `limit` texts that answer best, by id, best first and of equals the lower id first:
         dot products with the terms of a question by their IDF; only texts that share one, and `among` these ids."""
         scores = np.zeros(len(self._ids))
-        for term, weight in zip(question.indices, question.values, strict=True):
+        for term, weight in zip(question.indices.astype(np.uint32), question.values, strict=True):
             start, end = np.searchsorted(self._terms, term), np.searchsorted(self._terms, term, "right")
             rarity = np.log1p((len(self._ids) - (end - start) + 0.5) / (end - start + 0.5))
             scores[self._rows[start:end]] += weight * rarity * self._values[start:end]

@@ -25,6 +25,7 @@ class GivenSettings:
     keep: Literal["fused", "members", "both"] | None = None
     project: int | None = None
     quantise: Literal["none", "int8", "binary"] | None = None
+    compact: bool | None = None
     payload: Literal["nested", "flat"] | None = None
     offline: bool | None = None
     refresh_models: bool | None = None
