@@ -238,7 +238,7 @@ def test_an_export_waits_for_no_other_and_says_what_is_for_a_store(run, tmp_path
         exported(run, tmp_path, collection="Docs")
     os.close(handle)
     assert exported(run, tmp_path, collection="Docs")[0]
-    for name, value in {"quantise": "int8", "prune": True, "bm25": "german"}.items():
+    for name, value in {"compact": True, "quantise": "int8", "prune": True, "bm25": "german"}.items():
         with pytest.raises(UsageError, match=f"--{name} is for a store: add --to-store DIR, or drop it"):
             exported(run, tmp_path, "npy", {name: value})
 

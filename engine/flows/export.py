@@ -124,7 +124,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> E
 
 
 def _check(settings: RunSettings, now: Configuration, asked: ExportRequest, chunks: Path) -> None:
-    for name in () if asked.store else ("quantise", "prune", "bm25"):
+    for name in () if asked.store else ("compact", "quantise", "prune", "bm25"):
         if now.origins[name].startswith("flag ") and getattr(settings, name) not in (False, "none", OFF):
             raise UsageError(f"{flag_of(name)} is for a store: add --to-store DIR, or drop it (files have --vectors)")
     if not asked.to and not asked.store:
