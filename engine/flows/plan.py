@@ -197,11 +197,12 @@ class RunPlan:
         """Say what a collection is to be of a run that was begun then, without what is missing: the other models share
         its weight."""
         shares = [weight for _, weight in self.settings.roster]
-        members = {entry.model: entry.dim for entry in self.roster if entry.kind == "dense"}
+        roster = remaining(self.roster, missing, shares) if missing else list(self.roster)
+        members = {entry.model: entry.dim for entry in roster if entry.kind == "dense"}
         return CollectionSpec(
             rows.collection.qdrant_collection,
             Fusion(self.settings.fusion),
-            remaining(self.roster, missing, shares) if missing else list(self.roster),
+            roster,
             run_id,
             self.builder.bm25(rows),
             self.settings.chunk_sparse,
