@@ -40,7 +40,7 @@ SCRIPTS = {
 }
 OWN_TESTS = (
     "node_kills", "campaign", "growth", "gpu_acceptance", "late_interaction", "bm25", "retrieval", "defaults",
-    "intervals",
+    "intervals", "compact",
 )  # fmt: skip
 
 
@@ -150,6 +150,14 @@ def test_intervals_are_measured_over_a_judged_collection(judged, capsys, started
     assert not started("intervals", judged, "--rounds", 3, "--json", kept)
     assert "| queries | intervals that hold the difference |" in capsys.readouterr().out
     assert json.loads(kept.read_text())["samples"]["300"]["t"] == 1.0  # each way finds each text: nothing to tell
+
+
+@pytest.mark.nightly
+def test_a_compact_store_is_measured_over_a_judged_collection(judged, tiny_a, tiny_b, capsys, started):
+    kept = judged / "kept.json"
+    assert not started("compact", judged, "--roster", f"{tiny_a},{tiny_b}", "--chunks", 400, "--json", kept)
+    assert "| form | vectors | terms | ids | payload |" in capsys.readouterr().out
+    assert json.loads(kept.read_text())["bytes"]["compact"]["terms"] == 0.0
 
 
 @pytest.mark.nightly
