@@ -38,7 +38,7 @@ from interlock.engine.vectors.points import Point
 SOURCES = ("engine/targets/embedded.py", "engine/targets/shard.py", "engine/vectors/texts.py", "engine/vectors/bm25.py")
 
 DIMS, WIDTH = (384, 1024), 384
-PARTS = {"vectors": "vector_storage-fused", "terms": "vector_storage-bm25", "ids": "id_tracker", "log": "wal"}
+PARTS = {"vectors": "vector_storage-fused", "terms": "vector_storage-bm25", "ids": "tracker", "log": "wal"}
 FORMS = {"default": ("none", False), "int8": ("int8", False), "compact": ("int8", True)}
 
 
