@@ -108,9 +108,7 @@ def load(
         if item.metadata["parse"] is parsers.size and origin.startswith("file "):  # so it needs a unit as in a text
             value = str(value)
         values[item.name], origins[item.name] = _parsed(item, value, origin), origin
-    for item in (item for item in knobs() if values.get("compact") and item.name in COMPACT.keys() - said.keys()):
-        values[item.name] = item.metadata["parse"](COMPACT[item.name])
-        origins[item.name] = origins["compact"]
+    _add_compact(values, origins)
     if table:  # what no setting took
         raise UsageError(
             f"{file}: unknown setting {', '.join(map(repr, table))}: `interlock config show` lists all settings"
@@ -238,6 +236,13 @@ def _parsed(item: Field[Any], value: object, origin: str) -> Any:
         where = origin.removeprefix("flag ").removeprefix("python ")
         where = where if where.endswith(said) else f"{where}: {item.name}"
         raise UsageError(f"{where}: {wanted}, got {shown(value)!r:.100}") from None
+
+
+def _add_compact(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Settle what `compact` says of settings that nobody says."""
+    small = {name: COMPACT[name] for name in COMPACT.keys() - values.keys() if values.get("compact")}
+    values |= {name: setting_of(name).metadata["parse"](text) for name, text in small.items()}
+    origins |= dict.fromkeys(small, origins["compact"])
 
 
 def _named(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
