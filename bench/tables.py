@@ -91,6 +91,12 @@ def upload(found: Any) -> Iterator[Row]:
         yield name, "", "", beside_goal(found, f"CPU, {name}", "{:.2f}x"), f"{each['wall']:.2f}x"
 
 
+def streams(found: Any) -> Iterator[Row]:
+    for each in (found or {"rows": []})["rows"]:
+        cpu, wall = (f"{1e6 * each[kind]['median'] / found['points']:.0f}" for kind in ("cpu", "wall"))
+        yield f"{each['way']}, {each['latency_ms']} ms a request", each["streams"], cpu, wall
+
+
 def memory(found: Any) -> Iterator[Row]:
     for count, phases in (found or {"runs": {}})["runs"].items():
         beyond = (f"{phases[phase]['beyond_mb']:.0f}" for phase in ("reading", "pass", "files", "store"))
@@ -285,6 +291,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "upload": lambda: figures(
         ["way", "bytes a point", "bytes a number", "CPU µs a point", "wall µs a point"], ["upload"], upload
     ),
+    "streams": lambda: figures(["", "streams", "CPU µs a point", "wall µs a point"], ["upload-streams"], streams),
     "late interaction": lambda: figures(
         [
             "token vectors",

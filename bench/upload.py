@@ -4,7 +4,9 @@ being killed.
 All send the same points (two dense vectors, a sparse one, a payload), of 256 a request and waited for, to the same
 fronts over Qdrant's engine in a process of their own, in shuffled turns, each into a collection of its own. CPU seconds
 are those of who sends; wall time is mostly the front's. `--kills N` uploads a run again and again instead, by REST or
-over gRPC, each process killed at a random request, before, while or after the server took it.
+over gRPC, with one stream or four, each process killed at a random request, before, while or after the server took it.
+`--latency MS...` compares four streams with one instead, against a stand-in that answers each request so much later and
+looks at no point.
 """
 
 import argparse
@@ -34,13 +36,19 @@ from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.target import MOST_POINTS, deliver
 from interlock.engine.vectors.points import Point, Terms
 
-SOURCES = ("engine/targets/collection.py", "engine/targets/server.py", "engine/targets/target.py")
+SOURCES = (
+    "engine/targets/collection.py",
+    "engine/targets/connection.py",
+    "engine/targets/server.py",
+    "engine/targets/target.py",
+)
 ROOT = Path(__file__).parents[1]
 LAYOUT = CollectionLayout({"a": 384, "b": 768}, ["terms"], {}, {})
 TERMS = 40
 ROWS, LATEST = 60, 50
 """Chunks of the run whose uploads are killed, and the latest of their requests at which they are."""
 GOAL = 1.0
+STREAMS = 4
 
 
 def points(count: int) -> list[Point]:
@@ -144,6 +152,62 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+LATE = """
+import contextlib, sys, tempfile, time
+from pathlib import Path
+from grpc import StatusCode
+from qdrant_client import grpc as api
+from tests.edge_bridge import EdgeBridge, serving
+from tests.edge_grpc import UPSERT, serving_grpc
+from tests.uploads import answered
+
+taken = api.PointsOperationResponse(result=api.UpdateResult(status=api.UpdateStatus.Completed)).SerializeToString()
+
+def late(method, path, *_):
+    time.sleep(float(sys.argv[1]) / 1000)
+    if path == UPSERT:
+        return StatusCode.OK, {}, taken
+    return answered({"operation_id": 0, "status": "completed"}) if path.endswith("/points") else None
+
+with tempfile.TemporaryDirectory() as made:
+    bridge = EdgeBridge(Path(made))
+    bridge.before, bridge.lock = late, contextlib.nullcontext()
+    with serving(bridge) as url, serving_grpc(bridge) as port:
+        print(url, port, flush=True)
+        sys.stdin.read()
+"""
+
+
+def streams(options: argparse.Namespace) -> dict[str, Any]:
+    """Send the points with one request and with four under way, a look at the collection behind each as an upload has
+    it."""
+    about, sent, dice = machine.describe(), points(options.points), random.Random(0)
+    ways = [(way, number) for way in ("REST", "gRPC") for number in (1, STREAMS)]
+    rows = []
+    for latency in options.latency:
+        took: dict[tuple[str, int], list[tuple[float, float]]] = {way: [] for way in ways}
+        words = [sys.executable, "-c", LATE, str(latency)]
+        with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout and process.stdin
+            url, port = process.stdout.readline().split()
+            with QdrantServer(Address.parse(url), None, Patience(60)) as server:
+                server.create("docs", LAYOUT.request)
+                for turn in range(options.rounds + 1):  # the first is for imports and caches
+                    for way, number in dice.sample(ways, len(ways)):
+                        with ServerCollection(server, "docs", LAYOUT) as target:
+                            target.choose_way(int(port) if way == "gRPC" else 0, lambda _: None)
+                            began, used = time.perf_counter(), time.process_time()
+                            deliver(sent, target, lambda *_: server.describe("docs"), number)
+                            spent = time.process_time() - used, time.perf_counter() - began
+                        assert target.transport == way.lower()
+                        took[way, number] += [spent] * bool(turn)
+            process.stdin.close()
+        for (way, number), each in took.items():
+            cpu, wall = (machine.spread(values) for values in zip(*each, strict=True))
+            rows.append({"latency_ms": latency, "way": way, "streams": number, "cpu": cpu, "wall": wall})
+    return {"machine": {**about, "load_after": machine.load()}, "points": len(sent), "rows": rows, "goals": {}}
+
+
 def kills(options: argparse.Namespace) -> dict[str, Any]:
     """Kill uploads until there were so many kills, each upload until it ends by itself; then look at every point.
 
@@ -172,7 +236,7 @@ def kills(options: argparse.Namespace) -> dict[str, Any]:
                 bridge.collections["docs"].sent.clear()
             with serving(bridge) as url, serving_grpc(bridge) as port:
                 words = ["upload", copy, "--qdrant", url, "--grpc-port", dice.choice((0, port))]
-                words += ["--prune"] if pruning else ["--alias", "docs"]
+                words += ["--streams", dice.choice((1, STREAMS)), *(["--prune"] if pruning else ["--alias", "docs"])]
                 while done < options.kills and killed(words, bridge, dice.randint(1, LATEST), dice.choice(SIDES)):
                     done += 1
                     if list(copy.glob("uploads/*.json")) and not (pruning or bridge.aliases):
@@ -207,10 +271,17 @@ def _held(bridge: Any, collection: str) -> dict[str, str]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
+    if options.latency:
+        return streams(options)
     return kills(options) if options.kills else throughput(options)
 
 
 def show(result: dict[str, Any]) -> None:
+    if "rows" in result:
+        rows = [[*list(each.values())[:3], each["cpu"]["median"], each["wall"]["median"]] for each in result["rows"]]
+        print(f"\n{result['points']:,} points")
+        machine.table(["latency ms", "way", "streams", "CPU s", "wall s"], rows)
+        return
     if "kills" in result:
         print(f"\n{result['kills']} kills of {result['uploads']} uploads", *result["wrong"], sep="\n")
     else:
@@ -226,6 +297,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=2000, metavar="N")
     parser.add_argument("--rounds", type=int, default=7, metavar="N")
     parser.add_argument("--kills", type=int, default=0, metavar="N", help="kill uploads so often instead")
+    parser.add_argument("--latency", type=int, nargs="+", metavar="MS", help="compare streams instead")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the kills")
     machine.quick(parser, points=100, rounds=1)
     evidence.gather(parser, measure, show, SOURCES)

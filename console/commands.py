@@ -17,6 +17,7 @@ from interlock.console.cli import configuration, parse, parser
 from interlock.console.writing import check_outputs, check_summary
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.record.facts import Setting
+from interlock.engine.record.inputs import UPLOADED
 from interlock.engine.record.words import command, safe
 from interlock.engine.settings import Configuration
 from interlock.engine.targets.connection import is_address
@@ -36,14 +37,14 @@ def run(options: argparse.Namespace) -> int:
     from interlock.console.writing import say
 
     server = options.qdrant if is_address(options.qdrant or "") else ""
+    how = {name: Setting(value, f"flag --{name}") for name in UPLOADED if (value := getattr(options, name))}
     if server:
         options.qdrant = None
-    elif options.incremental:
-        raise UsageError("--incremental is how a run is uploaded to a server: add --qdrant URL")
+    elif flag := next(iter(how), ""):
+        raise UsageError(f"--{flag} is how a run is uploaded to a server: add --qdrant URL")
     settings, made = _settings(options, options.chunks), list["Run"]()
     known = begun_before(options.chunks, settings, options.words)
     if server:
-        how = {"incremental": Setting(True, "flag --incremental")} if options.incremental else {}
         settings = replace(settings, beside={**settings.beside, "server": Setting(server, "flag --qdrant"), **how})
 
     def reach() -> None:
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
         with handling({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}):  # the run is done
             path, prune = made[-1].directory.path, made[-1].settings.prune
-            upload_after(code, path, server, prune=prune, incremental=options.incremental, quiet=options.quiet)
+            upload_after(code, path, server, how, prune=prune, quiet=options.quiet)
 
     audience = replace(_audience(options), known=known)
     return run_with_front_end(make, options.chunks, settings, audience, then if server else None)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from interlock.engine.flows import Listener
 from interlock.engine.record.words import LONG, duration, few, human_bytes, safe, several, unarmed
 
 if TYPE_CHECKING:
+    from interlock.engine.record.facts import Setting
     from interlock.engine.targets.upload_plan import UploadPlan, UploadReport
     from interlock.engine.vectors.precision import Loss
 
@@ -99,6 +100,7 @@ def upload(options: argparse.Namespace) -> int:
         grpc_port=options.grpc_port,
         prune=options.prune,
         incremental=options.incremental,
+        streams=options.streams or 1,
         payload=payload_of(options.payload),
         flags=tuple(_flags(options)),
     )
@@ -135,13 +137,16 @@ def _print_json(items: "Iterator[UploadPlan] | Iterator[UploadReport]") -> None:
         print(unarmed(msgspec.json.format(msgspec.json.encode(done), indent=2), ascii=True).decode(), flush=True)
 
 
-def upload_after(code: ExitCode, run: Path, url: str, *, prune: bool, incremental: bool, quiet: bool) -> None:
+def upload_after(
+    code: ExitCode, run: Path, url: str, how: Mapping[str, "Setting"], *, prune: bool, quiet: bool
+) -> None:
     """Upload a run that has just ended, if it is whole; what it came to goes to stderr. Raises as `upload` does."""
     from interlock.engine.flows import upload as flow
+    from interlock.engine.record.inputs import upload_flags
     from interlock.engine.record.journal import upload_command
 
-    flags = ("--prune",) * prune + ("--incremental",) * incremental
-    request = flow.UploadRequest(run=run, url=url, prune=prune, incremental=incremental, flags=flags)
+    flags, asked = ("--prune",) * prune + upload_flags(how), {name: each.value for name, each in how.items()}
+    request = flow.UploadRequest(run=run, url=url, prune=prune, flags=flags, **asked)
     onward = upload_command(run, url, flags)
     if code not in (ExitCode.COMPLETED, ExitCode.MITIGATED):
         say(f"the run is not whole and was not uploaded: continue it, or upload what there is: {onward}")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from interlock.engine import parsers
 from interlock.engine.knobs import GROUPS, ScreenSettings
 from interlock.engine.settings import flag_of, knobs
+from interlock.engine.targets.connection import MOST_STREAMS
 
 QUESTION = "how do I make a date from an ISO 8601 string?"
 """What the demo searches for; its sample holds the answer on every Python."""
@@ -41,7 +42,7 @@ def run(command: argparse.ArgumentParser) -> None:
     text = "directory of collections, or one file; or a URL: s3://, gs://, az://"
     command.add_argument("chunks", type=PLACE, metavar="CHUNKS", help=text)
     _front_end(command)
-    _incremental(command)
+    _to_server(command)
     settings(command)
 
 
@@ -158,7 +159,7 @@ def upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("--grpc-port", type=told(parsers.port), metavar="PORT", help=text)
     text = "once all is verified, remove points that earlier uploads put there and that are not of this run"
     command.add_argument("--prune", action="store_true", help=text)
-    _incremental(command)
+    _to_server(command)
     _metrics(command)
     text = "each line of stderr a JSON object: time, level, event, message"
     command.add_argument("--log-json", action="store_true", help=text)
@@ -276,12 +277,14 @@ def _front_end(command: argparse.ArgumentParser) -> None:
     group.add_argument("--notify", metavar="COMMAND", help=text)
 
 
-def _incremental(command: argparse.ArgumentParser) -> None:
+def _to_server(command: argparse.ArgumentParser) -> None:
     text = (
         "to a server, send the points alone that differ there or lack, by a digest that it keeps in each payload "
         "(interlock_digest)"
     )
     command.add_argument("--incremental", action="store_true", help=text)
+    text = "to a server, keep N requests with points under way at once (default 1, at most 16)"
+    command.add_argument("--streams", type=told(parsers.up_to(MOST_STREAMS, 1)), metavar="N", help=text)
 
 
 def _metrics(group: argparse._ActionsContainer) -> None:

@@ -163,7 +163,7 @@ class DeviceSettings:
     warm: int = knob(
         "4GiB", parsers.size, "SIZE", "host memory for keeping weights between leases, to attach them faster"
     )
-    threads: int = knob("0", parsers.threads, "N", "CPU threads; 0 uses every core", kept="threads")
+    threads: int = knob("0", parsers.up_to(parsers.MOST_THREADS), "N", "CPU threads; 0 uses every core", kept="threads")
     precision: Asked = knob(
         "float32",
         parsers.one_of(*get_args(Asked)),

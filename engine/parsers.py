@@ -194,11 +194,13 @@ def port(value: object) -> int:
     return number
 
 
-def threads(value: object) -> int:
-    """Read a number of threads: beyond some thousands torch's own pool ends the process with a signal."""
-    if (threads := count(value)) > MOST_THREADS:
-        raise ValueError(f"expected 0 to {MOST_THREADS}")
-    return threads
+def up_to(most: int, least: int = 0) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        if (number := _whole(value, least)) > most:
+            raise ValueError(f"expected {least} to {most}")
+        return number
+
+    return parse
 
 
 def seconds(value: object) -> float:

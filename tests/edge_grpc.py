@@ -87,7 +87,7 @@ def serving_grpc(
 ) -> Iterator[int]:
     """Put the bridge behind a port of this machine as well; `most` bytes are a message."""
     options = [("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)]
-    server = grpc.server(ThreadPoolExecutor(2), options=options)
+    server = grpc.server(ThreadPoolExecutor(8), options=options)
     api.add_PointsServicer_to_server(_Front(bridge), server)
     api.add_CollectionsServicer_to_server(_Front(bridge), server)
     place = f"127.0.0.1:{port}"

@@ -11,6 +11,7 @@ from interlock.engine.corpus.corpus import digest_of
 from interlock.engine.corpus.identity import point_of
 from interlock.engine.errors import InterlockError
 from interlock.engine.targets.collection import REST_BYTES, for_client
+from interlock.engine.targets.mirror import texts_held
 from interlock.engine.targets.target import (
     MIN_COSINE,
     MOST_BYTES,
@@ -22,7 +23,6 @@ from interlock.engine.targets.target import (
     others,
     prune,
     size_of,
-    texts_held,
 )
 from interlock.engine.vectors.points import Point, Terms
 

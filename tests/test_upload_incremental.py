@@ -184,17 +184,19 @@ def test_a_dry_run_says_what_goes_and_the_command_what_went_and_no_reader_shows_
 def test_a_run_that_is_uploaded_incrementally_stays_so_where_it_is_continued(upload, tmp_path, tiny_a, call):
     chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["one text", "another"]}})
     words = ["run", chunks, "--roster", tiny_a, "--out", tmp_path / "runs", "--no-ui", "--run-id", "a", "--incremental"]
+    code, _, err = call(*words[:-1], "--streams", 3)
+    assert (code, "--streams is how a run is uploaded to a server: add --qdrant URL" in err) == (2, True), err
     code, _, err = call(*words)
     assert (code, "--incremental is how a run is uploaded to a server: add --qdrant URL" in err) == (2, True), err
     with serving(upload.bridge) as url:
         upload.bridge.before = lambda _, path, *__: refusal(400, "no") if path.endswith("/points") else None
-        code, _, err = call(*words, "--qdrant", url)
-        assert (code, f"--qdrant {url} --incremental\n" in err) == (1, True), err
+        code, _, err = call(*words, "--streams", 3, "--qdrant", url)
+        assert (code, f"--qdrant {url} --incremental --streams 3\n" in err) == (1, True), err
         upload.bridge.before = lambda *_: None
         journal = tmp_path / "runs" / "a" / "journal.jsonl"
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))  # not closed: it was killed
         again = call("ctl", tmp_path / "runs" / "a", "status")[1].partition("continue it with interlock ")[2]
-        assert again.endswith(f"--resume --qdrant {url} --incremental\n"), again
+        assert again.endswith(f"--resume --qdrant {url} --incremental --streams 3\n"), again
         code, _, err = call(*shlex.split(again))
         assert (code, "2 rows there, 0 unchanged, 2 points sent" in err) == (0, True), err
     assert all(DIGEST in payload for payload, _ in on_server(upload.bridge).values())

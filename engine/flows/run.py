@@ -29,7 +29,7 @@ from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic, rundir, summary
 from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Setting, Status
-from interlock.engine.record.inputs import now_at
+from interlock.engine.record.inputs import UPLOADED, now_at, upload_flags
 from interlock.engine.record.journal import Journal, upload_command
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.words import typed
@@ -123,8 +123,8 @@ class Run:
     def _continued(self, begun: rundir.Begun, now: Configuration) -> Configuration:
         """The settings of another session; where the run is to go stays known, though this one was not told of it."""
         if (server := begun.kept.get("server")) and "server" not in now.beside and now.origins["qdrant"] == "default":
-            how = {name: Setting(begun.kept[name].value, FROM_RUN) for name in begun.kept.keys() & {"incremental"}}
-            onward = upload_command(self.directory.path, str(server.value), [f"--{name}" for name in how])
+            how = {name: Setting(begun.kept[name].value, FROM_RUN) for name in UPLOADED if name in begun.kept}
+            onward = upload_command(self.directory.path, str(server.value), upload_flags(how))
             self._notes.append(
                 f"the run is to go to {server.value}, and this session does not upload it: add --qdrant "
                 f"{server.value}, or upload it then with `{onward}`"

@@ -8,7 +8,7 @@ from pathlib import Path
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows import Listener
 from interlock.engine.record.words import few
-from interlock.engine.targets.connection import Address, Patience, read_key
+from interlock.engine.targets.connection import MOST_STREAMS, Address, Patience, read_key
 from interlock.engine.targets.files.exported import ExportedCollection, ExportedRun
 from interlock.engine.targets.server import QdrantServer
 from interlock.engine.targets.upload import CollectionUpload
@@ -32,6 +32,11 @@ class UploadRequest(UploadOptions):
     patience: float = PATIENCE
     grpc_port: int | None = None
     payload: PayloadForm | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for streams that there cannot be."""
+        if type(self.streams) is not int or not 1 <= self.streams <= MOST_STREAMS:
+            raise UsageError(f"--streams: {self.streams!r:.100}: pass a whole number from 1 to {MOST_STREAMS}")
 
 
 def check_server(url: str, say: Callable[[str], object]) -> None:

@@ -206,8 +206,18 @@ def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[
     # A directory that was given another name is a run of that name.
     named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
     onward = ["--qdrant", str(config["server"].value)] if "server" in config else []
-    onward += ["--incremental"] * ("incremental" in config)
+    onward += upload_flags(config)
     return [*words, *needed(run, config), "--out", argument(str(run.parent)), *named, "--resume", *onward]
+
+
+UPLOADED = ("incremental", "streams")
+"""How a run is uploaded to a server."""
+
+
+def upload_flags(config: Mapping[str, Setting]) -> tuple[str, ...]:
+    """Write the flags that say how a run is uploaded."""
+    asked = ((name, config[name].value) for name in UPLOADED if name in config)
+    return tuple(each for name, value in asked for each in (f"--{name}", *[str(value)] * (value is not True)))
 
 
 RESUMABLE = ("stopped", "failed", "incomplete")

@@ -16,7 +16,7 @@ from interlock.engine.record import atomic, journal
 from interlock.engine.record.atomic import SESSION, Occupant, held, lock, occupant
 from interlock.engine.record.facts import Setting, rehearsed
 from interlock.engine.record.fold import fold_all
-from interlock.engine.record.inputs import resume_words
+from interlock.engine.record.inputs import resume_words, upload_flags
 from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, RunDirectory, death_of, runs_at
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
@@ -115,7 +115,7 @@ def upload_due(run: Path, config: Mapping[str, Setting], code: int | None) -> jo
         return found
     if any(run.glob("uploads/*.jsonl")):
         return None
-    flags = tuple(f"--{name}" for name in ("prune", "incremental") if name in config and config[name].value)
+    flags = ("--prune",) * ("prune" in config and bool(config["prune"].value)) + upload_flags(config)
     to = journal.UploadBinding(str(config["server"].value), "", "", 0, flags=flags)
     return journal.Upload(run, to, journal.Acknowledged(rows=0), live=False)
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -35,8 +36,8 @@ T = TypeVar("T")
 class ServerCollection:
     """One collection of a server that points go into; a context manager, which ends the connection of gRPC.
 
-    `bytes` and `requests` are those of upserts that were done. Limits are those of the collection's strict mode, once
-    `obey` has read them; `exact` is whether it counts exactly then.
+    Upserts may be made side by side. `bytes` and `requests` are those of upserts that were done. Limits are those of
+    the collection's strict mode, once `obey` has read them; `exact` is whether it counts exactly then.
     """
 
     def __init__(self, server: QdrantServer, name: str, layout: CollectionLayout) -> None:
@@ -47,7 +48,7 @@ class ServerCollection:
         self.exact = True
         self.most_bytes = REST_BYTES
         self.bytes = self.requests = 0
-        self._ways, self._stack = set[str](), ExitStack()
+        self._ways, self._stack, self._turn = set[str](), ExitStack(), Lock()
         self._grpc: GrpcPort | None = None
         self._chosen = False
         """Whether it was looked which way points go: once, so that a gRPC that was given up is not tried again."""
@@ -110,29 +111,36 @@ class ServerCollection:
     def upsert(self, points: Sequence[Point], size: int) -> None:
         """Write points, and wait until they are. What no message of gRPC holds goes by REST, and so does all that
         follows where gRPC stops answering while REST does."""
-        late = points
-        fits = [bool(self._grpc) and _fits_grpc(each.payload) for each in points]
-        if self._grpc and (first := [each for each, fit in zip(points, fits, strict=True) if fit]):
+        late, grpc = points, self._grpc
+        fits = [bool(grpc) and _fits_grpc(each.payload) for each in points]
+        if grpc and (first := [each for each, fit in zip(points, fits, strict=True) if fit]):
             try:
-                self.bytes += self._grpc.upsert(self.name, first)
+                self._sent("grpc", grpc.upsert(self.name, first))
             except RestInstead as error:
-                self._say(f"{self.name}: gRPC does not do it ({error}): the rest goes by REST")
-                self._grpc, self.most_bytes = None, REST_BYTES
+                with self._turn:
+                    if self._grpc:
+                        self._say(f"{self.name}: gRPC does not do it ({error}): the rest goes by REST")
+                    self._grpc, self.most_bytes = None, REST_BYTES
             else:
                 late = [each for each, fit in zip(points, fits, strict=True) if not fit]
-                self._ways.add("grpc")
-                self.requests += 1
         if late:
             made, api = for_client(late), self._server.client.http.points_api  # `client.upsert` looks at every number
+            took = 0
 
             def send() -> str:
+                nonlocal took
                 answer = api.upsert_points(self.name, wait=True, point_insert_operations=made).result
                 assert answer is not None, "no result"
+                took = self._server.here.sent_bytes
                 return answer.status
 
             self._server.complete("an upsert", send)
-            self._ways.add("rest")
-            self.bytes, self.requests = self.bytes + self._server.sent_bytes, self.requests + 1
+            self._sent("rest", took)
+
+    def _sent(self, way: str, size: int) -> None:
+        with self._turn:
+            self._ways.add(way)
+            self.bytes, self.requests = self.bytes + size, self.requests + 1
 
     def count(self, among: Ids | None = None) -> int:
         """Count its points, or those `among` these ids: exactly, unless strict mode lets nobody; then those among ids

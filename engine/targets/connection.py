@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -32,6 +33,8 @@ GRPC_PORT = 6334
 """Where one that listens there listens for gRPC."""
 FIRST, LONGEST = 0.5, 30.0
 """Seconds of the first pause, and of the longest but for one that the server asks for."""
+MOST_STREAMS = 16
+"""Of one upload: requests with points under way at once."""
 T = TypeVar("T")
 _LIKE_A_URL = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}(/.*)?")
 _PAUSE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -150,9 +153,8 @@ class TransientError(Exception):
         self.wait = wait
 
 
-def within(seconds: float, request: Callable[[], T]) -> T:
-    """Return what a request gives. Raises TransientError where that takes longer, however its answer trickles in: it
-    is left to a thread that nobody waits for."""
+def begun(request: Callable[[], T]) -> Future[T]:
+    """Begin a request in a thread of its own, which no end of a process waits for; what it will give."""
     answer = Future[T]()
 
     def ask() -> None:
@@ -162,6 +164,13 @@ def within(seconds: float, request: Callable[[], T]) -> T:
             answer.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()
+    return answer
+
+
+def within(seconds: float, request: Callable[[], T]) -> T:
+    """Return what a request gives. Raises TransientError where that takes longer, however its answer trickles in: it
+    is left to a thread that nobody waits for."""
+    answer = begun(request)
     try:
         return answer.result(seconds)
     except TimeoutError:
@@ -186,33 +195,43 @@ def pause_of(told: object) -> float:
 class Patience:
     """What one request is allowed: `seconds` from its first attempt; `waits` hears why it pauses, and for how long.
 
-    `retries` counts the attempts that were repeated. Clock, sleep and dice are those of whoever makes it.
+    Requests may be made side by side. `retries` counts the attempts that were repeated. Clock, sleep (None: one that
+    `end` cuts short) and dice are those of whoever makes it.
     """
 
     seconds: float
     waits: Callable[[str], object] = lambda told: None
     clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], object] | None = None
     chance: Callable[[], float] = random.random
     retries: int = 0
+    turn: threading.RLock = field(default_factory=threading.RLock, init=False)
+    """Who has it is told of nothing meanwhile, and tells nobody."""
     _note: Callable[..., object] = field(default=lambda *_: None, init=False)
+    _shared: list[float] = field(default_factory=list, init=False)
+    """When the pauses end that all requests share; none: each has its own."""
+    _ended: threading.Event = field(default_factory=threading.Event, init=False)
 
     @contextmanager
     def noted_by(self, note: Callable[..., object]) -> Iterator[None]:
         """Let `note` hear meanwhile of each answer; and of each attempt that had none why, its number, and for how many
-        seconds more there may be others."""
-        self._note = note
+        seconds more there may be others. While one request pauses none of the others is tried."""
+        self._note, self._shared = note, [-inf]
         try:
             yield
         finally:
-            self._note = lambda *_: None
+            self._note, self._shared = lambda *_: None, []
+
+    def end(self) -> None:
+        """Let nobody try again, nor go on with a pause."""
+        self._ended.set()
 
     def insist(self, attempt: Callable[[], T]) -> T:
         """Return what `attempt` gives, tried again after each `TransientError`. Raises the last of them where the next
         pause would end behind the deadline."""
         from tenacity import Retrying, retry_if_exception_type
 
-        began = self.clock()
+        began, until = self.clock(), self._shared or [-inf]
 
         def pause(state: "RetryCallState") -> float:
             """Between half of the exponential pause and all of it, so that clients do not come back together; never
@@ -221,22 +240,34 @@ class Patience:
             return max(_error_of(state).wait, exponential / 2 * (1 + self.chance()))
 
         def repeat(state: "RetryCallState") -> None:
-            self.retries += 1
-            attempt, left = state.attempt_number + 1, max(0.0, self.seconds - (self.clock() - began))
-            pause = f"attempt {attempt} in {state.upcoming_sleep:.1f} s, the last within {left:.0f} s"
-            self.waits(f"{_error_of(state)}; {pause}: ctrl+c ends it")
-            self._note(str(_error_of(state)), state.attempt_number, left)
+            with self.turn:
+                now, told = self.clock(), until[0]
+                until[0] = max(told, now + state.upcoming_sleep)
+                self.retries += 1
+                attempt, left = state.attempt_number + 1, max(0.0, self.seconds - (now - began))
+                pause = f"attempt {attempt} in {state.upcoming_sleep:.1f} s, the last within {left:.0f} s"
+                if told <= now:  # else another request has said so
+                    self.waits(f"{_error_of(state)}; {pause}: ctrl+c ends it")
+                self._note(str(_error_of(state)), state.attempt_number, left)
+
+        def turn() -> T:
+            while (left := until[0] - self.clock()) > 0 and not self._ended.is_set():
+                (self.sleep or self._ended.wait)(left)
+            if self._ended.is_set():
+                raise TransientError("another request has failed")
+            return attempt()
 
         retrying = Retrying(
             retry=retry_if_exception_type(TransientError),
             wait=pause,
-            stop=lambda state: self.clock() - began + state.upcoming_sleep > self.seconds,
+            stop=lambda state: self._ended.is_set() or self.clock() - began + state.upcoming_sleep > self.seconds,
             before_sleep=repeat,
-            sleep=self.sleep,
+            sleep=lambda _: None,  # `turn` does, for all
             reraise=True,
         )
-        answer = retrying(attempt)
-        self._note()
+        answer = retrying(turn)
+        with self.turn:
+            self._note()
         return answer
 
 

@@ -36,7 +36,7 @@ class GrpcPort:
             "grpc.enable_http_proxy": int(not server.address.loopback),
             "root_certificates": Path(roots).read_bytes() if roots and Path(roots).is_file() else None,
         }
-        self._server, self._silent = server, 0
+        self._server = server
         self.place = f"{server.address.host}:{port}"
         key = server.key if server.address.secure else None
         self.client = server.connected(key, prefer_grpc=True, grpc_port=port, grpc_options=options, pool_size=1)
@@ -70,6 +70,7 @@ class GrpcPort:
         from qdrant_client.grpc import UpdateStatus, UpsertPoints
 
         message = UpsertPoints(collection_name=collection, wait=True, points=map(for_grpc, points))
+        silent = list[str]()
 
         def request() -> str:
             import grpc
@@ -77,15 +78,15 @@ class GrpcPort:
             try:
                 answer = self.client.grpc_points.Upsert(message, timeout=TIMEOUT)
             except grpc.RpcError as error:
-                raise self._refusal(error) from None
-            self._silent = 0
+                raise self._refusal(error, silent) from None
+            silent.clear()
             return str(UpdateStatus.Name(answer.result.status)).lower()
 
         self._server.complete("an upsert", request, 3 * TIMEOUT)  # it has a deadline of its own; then REST is asked
         return int(message.ByteSize())
 
-    def _refusal(self, error: "grpc.RpcError") -> Exception:
-        """What an answer means that is not the one that was asked for."""
+    def _refusal(self, error: "grpc.RpcError", silent: list[str]) -> Exception:
+        """What an answer means that is not the one that was asked for; `silent` are those in a row that were none."""
         from grpc import StatusCode as Code
 
         code, said, url = error.code(), self._said(error), self._server.address.url
@@ -102,8 +103,8 @@ class GrpcPort:
         if code in (Code.UNIMPLEMENTED, Code.NOT_FOUND):
             return RestInstead(said)
         if self._server.answers():
-            self._silent += 1
-        return RestInstead(said) if self._silent >= SILENT else TransientError(said)
+            silent.append(said)
+        return RestInstead(said) if len(silent) >= SILENT else TransientError(said)
 
     def _said(self, error: "grpc.RpcError") -> str:
         """The code of a refusal, and what it says for itself."""

@@ -6,19 +6,19 @@ in the store, says which points are stale: a record that was refused may be a ch
 any moment, the next delivery finds what is left.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from interlock.engine.corpus.corpus import Digests, Rows
+from interlock.engine.corpus.corpus import Digests, Rows, digest_of
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import Verification
 from interlock.engine.record.words import argument, command, few, several
 from interlock.engine.targets import shard
 from interlock.engine.targets.embedded import Store
-from interlock.engine.targets.target import MIN_COSINE, MIN_QUANTISED, OtherPoints, compare, others, prune, texts_held
+from interlock.engine.targets.target import MIN_COSINE, MIN_QUANTISED, OtherPoints, Target, compare, others, prune
 from interlock.engine.targets.windows import Delivery, Places, points_at, uuid_of
 from interlock.engine.vectors.points import STALE, Point
 
@@ -96,6 +96,30 @@ def verify(
         ok=points - stale == held.expected and not any(faults.values()),
         detail=f"{points:,} points ({held.expected:,} expected, {stale:,} stale); {texts}{told}",
     )
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a target holds of planned points: how many are `expected`, the ids that are `missing` and those whose text
+    is another one (`changed`)."""
+
+    expected: int
+    missing: Sequence[str]
+    changed: Sequence[str]
+
+
+def texts_held(target: Target, planned: Iterable[Mapping[str, bytes]]) -> Held:
+    """Read every text back and compare it with the planned ones: by id the digest of each, a window at a time."""
+    expected, missing, changed = 0, list[str](), list[str]()
+    for window in planned:
+        found = target.payloads([*window], ["text"])
+        expected += len(window)
+        missing += window.keys() - found.keys()
+        for point, payload in found.items():
+            text = payload.get("text")
+            if not isinstance(text, str) or digest_of(text) != window[point]:
+                changed.append(point)
+    return Held(expected, missing, changed)
 
 
 def mirrored(store: Store, rows: Rows, seen: Verification, run: str, *, remove: bool) -> tuple[Verification, str]:

@@ -13,6 +13,7 @@ import ssl
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from threading import local
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError, reason
@@ -46,6 +47,13 @@ class Forbidden(UsageError):
     """The key may not do that."""
 
 
+class _Request(local):
+    """Of the thread that asks: the bytes of the body that it sent last, and what the answer said of when to come
+    back."""
+
+    sent_bytes, pause = 0, ""
+
+
 class QdrantServer:
     """One server; a context manager, which ends its connections."""
 
@@ -54,11 +62,8 @@ class QdrantServer:
     ) -> None:
         """Ask nothing yet; `transport` stands in for the network."""
         self.address, self.key, self.patience = address, key, patience
-        self.sent_bytes = 0
-        """The bytes of the body that was sent last by REST."""
+        self.here = _Request()
         self._written = False
-        self._pause = ""
-        """What the last answer by REST said of when to come back."""
         hooks = {"request": [self._measure], "response": [self._bound]}
         self.client = self.connected(key, transport=transport, event_hooks=hooks)
 
@@ -96,7 +101,7 @@ class QdrantServer:
             ) from None
 
     def _measure(self, request: "httpx.Request") -> None:
-        self.sent_bytes = len(request.content)
+        self.here.sent_bytes = len(request.content)
         request.headers["Accept-Encoding"] = "identity"  # what is packed has no bound
 
     @property
@@ -108,7 +113,7 @@ class QdrantServer:
         """Have the answer read with a bound."""
         import httpx
 
-        self._pause = response.headers.get("Retry-After", "")
+        self.here.pause = response.headers.get("Retry-After", "")
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise ValueError("packed")
         coming = response.stream
@@ -233,11 +238,15 @@ class QdrantServer:
         seconds: float | None = None,
     ) -> Any:
         """One attempt. Raises TransientError for what is worth another one."""
+        return within(seconds or TIMEOUT, lambda: self._answer(doing, request, missing, right))
+
+    def _answer(self, doing: str, request: Callable[[], T], missing: bool, right: str) -> Any:
+        """What comes of a request, in the thread that makes it. Raises as `_once` does."""
         from qdrant_client.common.client_exceptions import QdrantException
         from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
         try:
-            return within(seconds or TIMEOUT, request)
+            return request()
         except (TransientError, InterlockError, RestInstead):
             raise
         except UnexpectedResponse as error:
@@ -245,7 +254,7 @@ class QdrantServer:
                 return None
             raise self._refusal(doing, error.status_code or 0, error.content, right) from None
         except QdrantException as error:  # 429 that says when to come back
-            asked = getattr(error, "retry_after_s", self._pause)
+            asked = getattr(error, "retry_after_s", self.here.pause)
             raise TransientError("429: too many requests", pause_of(asked)) from None
         except Exception as error:
             source = error.source if isinstance(error, ResponseHandlingException) else error
@@ -260,7 +269,7 @@ class QdrantServer:
         said = self.shown(said)
         reason, url = f": {said}" if said else "", self.address.url
         if status >= 500 or status in (408, 425, 429):
-            return TransientError(f"{status}{reason}", pause_of(self._pause))
+            return TransientError(f"{status}{reason}", pause_of(self.here.pause))
         if status in (401, 403):
             return self.forbidden(doing, f"{status}{reason}", right if status == 403 else "")
         if status == 407:

@@ -6,8 +6,11 @@ and a sample is compared number by number.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import isclose
 from typing import Any, Protocol
@@ -16,10 +19,10 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.corpus.corpus import digest_of
 from interlock.engine.corpus.identity import point_of
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.words import several
+from interlock.engine.targets.connection import begun
 from interlock.engine.vectors.points import Point, Vector, storable
 
 MOST_POINTS, MOST_BYTES = 256, 8_000_000
@@ -86,32 +89,65 @@ class Target(Protocol):
 
 
 def deliver(
-    points: Iterable[Point], target: Target, acknowledge: Callable[[Sequence[Point], int], object] = lambda *_: None
+    points: Iterable[Point],
+    target: Target,
+    acknowledge: Callable[[Sequence[Point], int], object] = lambda *_: None,
+    streams: int = 1,
+    end: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write points in order, each once with all its vectors; `acknowledge` hears of those that are there, with their
-    bytes. What is too large for the target goes in halves, and so does what comes after it.
+    """Write points in order, each once with all its vectors, by up to so many upserts at once; `acknowledge` hears of
+    those that are there with all before them, and of their bytes. What is too large for the target goes in halves, and
+    so does what comes after it. Where anything fails, no upsert begins, `end` is called, and those under way are waited
+    for.
 
     Raises InterlockError for a point that the target would take and must not, and TooLarge for one that it does not.
     """
     most = target.most_bytes  # less once a batch was too large for it
+    going, there = deque[tuple[Sequence[Point], int, Future[None]]](), list[tuple[Sequence[Point], int]]()
 
-    def written(batch: Sequence[Point], size: int) -> None:
+    def write(batch: Sequence[Point], size: int, upsert: Callable[[], object]) -> None:
         nonlocal most
         try:
-            target.upsert(batch, size)
+            upsert()
         except TooLarge:
             if len(batch) == 1:
                 raise
             most, middle = min(most, size // 2), len(batch) // 2
             for half in (batch[:middle], batch[middle:]):
-                written(half, sum(map(size_of, half)))
+                size = sum(map(size_of, half))
+                write(half, size, partial(target.upsert, half, size))
         else:
-            acknowledge(batch, size)
+            there.append((batch, size))
+            if not (going and going[0][2].done() and not going[0][2].exception()):  # else they are told of together
+                acknowledge([point for each, _ in there for point in each], sum(each for _, each in there))
+                there.clear()
 
-    for batch, size in batches(
-        (gated(point, target) for point in points), target.most_points, lambda: min(most, target.most_bytes)
-    ):
-        written(batch, size)
+    def settle(most_going: int) -> None:
+        """Wait for the first upserts until no more are going than that, or one has failed."""
+        while len(going) > most_going or there:
+            while not going[0][2].done():
+                wait([each for *_, each in going if not each.done()], return_when=FIRST_COMPLETED)
+                for *_, each in going:
+                    if each.done() and not isinstance(each.exception(), TooLarge):
+                        each.result()
+            batch, size, upsert = going.popleft()
+            write(batch, size, upsert.result)
+
+    try:
+        whole = (gated(point, target) for point in points)
+        for batch, size in batches(whole, target.most_points, lambda: min(most, target.most_bytes)):
+            upsert = partial(target.upsert, batch, size)
+            if streams == 1:
+                write(batch, size, upsert)
+            else:
+                going.append((batch, size, begun(upsert)))
+                settle(streams - 1)
+        settle(0)
+    except BaseException as error:
+        end()
+        if isinstance(error, Exception):
+            wait([each for *_, each in going])
+        raise
 
 
 def batches(
@@ -166,30 +202,6 @@ def fault_of(name: str, vector: Any, target: Target) -> str:
     if vector.shape != (target.dims[name],):
         return f"vector {name!r} has shape {vector.shape}, expected {target.dims[name]} dimensions"
     return "" if 0 < float(vector @ vector) < float("inf") else f"vector {name!r} is zero or not finite"
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a target holds of planned points: how many are `expected`, the ids that are `missing` and those whose text
-    is another one (`changed`)."""
-
-    expected: int
-    missing: Sequence[str]
-    changed: Sequence[str]
-
-
-def texts_held(target: Target, planned: Iterable[Mapping[str, bytes]]) -> Held:
-    """Read every text back and compare it with the planned ones: by id the digest of each, a window at a time."""
-    expected, missing, changed = 0, list[str](), list[str]()
-    for window in planned:
-        found = target.payloads([*window], ["text"])
-        expected += len(window)
-        missing += window.keys() - found.keys()
-        for point, payload in found.items():
-            text = payload.get("text")
-            if not isinstance(text, str) or digest_of(text) != window[point]:
-                changed.append(point)
-    return Held(expected, missing, changed)
 
 
 def lacking(target: Target, ids: Iterable[Ids], most: int) -> int:

@@ -23,7 +23,7 @@ from interlock.engine.record import atomic
 from interlock.engine.record.journal import UploadBinding, UploadJournal
 from interlock.engine.record.words import several
 from interlock.engine.targets.collection import PAGE, ServerCollection
-from interlock.engine.targets.connection import TransientError
+from interlock.engine.targets.connection import MOST_STREAMS, TransientError
 from interlock.engine.targets.files.exported import ExportedCollection
 from interlock.engine.targets.indexing import IndexWait
 from interlock.engine.targets.layout import MARK, mark_of, unclaimed, unindexed
@@ -291,14 +291,16 @@ class CollectionUpload:
             self._sent += len(points)
 
         self._target.choose_way(self._server.address.grpc_port(self._options.grpc_port), self._say)
-        deliver(self._to_send(journal, waiting), self._target, acknowledge)
+        points, patience = self._to_send(journal, waiting), self._server.patience
+        deliver(points, self._target, acknowledge, self._options.streams, patience.end)
         if journal.rows < rows:
             self._note(journal, rows, written=False)
 
     def _to_send(self, journal: UploadJournal, waiting: deque[int]) -> Iterator[Point]:
         """Yield the points that are not acknowledged, or of all those that differ; the rows of these are `waiting`."""
         first, collection, target = journal.rows, self._collection, self._target
-        late = MOST_POINTS * (self._found == journal.mark)  # of what went before a kill nobody noted so much
+        # So much may be there of what went before a kill, and nobody noted it.
+        late = MOST_STREAMS * MOST_POINTS * (self._found == journal.mark)
         points = differing(collection, target) if self._options.incremental else behind(collection, target, first, late)
         for row, point in enumerate(points, first):
             if point:
@@ -313,7 +315,8 @@ class CollectionUpload:
         """Note that all rows before `rows` are there, if nobody else has marked the collection meanwhile."""
         self._check_mark(journal, written=written)
         self._collection.check()  # what was sent was read before, so that it was right if it is now
-        journal.acknowledge(rows)
+        with self._server.patience.turn:
+            journal.acknowledge(rows)
         self._progress(rows, self._collection.rows)
 
     def _some(self) -> Iterator[Point]:

@@ -31,7 +31,8 @@ class UploadOptions:
     """How a collection is to be on the server; `settle` is how many seconds its indexes may take, `grpc_port` where
     points may go over gRPC (0: nowhere, None: where it belongs beside the port of REST), `prune` whether points of
     earlier uploads that are not of the run are removed, `incremental` whether points get a digest of what they are, and
-    those that the server has with the same are not sent, `flags` how a command line asks for all that.
+    those that the server has with the same are not sent, `streams` how many requests with points are under way at once,
+    `flags` how a command line asks for all that.
     """
 
     alias: str = ""
@@ -43,6 +44,7 @@ class UploadOptions:
     grpc_port: int | None = 0
     prune: bool = False
     incremental: bool = False
+    streams: int = 1
     flags: tuple[str, ...] | None = None
 
 
@@ -184,7 +186,7 @@ def differing(collection: ExportedCollection, target: ServerCollection | None) -
 
 
 def behind(collection: ExportedCollection, target: ServerCollection, first: int, most: int) -> Iterator[Point | None]:
-    """Yield the point of every row from `first` on; None for one of the next `most`, which a process that was killed
+    """Yield the point of every row from `first` on; None for one of the next `most`, which an upload that was killed
     may have sent, that the target has with no digest and otherwise as it would be sent."""
     points = collection.points(first)
     while window := list(islice(points, min(most, MOST_POINTS))):

@@ -215,6 +215,7 @@ def upload(
     grpc_port: int | None = None,
     prune: bool = False,
     incremental: bool = False,
+    streams: int = 1,
     payload: Literal["nested", "flat"] | None = None,
 ) -> "list[UploadReport]":
     """Upload a run's collections to the Qdrant server at `url` as `interlock upload` does; what each came to.
@@ -224,6 +225,7 @@ def upload(
     6334 where the URL's own port is 6333. Progress goes to stderr. After an interruption the same call continues.
     `prune` removes points that earlier uploads put there and that are not of this run, once all is verified;
     `incremental` sends those points alone that differ there or lack, by a digest in each payload (`interlock_digest`).
+    `streams` (1 to 16) requests with points are under way at once.
     `payload` says where points have metadata, if not as in the run. `shards`, `replicas` and `write_consistency` are
     for a collection that is made on a cluster of servers.
 
@@ -253,6 +255,7 @@ def upload(
             grpc_port=grpc_port,
             prune=prune,
             incremental=incremental,
+            streams=streams,
             payload=payload_of(payload),
         )
         return list(flow.upload(request, Listener(say=lambda text: say(in_python(text)))))
