@@ -285,22 +285,19 @@ class CollectionUpload:
         if journal.rows == rows:
             return
 
-        def acknowledge(points: Sequence[Point], _size: int) -> None:
-            last = [waiting.popleft() for _ in points][-1]
-            self._note(journal, last + 1, written=True)
+        def noted(points: Sequence[Point], _size: int) -> None:
+            self._note(journal, [waiting.popleft() for _ in points][-1] + 1, written=True)
             self._sent += len(points)
 
         self._target.choose_way(self._server.address.grpc_port(self._options.grpc_port), self._say)
-        points, patience = self._to_send(journal, waiting), self._server.patience
-        deliver(points, self._target, acknowledge, self._options.streams, patience.end)
+        deliver(self._to_send(journal, waiting), self._target, noted, self._options.streams, self._server.patience.end)
         if journal.rows < rows:
             self._note(journal, rows, written=False)
 
     def _to_send(self, journal: UploadJournal, waiting: deque[int]) -> Iterator[Point]:
         """Yield the points that are not acknowledged, or of all those that differ; the rows of these are `waiting`."""
         first, collection, target = journal.rows, self._collection, self._target
-        # So much may be there of what went before a kill, and nobody noted it.
-        late = MOST_STREAMS * MOST_POINTS * (self._found == journal.mark)
+        late = MOST_STREAMS * MOST_POINTS * (self._found == journal.mark)  # sent before a kill, and perhaps not noted
         points = differing(collection, target) if self._options.incremental else behind(collection, target, first, late)
         for row, point in enumerate(points, first):
             if point:

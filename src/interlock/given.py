@@ -60,7 +60,7 @@ class GivenSettings:
 BESIDE = (
     "alias api_key_file collection copy exact grpc_port hybrid incremental limit measures missing model only "
     "patience projection qrels quantisation queries query replicas rerank rerank_depth rerank_share run_out seed "
-    "settle shards sparse_share split vector_type weights write_consistency "
+    "settle shards sparse_share split streams vector_type weights write_consistency "
 )
 """What else Python takes, by the names of its flags."""
 RENAMED = {"filter": "where", "index": "indexes", "shared": "window"}
