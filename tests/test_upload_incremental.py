@@ -101,7 +101,7 @@ def test_vectors_changed_below_their_digest_are_found_in_the_sample_alone_and_me
     point = sorted(on_server(upload.bridge))[5]
     other = on_server(upload.bridge)[point][1]["m"][::-1]
     update(upload, "update_vectors", [edge.PointVectors(point, {"m": other})])
-    with pytest.raises(InterlockError, match=rf"vector 'm' of point {point} .*command without --incremental"):
+    with pytest.raises(InterlockError, match=rf"vector 'm' of point {point} .*repeat it without --incremental"):
         upload(incremental=True)
     monkeypatch.setattr("interlock.engine.targets.upload.SAMPLE", 1)
     assert upload(incremental=True).sent == 0
