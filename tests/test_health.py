@@ -290,6 +290,6 @@ def test_of_several_things_that_are_wrong_none_hides_another() -> None:
     first, *rest = run.devices
     full = replace(first, readings=Readings(used=1, total=2, disk_free=5 << 20))
     found = now(replace(run, devices=(full, *rest), deadline=run.latest_at + left.seconds / 2))
-    assert (found.word, found.level) == ("TEXT PARKED", "warn")  # what results may lack first
+    assert (found.word, found.level, found.asks) == ("LOW DISK", "warn", "act now")  # what may end the run first
     assert "5.0 MiB free" in found.detail and "1 GPU lost (cuda:1)" in found.detail and "to be resumed" in found.detail
-    assert found.detail.startswith("1 text parked, no vector; ")
+    assert "; 1 text parked, no vector; " in found.detail

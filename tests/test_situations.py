@@ -12,27 +12,31 @@ AGAIN = "interlock demo --scripted --out . --run-id 20260901-080000 --resume"
 SAID = {
     "well": ("● RUN", "SIMULATED", "eta ", "2 inputs left out, as --max-refused 1%,files allows: s says which and why"),
     "taken": (
-        "▲ CROWDED", "cuda:0: others hold 2.0 GiB (pid 4711 kim)", "next batch needs 740.0 MiB",
+        "▲ CROWDED", "nothing to do now", "cuda:0: others hold 2.0 GiB (pid 4711 kim)", "next batch needs 740.0 MiB",
         "until those end", "eta ",
     ),
     "card-lost": (
-        "▲ DEGRADED", "1 GPU lost (cuda:1), no work lost: the batches go to cuda:0", "interlock doctor --gpu",
-        "ECC error", "eta ", "y Copy",
+        "▲ DEGRADED", "nothing to do now", "1 GPU lost (cuda:1), no work lost: the batches go to cuda:0",
+        "interlock doctor --gpu", "ECC error", "eta ", "y Copy",
     ),
     "parked": (
         "▲ TEXT PARKED", "1 text parked, no vector (Handbook/part-0007_chunks.json record 1,284, chunk f3b1c2d4-5e6f",
         "after the run retry with", f"{AGAIN} --retry-parked", "eta ",
     ),
     "disk": (
-        "▲ LOW DISK", "412.0 MiB free on the disk of /home/operator",
+        "▲ LOW DISK", "act now", "412.0 MiB free on the disk of /home/operator",
         "make that 1.0 GiB, or the run stops once it is full", "eta ",
         f"if it stops for that, continue it with {AGAIN}",
     ),
     "memory": (
-        "▲ LOW MEMORY", "187.0 MiB of the host's memory free", "end other programs (most: java, pid 3310, 11.0 GiB)",
+        "▲ LOW MEMORY", "act now", "187.0 MiB of the host's memory free",
+        "end other programs (most: java, pid 3310, 11.0 GiB)",
         f"{AGAIN} --warm 0", "eta ",
     ),
-    "node-lost": ("▲ DEGRADED", "1 node lost (node-3), no work lost: the batches go to the other devices", "eta "),
+    "node-lost": (
+        "▲ DEGRADED", "nothing to do now", "1 node lost (node-3), no work lost: the batches go to the other devices",
+        "eta ",
+    ),
     "server": (
         "✖ WAITING FOR SERVER  watch", "61% uploaded", "7 attempts", "check the server: 503 Service Unavailable",
         "retries for 3:25 more", "if it gives up, upload the rest with interlock upload runs/20260901-080000 --qdrant",

@@ -20,6 +20,10 @@ LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED = "LOW MEMORY", "LOW DISK", "MOD
 REFUSED = "INPUT REFUSED"
 TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED, "LATE", REFUSED)
 """The words of a run that goes on and is not well."""
+URGENT = (LOW_MEMORY, LOW_DISK)
+"""Those that may end the run unless somebody does something."""
+WAITS = (CROWDED, DEGRADED, TEXT_PARKED, MODEL_FAILED, "LATE", REFUSED)
+"""Those with which it goes on by itself, for now."""
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
@@ -66,6 +70,13 @@ class Health:
     detail: str = ""
     stuck: bool = field(default=False, compare=False)
     concerns: tuple[Concern, ...] = field(default=(), compare=False)
+
+    @property
+    def asks(self) -> str:
+        """What a run that goes on and is not well asks of whoever looks at it."""
+        return (
+            "act now" if self.word in URGENT else "nothing to do now" if self.word in WAITS and not self.stuck else ""
+        )
 
     @property
     def remedy(self) -> Remedy | None:
@@ -116,14 +127,14 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
         return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there until they leave", stuck=True)
     crowd = "; ".join([str(device.taken) for device in taken] + ["smaller batches, only slower, until those end"])
     found = {
-        MODEL_FAILED: _failed(snapshot),
-        TEXT_PARKED: _missing(snapshot),
         LOW_MEMORY: _Concern(
             outlook.low_memory(snapshot),
             "or stop it and, to keep no weights in memory, continue it with",
             ["--warm", "0"],
         ),
         LOW_DISK: _Concern(outlook.low_disk(snapshot), "if it stops for that, continue it with"),
+        MODEL_FAILED: _failed(snapshot),
+        TEXT_PARKED: _missing(snapshot),
         DEGRADED: _degraded(snapshot),
         CROWDED: _Concern(crowd * bool(taken)),
         "LATE": _Concern(outlook.late(snapshot, now), "after that continue it with"),
@@ -132,7 +143,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     told = {PAUSED: _Concern(_paused(snapshot, now))} if snapshot.paused else {}
     told |= {word: concern for word, concern in found.items() if concern.why}
     allowed = [told.pop(REFUSED)] if REFUSED in told and told[REFUSED].level == "ok" else []
-    if told:  # the first gives the word, red ones before amber ones; none hides another
+    if told:  # the first gives the word: what may end the run before what it lacks; none hides another
         level: Level = "error" if told.keys() & {MODEL_FAILED} else "warn"  # a parked text may yet get its vector
         why = "; ".join(each.why for each in told.values() if each.why)
         return Health(next(iter(told)), level, why, concerns=solved(told.values()))
