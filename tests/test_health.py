@@ -76,6 +76,11 @@ def test_what_it_may_not_do_without_is_amber_from_the_first_look_to_the_last_wit
         assert told in found.concerns[0].why
         assert found.remedy is not None
         assert found.remedy.command.endswith(" --resume --max-refused 1,files")
+    # A number is of each collection: what a share allows elsewhere counts too.
+    other = replace(run.collections[1], read=replace(run.collections[1].read, chunks=5000, refused=7), refused=7)
+    both = replace(run, collections=(run.collections[0], other), config={"max_refused": Setting("1%", "flag")})
+    remedy = health(both, run.latest_at, Path("runs/r")).remedy
+    assert remedy and remedy.command.endswith(" --max-refused 7,files")
     assert "2 inputs refused" in attention(refusing(sample(parked=0), "0")).rest.words
 
 

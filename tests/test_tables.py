@@ -382,11 +382,12 @@ def test_what_a_saved_dataset_lists_and_is_not_there_is_refused(tmp_path):
         (tmp_path / "set" / part / "data-0.arrow").write_bytes(as_arrow(ROWS))
         (tmp_path / "set" / part / "state.json").write_text(listed)
         (tmp_path / "set" / part / "dataset_info.json").write_text("{}")
-    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["cut", "none", "test"]}')
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["cut", "empty", "none", "test"]}')
+    (tmp_path / "set" / "empty").mkdir()
     refused = {each.name: [reason.file for reason in each.refusals] for each in discover(tmp_path / "set")}
-    assert refused == {"cut": ["state.json"], "none": ["data-1.arrow"], "test": ["test"]}
+    assert refused == {"cut": ["state.json"], "empty": ["empty"], "none": ["data-1.arrow"], "test": ["test"]}
     (below,) = discover(tmp_path)  # where the splits are directories of one collection
-    assert [each.file for each in below.refusals] == ["cut/state.json", "none/data-1.arrow", "test"]
+    assert sorted(each.file for each in below.refusals) == ["cut/state.json", "empty", "none/data-1.arrow", "test"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow"])

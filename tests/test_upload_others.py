@@ -61,7 +61,7 @@ def test_an_upload_over_which_another_run_was_uploaded_is_sent_again(upload, oth
     again = upload()
     assert (again.sent, again.rows) == (ROWS, ROWS)
     assert told(upload.bridge) == {None}
-    assert upload.told == ["another upload has written to docs since: all rows are sent again"]
+    assert upload.told == ["docs has the mark of another upload: all rows are sent again"]
     assert upload().sent == 0
 
 

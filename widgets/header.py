@@ -34,8 +34,8 @@ COMMAND = 80
 MIDDLE = 20
 """Cells of what happened below which a long reason is cut at its end."""
 ELAPSED = 40
-END, ASKS, PASS = 4, 8, 10
-"""The ranks of when it ends, of what it asks of whoever looks, and of how far which pass is."""
+END, PASS, ASKS = 4, 10, 13
+"""The ranks of when it ends, of how far which pass is, and of what it asks of whoever looks."""
 SPREAD = 16
 IN_WORDS = {"shared": "models side by side", "rotating": "models take turns"}
 """What EXCL off means."""
@@ -72,7 +72,7 @@ def rows(
     marks = _marks(snapshot, kind, readonly)
     reason = 0 if lines else min(WHOLE, max(10, width - 32 - sum(each.size + GAP for each in [*marks, *moment][:1])))
     chip = _chip(snapshot, judged, kind, pending, reason)
-    asks = [Field(ASKS, judged.health.asks, chip[0].style)] * bool(judged.health.asks and len(chip) > 1)
+    asks = [Field(ASKS, judged.health.asks, chip[0].style)] * bool(judged.health.asks and len(chip) > 1 and not where)
     left = [*chip, *asks, *marks, *moment, *_where(snapshot, judged, spelt=width >= SPELT)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]

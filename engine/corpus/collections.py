@@ -130,6 +130,7 @@ def _found(root: Path) -> list[Collection]:
     places = _directories(root, rank)
     found = [_collection(path, root, rank) for path in places if path == root or path.name[0] != "."]
     lacking = copies_in(root, [each.name for each in root.iterdir()])[1] if rank and root not in places else {}
+    found = [each for each in found if each.files or each.name not in lacking]  # which say more
     found += [Collection(each, "", root, (), (Refusal(printable(each), None, why),)) for each, why in lacking.items()]
     return sorted(found, key=lambda each: each.name)
 

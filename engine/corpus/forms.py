@@ -102,6 +102,7 @@ def copies_in(folder: Path, names: Sequence[str]) -> tuple[set[str], dict[str, s
             saved = msgspec.json.decode(atomic.content(folder / list_name), type=_Saved)
             listed |= {each.name for each in saved.files}
             absent = {*saved.splits, *listed}.difference(names)
+            absent |= {each for each in saved.splits if not (folder / each / "state.json").exists()}
             lacking |= dict.fromkeys(absent, f"listed in {list_name}, but not there: copy the data set again")
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             if list_name != "state.json" or "dataset_info.json" in names:  # else it is anybody's file

@@ -13,7 +13,7 @@ from interlock.engine.record.inputs import onward
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot
 from interlock.engine.record.words import command, duration, human_bytes, in_collection, several
 from interlock.engine.standing import outlook
-from interlock.engine.standing.outcome import covered
+from interlock.engine.standing.outcome import allowance, covered
 
 PAUSED, STALLED, DEGRADED, CROWDED = "PAUSED", "STALLED", "DEGRADED", "CROWDED"
 LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED = "LOW MEMORY", "LOW DISK", "MODEL FAILED", "TEXT PARKED"
@@ -205,8 +205,7 @@ def _left_out(snapshot: Snapshot) -> _Concern:
     most = snapshot.config["max_refused"].value if "max_refused" in snapshot.config else ""
     if not over:
         return _Concern(f"{several(number, 'input')} left out, as --max-refused {most} allows{where}", level="ok")
-    records = max(each.read.refused - each.read.refused_files for each in over)
-    needs = f"{records}{',files' * any(each.read.refused_files for each in over)}"
+    needs = allowance([each.read for each in out], snapshot.config)
     why = f"{several(number, 'input')} refused{where}, more than --max-refused {most} allows"
     goes = f"{why}: the run ends INCOMPLETE, all else is computed" if goes_on(snapshot) else why
     return _Concern(goes, "mend it and run again, or do without it with", ["--max-refused", needs])

@@ -5,7 +5,7 @@ anything less says what is missing. One that was delivered without some models i
 missing and it was not, or where nothing is left of it. Pure functions of a state.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from interlock.engine.record.events import CollectionRead, RecordRefused, RowParked
 from interlock.engine.record.facts import MissingModel, Setting, Status
@@ -82,6 +82,15 @@ def covered(read: CollectionRead, config: Mapping[str, Setting]) -> bool:
     allowed = parse_allowance(str(config["max_refused"].value)) if "max_refused" in config else ALL
     records = read.refused - read.refused_files
     return allowed.covers(records, read.chunks + read.same + records, read.refused_files)
+
+
+def allowance(reads: Iterable[CollectionRead], config: Mapping[str, Setting]) -> str:
+    """Write the --max-refused that covers all that was refused of these collections; empty where the run's own does."""
+    out = [each for each in reads if each.refused]
+    if all(covered(each, config) for each in out):
+        return ""
+    records = max(each.refused - each.refused_files for each in out)  # of each: a share becomes a number
+    return f"{records}{',files' * any(each.refused_files for each in out)}"
 
 
 def refused(read: CollectionRead, told: Sequence[RecordRefused]) -> str:

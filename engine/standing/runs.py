@@ -24,6 +24,7 @@ from interlock.engine.record.words import argument, command
 from interlock.engine.standing.closed import closed_run, written_at
 from interlock.engine.standing.health import Health, ended
 from interlock.engine.standing.judgement import DeviceUse, Judgement, judge, left_behind, need, uploaded
+from interlock.engine.standing.outcome import allowance
 
 _OWN = (JOURNAL, SESSION, SOCKET, f"{SCRATCH}*", atomic.PARTIAL)  # what a run has that has not begun
 
@@ -44,6 +45,8 @@ class Overview(Judgement):
     config: Mapping[str, Setting] = field(default_factory=dict)
     """What its latest session was called with."""
     exit_code: int | None = None
+    allows: str = ""
+    """The --max-refused that would let it end well, where it ended without what was refused alone."""
     bytes: int = 0
     held: bool = False
     """Whether a process has it in use."""
@@ -71,9 +74,12 @@ class Overview(Judgement):
 
     @property
     def onward(self) -> list[str]:
-        """The arguments of `interlock` that go on with it: where nothing but parked texts is left, with these."""
-        retried = self.exit_code is not None and self.share_done == 1 and self.attention.parked > 0
-        return resume_words(self.chunks, self.path, self.config) + ["--retry-parked"] * retried
+        """The arguments of `interlock` that go on with it: where nothing but parked texts or refused input
+        is left, with these, or doing without it."""
+        whole = self.exit_code is not None and self.share_done == 1
+        allowed = ["--max-refused", self.allows] * bool(whole and self.allows)
+        again = ["--retry-parked"] * bool(whole and self.attention.parked)
+        return [*resume_words(self.chunks, self.path, self.config), *allowed, *again]
 
 
 def overviews(places: Sequence[Path], now: float) -> list[Overview]:
@@ -188,6 +194,7 @@ def _open(directory: Path, state: RunState, now: float, *, in_use: bool) -> Over
         rehearsed=seen.rehearsed,
         config=seen.config,
         exit_code=seen.exit_code,
+        allows=allowance([each.read for each in seen.collections], seen.config),
     )
 
 
@@ -217,6 +224,7 @@ def _closed(directory: Path) -> Overview | None:
         rehearsed=rehearsed(said.configuration),
         config=said.configuration,
         exit_code=said.exit_code,
+        allows=allowance([each.read for each in said.collections], said.configuration),
     )
 
 

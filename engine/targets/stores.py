@@ -252,7 +252,7 @@ def check_store(spec: CollectionSpec, directory: Path, emit: Emit = lambda _: No
             )
         )
     if spec.compact and not made.compact and made.bm25:
-        emit(Warned(message=f"{path} keeps its terms of BM25, whatever --compact says: {ELSEWHERE}, or drop that"))
+        emit(Warned(message=f"{path} keeps its terms of BM25, --compact or not: {ELSEWHERE}, or delete that directory"))
     reduced = projection_in(there)
     if reduced and reduced.dim == made.form.project and shard.read_projection(path, reduced.sha256) is None:
         _check_refitted(path, spec.run_id)

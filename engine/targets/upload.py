@@ -176,7 +176,7 @@ class CollectionUpload:
             self._begin(journal)
         elif mark != journal.mark:
             if journal.rows:
-                who = f"another upload has written to {target.name} since"
+                who = f"{target.name} has the mark of another upload"
                 self._say(f"{who if mark else f'{target.name} has no mark of this upload'}: all rows are sent again")
             self._begin(journal)
         elif journal.rows and target.exact and target.count() < journal.rows:
@@ -330,7 +330,7 @@ class CollectionUpload:
         if missing := max(missing, rows - points):
             raise InterlockError(
                 f"{target.where} lacks {several(missing, 'point')} of {rows:,} that it acknowledged: check for "
-                "writer, then repeat the command"
+                "another writer, then repeat the command"
             )
         return points
 
