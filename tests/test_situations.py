@@ -51,9 +51,9 @@ SAID = {
     ),
     "shared": ("at once", "eta ", "EXCL off"),
     "ended-parked": (
-        "✖ INCOMPLETE  watch", "1 text parked, no vector (part00_chunks.json record 1",
+        "✖ INCOMPLETE  watch", "1 text parked, no vector of 3 models (part00_chunks.json record 1",
         f"retry it with {AGAIN} --retry-parked",
-        "1 GPU lost (cuda:1); check it with interlock doctor --gpu",
+        "1 GPU lost (cuda:1); check it first with interlock doctor --gpu",
     ),
     "died": (
         "✖ RUN PROCESS DIED  watch", f"continue it with {AGAIN}", "last 08:00:",

@@ -79,6 +79,14 @@ def read(root):
     )
 
 
+def test_collections_that_are_tables_alone_are_found_in_storage_as_on_disk(service, tmp_path):
+    for name in ("A", "B"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+        (tmp_path / "root" / name / "t.csv").write_text("text\na text of some length\n")
+    place = put(service, tmp_path / "root", "bucket/root")
+    assert [(each.name, each.files) for each in discover(place)] == [("A", ("t.csv",)), ("B", ("t.csv",))]
+
+
 def test_a_tree_in_storage_is_read_as_the_same_one_on_disk(service, on_disk):
     assert read(put(service, on_disk, "bucket/some/root")) == read(on_disk)
 

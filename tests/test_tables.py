@@ -352,6 +352,12 @@ def test_a_test_collection_without_titles_is_read_as_it_is(tmp_path, title):
     assert [each.text for each in read(tmp_path / "a.jsonl", Naming(title="title"))] == ["x"]
 
 
+def test_a_record_with_a_title_alone_is_its_title(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines([{"text": each, "title": "Only a title"} for each in ("", " ", "x")]))
+    kept = read(tmp_path / "a.jsonl", Naming(title="title"))
+    assert [each.text for each in kept] == ["Only a title", "Only a title", "Only a title x"]
+
+
 def test_a_saved_dataset_is_its_tables(tmp_path):
     for part in ("train", "test"):
         (tmp_path / "set" / part).mkdir(parents=True)

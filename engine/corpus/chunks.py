@@ -173,7 +173,7 @@ class ChunkReader:
 
     def _chunk(self, file: str, number: int | None, record: "_Record", others: bytes, said: Said) -> Chunk | None:
         """The chunk with its payload and identity; `others` are its fields beside text and metadata, as an object."""
-        if not record.text.strip():
+        if not (record.text.strip() or said.title):
             raise _Refused(EMPTY)
         payload = b"{}" if record.metadata is UNSET else bytes(record.metadata)
         payload = b"{}" if payload == b"null" else payload
@@ -199,7 +199,7 @@ class ChunkReader:
             self.counts.first = self.counts.first or f"{place}: chunk_id {given} of {source} is now {now}"
         self.counts.titled += said.titled
         self._example = self._example or others or payload
-        text = f"{said.title} {record.text}" if said.title else record.text
+        text = " ".join(each for each in (said.title, record.text) if each.strip()) if said.title else record.text
         return Chunk(text, payload, known.chunk_id, known.source, known.point_id, others, features)
 
 

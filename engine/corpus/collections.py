@@ -129,7 +129,8 @@ def _found(root: Path) -> list[Collection]:
     rank = _rank(root)
     places = _directories(root, rank)
     found = [_collection(path, root, rank) for path in places if path == root or path.name[0] != "."]
-    lacking = copies_in(root, [each.name for each in root.iterdir()])[1] if rank and root not in places else {}
+    listed = rank and root not in places
+    lacking = copies_in(root, [name for names in _listed(root) for name in names])[1] if listed else {}
     found = [each for each in found if each.files or each.name not in lacking]  # which say more
     found += [Collection(each, "", root, (), (Refusal(printable(each), None, why),)) for each, why in lacking.items()]
     return sorted(found, key=lambda each: each.name)

@@ -171,7 +171,7 @@ def _at_end(snapshot: Snapshot) -> list[_Concern]:
         found = [_Concern(_why(status, snapshot.reason) or "its process is gone", kept + "continue it with")]
     mine = _to_check(lost_devices(snapshot), snapshot.reason)
     gone = f"{several(len(mine), 'GPU')} lost ({some(mine)})" * bool(mine)
-    return [*found, _Concern(gone, "check it with", instead=CHECK, level="warn")]
+    return [*found, _Concern(gone, "check it first with", instead=CHECK, level="warn")]
 
 
 def _paused(snapshot: Snapshot, now: float) -> str:
@@ -185,7 +185,9 @@ def _missing(snapshot: Snapshot, when: str = "after the run retry with") -> _Con
     """Say which text has no vector, the first of several, and why."""
     count, first = several(snapshot.parked, "text"), snapshot.first_parked
     where = first and f" ({'first ' * (snapshot.parked > 1)}{first.place or f'text {first.row + 1:,}'}: {first.reason})"
-    return _Concern(f"{count} parked, no vector{where or ''}" * bool(snapshot.parked), when)
+    models = sum(each.parked > 0 for each in snapshot.passes)
+    of = f" of {several(models, 'model')}" * (models > 1)
+    return _Concern(f"{count} parked, no vector{of}{where or ''}" * bool(snapshot.parked), when)
 
 
 def _left_out(snapshot: Snapshot) -> _Concern:

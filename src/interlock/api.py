@@ -8,6 +8,7 @@ thread, and none touches signals or event loops.
 import os
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +26,7 @@ from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageErro
 from interlock.engine.parsers import path_of
 from interlock.engine.record import events as events
 from interlock.engine.settings import ON_SCREEN, Configuration, knobs, limit_threads, load
+from interlock.engine.standing.runs import overview
 from interlock.given import GivenSettings
 from interlock.progress import follow
 from interlock.recorded import AnyPath, RecordedRun, open_run
@@ -282,11 +284,11 @@ def _ended(run: RecordedRun, code: ExitCode, texts: Path) -> InterlockError:
     reasons = [f"{each.name} {each.status}: {each.reason}" for each in summary.collections if each.reason]
     why = in_python(f"run {run.id} {summary.status}: {'; '.join(reasons) or summary.reason}")
     refused = [each.record for of in summary.collections for each in of.refusals if each.record is not None]
-    if refused and summary.status == "incomplete":
-        given = f" ({places_of(texts, refused)})" if texts.parent.parent.name == INPUTS else ""
+    allows = overview(run.path, time.time()).allows
+    if allows and summary.status == "incomplete":
+        given = f" ({places_of(texts, refused)})" if refused and texts.parent.parent.name == INPUTS else ""
         without = ", and its store has all else" if any(each.verification for each in summary.collections) else ""
-        most = max(each.refused for each in summary.collections)
-        why = f"{why}{given}{without}: mend them, or use Settings(max_refused={str(most)!r})"
+        why = f"{why}{given}{without}: mend them, or use Settings(max_refused={allows!r})"
     if code == ExitCode.MITIGATED:
         why = f"run {run.id} {summary.reason or 'needed mitigations'}, a failure under Settings(strict=True)"
     if summary.status == "stopped":
