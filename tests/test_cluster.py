@@ -1,6 +1,7 @@
 """The head and its nodes, carried by threads of this process: who computes what, what is lost, and what counts."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -634,7 +635,8 @@ def test_a_node_that_computes_wrongly_is_stopped_and_what_it_gave_is_computed_ag
     lying(stand, "m1", lambda dense: np.roll(dense, 1, axis=1).copy().__setitem__(0, 0) or dense.__iadd__(0.3))
     stand.run()
     (refused,) = stand.of(ev.NodeRefused)
-    assert refused.node == "node-2" and "computes flat wrongly (cosine" in refused.reason
+    # A slow one may have had nothing of the first model.
+    assert refused.node == "node-2" and re.match(r"computes (flat|deep) wrongly \(cosine", refused.reason)
     assert {event.node for event in stand.of(ev.BatchesLost)} <= {"node-2"}
     assert right(stand)
 

@@ -87,7 +87,7 @@ def test_weights_that_cannot_be_page_locked_are_told_once_a_run(monkeypatch, gpu
 
 
 def test_a_run_on_gpus_reads_the_weights_of_its_first_pass_while_it_reads_texts(tmp_path, tiny_a, tiny_b, monkeypatch):
-    read, begun, reading = flow.read, [threading.Event()], []
+    read, begun, reading = flow.planning.read, [threading.Event()], []
 
     def hydrating(device):
         def hydrate(card):
@@ -103,7 +103,7 @@ def test_a_run_on_gpus_reads_the_weights_of_its_first_pass_while_it_reads_texts(
             controls.stop(ExitCode.STOPPED)
         return read(*told)
 
-    monkeypatch.setattr(flow, "read", after_weights)
+    monkeypatch.setattr(flow.planning, "read", after_weights)
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": sentences(8)}})
     flags = {"out": str(tmp_path / "runs"), "roster": f"{tiny_a},{tiny_b}", "devices": "sim:1xT4", "run_id": "one"}
 

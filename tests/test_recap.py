@@ -29,7 +29,7 @@ def test_a_completed_run_says_what_it_did_how_fast_and_where_it_lies():
     assert "all-mpnet-base-v2  done   12,288 texts" in text
     assert "memory: cuda:0 peak" in text and "% of the ceiling" in text
     assert "summary: runs/r 1/summary.json" in text
-    assert "to look at: 2 inputs refused" in text
+    assert "to look at: 2 inputs left out" in text
 
 
 def test_a_run_that_was_stopped_says_by_whom_once_and_one_text_is_one():
@@ -43,7 +43,7 @@ def test_a_run_that_was_stopped_says_by_whom_once_and_one_text_is_one():
 
 def test_what_went_wrong_is_told_last_before_the_place():
     lines = recap(sample(phase="stopped", mitigations=3, parked=1), RUN)
-    wrong = lines.index("to look at: 1 text parked, 1 warning, 3 mitigations, 2 inputs refused")
+    wrong = lines.index("to look at: 1 text parked, 1 warning, 3 mitigations, 2 inputs left out")
     assert lines[wrong + 1].startswith("summary: ")
 
 
@@ -108,7 +108,7 @@ def test_a_store_that_has_collections_of_other_runs_too_is_searched_by_name(tmp_
         (tmp_path / name).mkdir()
         (tmp_path / name / shard.MANIFEST).write_text("{}")
     run = replace(sample(phase="completed"), store=str(tmp_path))
-    mine = run.collections[0].qdrant_collection
+    mine = run.collections[0].read.qdrant_collection
     first, _ = next_commands(replace(run, collections=run.collections[:1]), RUN)
     assert shlex.split(first) == ["interlock", "search", str(tmp_path), f"--collection={mine}", "your question"]
 
