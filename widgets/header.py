@@ -4,7 +4,7 @@ On a narrow terminal fields go by their rank; what must be known (the state, tha
 toggles that are not as usual, that the picture is old or frozen) goes last.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rich.cells import chop_cells
@@ -110,12 +110,8 @@ def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool
         laid = [_phrased(each, room, stands=at <= last, flows=flows) for at, each in enumerate(concerns)]
         choices += [(laid, cut) for cut in ((0, 1, 2) if over and not flows else (0,))]
     for shown, cut in [*choices, (laid, 1), (laid, 2)]:
-        whys, short = [_laid_out(why, room) for why, _, _ in shown], most - sum(len(does) for _, does, _ in shown)
-        for place in range(len(whys) - 1, -1 if cut == 2 else 0, -1) if cut else ():
-            spare = short - sum(len(why) for at, why in enumerate(whys) if at != place)
-            if len(whys[place]) > spare > 0 or (spare < 1 and len(whys[place]) > 1):
-                whys[place] = _cut(shown[place][0], room, max(1, spare))
-        if sum(map(len, whys)) <= short:
+        left = most - sum(len(does) for _, does, _ in shown)
+        if whys := _within([why for why, _, _ in shown], room, left, cut):
             break
     else:
         return [(line, None) for line in _cut("; ".join(why for why, _, _ in laid), room, most)]
@@ -135,6 +131,17 @@ def _phrased(concern: Concern, room: int, *, stands: bool, flows: bool) -> tuple
     if flows or width_of(concern.told) <= room:
         return concern.told, [], level
     return f"{why}; {remedy.when}", wrapped(remedy.command, room), level
+
+
+def _within(sentences: Sequence[str], room: int, most: int, cut: int) -> list[list[str]]:
+    """Lay sentences out on so many lines at `most`, none where they do not fit: with a `cut` of 1 those behind the
+    first lose what is in their middle, the last one first, with 2 that one too, down to a line each."""
+    laid = [_laid_out(each, room) for each in sentences]
+    for place in reversed(range(2 - cut if cut else len(laid), len(laid))):
+        spare = most - sum(len(lines) for at, lines in enumerate(laid) if at != place)
+        if len(laid[place]) > spare:
+            laid[place] = _cut(sentences[place], room, max(1, spare))
+    return laid if sum(map(len, laid)) <= most else []
 
 
 def _laid_out(reason: str, room: int) -> list[str]:
