@@ -34,6 +34,7 @@ def now(run: Snapshot, later: float = 0.0) -> Health:
 def test_every_phase_has_its_word_and_how_bad_it_is(phase: str, word: str, level: str) -> None:
     found = now(sample(phase=phase, parked=0))
     assert (found.word, found.level) == (word, level)
+    assert all("process is gone" not in each.why for each in found.concerns) or phase == GONE
 
 
 def test_a_run_that_goes_on_without_a_gpu_or_a_model_is_degraded_and_says_why() -> None:

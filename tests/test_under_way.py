@@ -303,6 +303,7 @@ def test_how_a_run_ended_is_not_hidden_by_its_upload():
     found = uploaded(Judgement(health=Health("INCOMPLETE", "warn", "no vectors of a")), at_it, 5.0)
     assert (found.health.word, found.health.level, found.share_done) == ("UPLOADING", "warn", 0.01)
     assert found.health.detail.endswith("; the run is INCOMPLETE")
+    assert found.health.concerns[0].why.startswith("10 of 1,000 points")  # how far it is stands before what it lacks
     again = Remedy("continue it with", "interlock run in --resume")
     waits = at_it._replace(latest=Acknowledged(rows=10, at=5.0, since=4.0, waits="503", attempts=2, until=65.0))
     found = uploaded(

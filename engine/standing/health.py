@@ -74,9 +74,9 @@ class Health:
     @property
     def asks(self) -> str:
         """What a run that goes on and is not well asks of whoever looks at it."""
-        return (
-            "act now" if self.word in URGENT else "nothing to do now" if self.word in WAITS and not self.stuck else ""
-        )
+        if self.word in URGENT:
+            return "act now"
+        return "nothing to do now" * (self.word in WAITS and not self.stuck)
 
     @property
     def remedy(self) -> Remedy | None:
@@ -163,12 +163,11 @@ def _at_end(snapshot: Snapshot) -> list[_Concern]:
     lacks."""
     status, refused = snapshot.phase, _left_out(snapshot)
     lacks = [_failed(snapshot), _missing(snapshot, "retry it with"), *[refused] * (refused.level != "ok")]
-    found = (
-        [each for each in lacks if each.why] if status == "incomplete" else [refused] if status == "completed" else []
-    )
+    found = {"incomplete": [each for each in lacks if each.why], "completed": [refused]}.get(status)
     if not found:
         kept = KEPT * (status in ("stopped", GONE))
-        found = [_Concern(_why(status, snapshot.reason) or "its process is gone", kept + "continue it with")]
+        why = _why(status, snapshot.reason) or ("its process is gone" if status == GONE else f"it is {status}")
+        found = [_Concern(why, kept + "continue it with")]
     mine = _to_check(lost_devices(snapshot), snapshot.reason)
     gone = f"{several(len(mine), 'GPU')} lost ({some(mine)})" * bool(mine)
     return [*found, _Concern(gone, "check it first with", instead=CHECK, level="warn")]
@@ -192,7 +191,7 @@ def _missing(snapshot: Snapshot, when: str = "after the run retry with") -> _Con
 
 def _left_out(snapshot: Snapshot) -> _Concern:
     """Say how much of the input was refused, where the first of it is, and whether the run does without, as
-    --max-refused allows; that is no concern."""
+    --max-refused allows, which is no alarm."""
     out = [each for each in snapshot.collections if each.read.refused]
     over = [each for each in out if not covered(each.read, snapshot.config)]
     told, number = over or out, sum(each.read.refused for each in over or out)
@@ -209,8 +208,10 @@ def _left_out(snapshot: Snapshot) -> _Concern:
         return _Concern(f"{several(number, 'input')} left out, as --max-refused {most} allows{where}", level="ok")
     needs = allowance([each.read for each in out], snapshot.config)
     why = f"{several(number, 'input')} refused{where}, more than --max-refused {most} allows"
-    goes = f"{why}: the run ends INCOMPLETE, all else is computed" if goes_on(snapshot) else why
-    return _Concern(goes, "mend it and run again, or do without it with", ["--max-refused", needs])
+    when = "mend it and run again, or do without it with"
+    if goes_on(snapshot):
+        why, when = f"{why}: the run ends INCOMPLETE, all else is computed", f"after the run {when}"
+    return _Concern(why, when, ["--max-refused", needs])
 
 
 def _failed(snapshot: Snapshot) -> _Concern:

@@ -180,7 +180,8 @@ def _on_its_way(upload: Upload, now: float) -> Health:
         level = "warn" if latest.cut else "idle"
     else:
         left = "" if latest.left is None else f", {duration(latest.left)} left"
-        return Health("UPLOADING", "ok", _points(upload) + left)
+        told = _points(upload) + left
+        return Health("UPLOADING", "ok", told, concerns=(Concern(told, level="ok"),))
     told = f"{why}; {_points(upload)}"
     again = Remedy("if it gives up, upload the rest with", upload.onward)
     return Health("WAITING FOR SERVER", level, told, concerns=(Concern(told, again, level),))

@@ -46,7 +46,7 @@ class Overview(Judgement):
     """What its latest session was called with."""
     exit_code: int | None = None
     allows: str = ""
-    """The --max-refused that would let it end well, where it ended without what was refused alone."""
+    """The --max-refused that covers all that was refused of it; empty where its own does."""
     bytes: int = 0
     held: bool = False
     """Whether a process has it in use."""
