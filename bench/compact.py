@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 
 from interlock.engine.evaluation.judging import Judge
-from interlock.engine.evaluation.report import MAIN, measured, signed
-from interlock.engine.evaluation.strata import pooled
+from interlock.engine.evaluation.report import MAIN, differences, measured, signed
 from interlock.engine.evaluation.weighing import fused
 from interlock.engine.flows import Listener
 from interlock.engine.flows import evaluate as flow
@@ -127,7 +126,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for name in ("hybrid", "dense"):
         apart = [own[name]["compact"] - own[name]["whole"] for own in sets.values()]
         means = {each: {kind: float(values.mean()) for kind, values in own[name].items()} for each, own in sets.items()}
-        found[name] = {"sets": means, "difference": msgspec.to_builtins(pooled([apart])[0])}
+        found[name] = {"sets": means, "difference": msgspec.to_builtins(differences(*([each] for each in apart))[0])}
     every = [text for each in options.collections for text in flow.read_judged(each).texts.values()]
     return {"machine": machine.describe(), "bytes": sizes(every, weights_of(every), options.chunks), "found": found}
 

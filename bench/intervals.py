@@ -19,10 +19,9 @@ import numpy as np
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from interlock.engine.evaluation.judgements import read_judged
-from interlock.engine.evaluation.report import DEEPEST, MAIN, Values, differences, measured
-from interlock.engine.evaluation.strata import LEAST, pooled
+from interlock.engine.evaluation.report import DEEPEST, LEAST, MAIN, Values, differences, measured
 
-SOURCES = ("engine/evaluation/report.py", "engine/evaluation/strata.py")
+SOURCES = ("engine/evaluation/report.py",)
 QUERIES, MOST = (6, 10, 20, 30, 60, 100, 300), 70
 """Sizes of samples; collections with fewer queries than `MOST` are no truth to draw from."""
 WAYS: dict[str, dict[str, Any]] = {
@@ -70,10 +69,10 @@ def covered_together(sets: list[list[Values]], queries: int, rounds: int) -> dic
     truths = np.array([[each.mean() for each in pairs] for pairs in sets])  # [sets, pairs]
     for _ in range(rounds):
         drawn = [[generator.choice(each, count) for each in pairs] for pairs, count in zip(sets, counts, strict=True)]
-        told = pooled([*zip(*drawn, strict=True)])
+        told = differences(*drawn)
         held += [each.low <= truth <= each.high for each, truth in zip(told, truths.mean(axis=0), strict=True)]
         alike = [[own - truth for own, truth in zip(*each, strict=True)] for each in zip(drawn, truths, strict=True)]
-        starred += any(each.significant for each in pooled([*zip(*alike, strict=True)]))
+        starred += any(each.significant for each in differences(*alike))
     return {"t": float(np.mean(held)), "stars": starred / rounds}
 
 

@@ -8,34 +8,36 @@ import pytest
 
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.comparing import compared
-from interlock.engine.evaluation.report import differences, dumps
-from interlock.engine.evaluation.strata import LEAST, pool_files, pooled
+from interlock.engine.evaluation.report import LEAST, differences, dumps
+from interlock.engine.evaluation.strata import pool_files
 from tests.builders import interlock
 from tests.test_eval import skewed as skewed
 
 pytest.importorskip("pytrec_eval", reason="make install brings ir-measures")
 
 
-def test_two_sets_are_told_as_by_the_test_of_welch_and_one_as_by_a_single_comparison():
-    from scipy import stats  # not for all who collect this
+def test_two_sets_are_told_as_by_the_test_of_welch_and_one_to_the_last_digit_as_by_a_plain_t_interval():
+    from scipy import special, stats  # not for all who collect this
 
     generator = np.random.default_rng(2)
     one, other = generator.normal(0.1, 0.3, 40), generator.normal(0.02, 0.05, 9)
-    (found,) = pooled([[one, -other]])  # half of the difference between both
+    (found,) = differences([one], [-other])  # half of the difference between both
     bounds = stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((bounds.low / 2, bounds.high / 2))
     assert found.mean == pytest.approx((one.mean() - other.mean()) / 2)
-    alone, told = pooled([[one]])[0], differences([one])[0]
-    assert (alone.low, alone.mean, alone.high) == pytest.approx((told.low, told.mean, told.high))
+    for many in range(2, 120):
+        values = generator.normal(0.1, 0.2, many)
+        (alone,), wide = differences([values]), special.stdtrit(many - 1, 0.975) * (values.std(ddof=1) / np.sqrt(many))
+        assert (alone.low, alone.high) == (max(values.mean() - wide, -1), min(values.mean() + wide, 1))
 
 
 def test_sets_count_alike_whatever_their_queries_and_none_says_anything_of_two():
     big, small = np.tile([0.1, 0.3], 100), np.tile([-0.11, -0.09], LEAST)
-    (found,) = pooled([[big, small]])
+    (found,) = differences([big], [small])
     assert found.mean == pytest.approx((0.2 - 0.1) / 2) and found.significant
-    assert not pooled([[big, small[: LEAST - 1]]])[0].significant
-    assert not pooled([[big[:10], small[: 10 - 1]]])[0].significant  # nineteen queries
-    (same,) = pooled([[np.full(20, 0.25), np.full(5, 0.75)]])
+    assert not differences([big], [small[: LEAST - 1]])[0].significant
+    assert not differences([big[:10]], [small[: 10 - 1]])[0].significant  # nineteen queries
+    (same,) = differences([np.full(20, 0.25)], [np.full(5, 0.75)])
     assert (same.low, same.mean, same.high, same.significant) == (0.5, 0.5, 0.5, True)
 
 
@@ -45,7 +47,7 @@ def test_intervals_over_sets_hold_what_they_say_and_stars_are_chance_in_one_tabl
     sets = [skewed[start : start + 3] for start in (0, 3, 6)]
     for _ in range(400):
         drawn = [[generator.choice(each, many) for each in own] for own, many in zip(sets, counts, strict=True)]
-        found = pooled([*zip(*drawn, strict=True)])
+        found = differences(*drawn)
         held += [each.low <= 0 <= each.high for each in found]
         starred += any(each.significant for each in found)
     assert 0.93 <= np.mean(held) <= 0.98

@@ -25,6 +25,9 @@ DEEPEST = 100
 CONFIDENCE = 0.95
 FEWEST = 20
 """Judged queries below which nothing is told from chance, whatever its interval: a handful is no sample of a corpus."""
+LEAST = 5
+"""Judged queries of one of several sets below which no difference over them is: of two or three the spread says too
+little, and one table of equal ways in ten had a star (bench/intervals.py)."""
 SPREAD, POWER = 0.15, 0.8
 """The standard deviation over queries that a difference in nDCG@10 mostly has (bench/intervals.py: .06 to .23), and
 how often it is to be found."""
@@ -197,31 +200,33 @@ def _library() -> Any:
     return ir_measures
 
 
-def differences(pairs: Sequence[Values]) -> list[Interval]:
-    """Say of each array of paired differences [queries] how large their mean is and where it may lie, from -1 to 1, by
-    Student's t: with few queries the quantiles of resamples cover too little (bench/intervals.py). Significant are
-    those that Holm's procedure leaves of all of them, of `FEWEST` queries or more."""
+def differences(*sets: Sequence[Values]) -> list[Interval]:
+    """Say of each paired difference, an array [queries] in each of one or more sets, how large the mean of the sets'
+    means is and where it may lie, from -1 to 1, by Student's t with the degrees of freedom of Welch and Satterthwaite:
+    with few queries the quantiles of resamples cover too little (bench/intervals.py). Significant are those that Holm's
+    procedure leaves of all of them, of `FEWEST` queries or more, and `LEAST` of each set."""
     from scipy.special import stdtr, stdtrit
 
-    if not pairs:
+    if not all(sets):
         return []
-    whole = np.stack(pairs)
-    count, means = whole.shape[1], whole.mean(axis=1)
-    if count < 2:
+    wholes = [np.stack(pairs) for pairs in sets]
+    counts = np.array([[whole.shape[1]] for whole in wholes])
+    means = np.mean([whole.mean(axis=1) for whole in wholes], axis=0)
+    if counts.min() < 2:
         return [Interval(mean=mean, low=-1.0, high=1.0, significant=False) for mean in means.tolist()]
-    errors = whole.std(axis=1, ddof=1) / np.sqrt(count)
+    parts = np.array([whole.std(axis=1, ddof=1) for whole in wholes]) / np.sqrt(counts)  # [sets, pairs]
+    together = np.sqrt((parts**2).sum(axis=0))
+    shares, free = np.divide(parts, together, out=np.ones_like(parts), where=together > 0), counts - 1
+    freedom = free.sum() / (shares**4 * free.sum() / free).sum(axis=0)  # of one set exactly what is free in it
+    errors = together / len(sets)
     sizes = np.divide(np.abs(means), errors, out=np.where(means == 0, 0.0, np.inf), where=errors > 0)
-    chances = 2 * stdtr(count - 1, -sizes)
-    order = np.argsort(chances)
+    chances, wide = 2 * stdtr(freedom, -sizes), stdtrit(freedom, (1 + CONFIDENCE) / 2) * errors
+    order, told = np.argsort(chances), np.zeros(len(means), np.bool_)
     holds = np.maximum.accumulate(chances[order] * np.arange(len(order), 0, -1)) <= 1 - CONFIDENCE
-    told = np.zeros(len(order), np.bool_)
-    told[order] = holds & (count >= FEWEST)
-    wide = stdtrit(count - 1, (1 + CONFIDENCE) / 2) * errors
-    lows, highs = np.maximum(means - wide, -1), np.minimum(means + wide, 1)
-    return [
-        Interval(mean=mean, low=low, high=high, significant=sure)
-        for mean, low, high, sure in zip(means.tolist(), lows.tolist(), highs.tolist(), told.tolist(), strict=True)
-    ]
+    told[order] = holds & (counts.sum() >= FEWEST) & (counts.min() >= LEAST)
+    lows, highs = np.maximum(means - wide, -1).tolist(), np.minimum(means + wide, 1).tolist()
+    every = zip(means.tolist(), lows, highs, told.tolist(), strict=True)
+    return [Interval(mean=mean, low=low, high=high, significant=sure) for mean, low, high, sure in every]
 
 
 def smallest_told(queries: int, spread: float = SPREAD) -> float:

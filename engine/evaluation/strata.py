@@ -13,12 +13,8 @@ from msgspec import Meta, Struct
 
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.comparing import ComparedRun, PairedDifference
-from interlock.engine.evaluation.report import CONFIDENCE, FEWEST, MAIN, Interval, MeasuredWay, Values
+from interlock.engine.evaluation.report import MAIN, Interval, MeasuredWay, Values, differences
 from interlock.engine.record import atomic
-
-LEAST = 5
-"""Judged queries of a set below which no pooled difference is told from chance: of two or three the spread says too
-little, and one table of equal ways in ten had a star (bench/intervals.py)."""
 
 
 class PooledDifference(Struct, frozen=True, kw_only=True):
@@ -57,29 +53,6 @@ class _Told(Struct, frozen=True):
         return {(measure, one.name): np.array(each) for one in every for measure, each in one.values.items()}
 
 
-def pooled(pairs: Sequence[Sequence[Values]]) -> list[Interval]:
-    """Say of each pair's differences [queries] in every set, two or more of each, how large the mean of the sets' means
-    is and where it may lie, from -1 to 1: by Student's t with the degrees of freedom of Welch and Satterthwaite.
-    Significant are those that Holm's procedure leaves of all, of `FEWEST` queries or more, and `LEAST` of each set."""
-    from scipy.special import stdtr, stdtrit
-
-    means = np.array([np.mean([each.mean() for each in sets]) for sets in pairs])
-    parts = np.array([[each.var(ddof=1) / len(each) for each in sets] for sets in pairs])
-    free = np.array([[len(each) - 1.0 for each in sets] for sets in pairs])
-    whole, squares = parts.sum(axis=1), (parts**2 / free).sum(axis=1)
-    freedom = np.divide(whole**2, squares, out=free.sum(axis=1), where=squares > 0)
-    errors = np.sqrt(whole) / parts.shape[1]
-    sizes = np.divide(np.abs(means), errors, out=np.where(means == 0, 0.0, np.inf), where=errors > 0)
-    chances, wide = 2 * stdtr(freedom, -sizes), stdtrit(freedom, (1 + CONFIDENCE) / 2) * errors
-    counts = [*map(len, pairs[0])]
-    order, told = np.argsort(chances), np.zeros(len(pairs), np.bool_)
-    holds = np.maximum.accumulate(chances[order] * np.arange(len(order), 0, -1)) <= 1 - CONFIDENCE
-    told[order] = holds & (sum(counts) >= FEWEST) & (min(counts) >= LEAST)
-    lows, highs = np.maximum(means - wide, -1).tolist(), np.minimum(means + wide, 1).tolist()
-    every = zip(means.tolist(), lows, highs, told.tolist(), strict=True)
-    return [Interval(mean=mean, low=low, high=high, significant=sure) for mean, low, high, sure in every]
-
-
 def pool_files(files: Sequence[Path]) -> PooledComparison:
     """Pool what `eval --json` or `compare --json` wrote of several sets: each pair that the first file compares and
     all others have. Raises UsageError for files that cannot be pooled."""
@@ -94,6 +67,7 @@ def pool_files(files: Sequence[Path]) -> PooledComparison:
     if not there:
         raise UsageError("compare: the files have no pair in common: name sets that were judged in the same ways")
     apart = [[each[how, run] - each[how, against] for each in known] for how, run, against in there]
+    together = differences(*zip(*apart, strict=True))
     left = [
         f"{pair[0]} of {pair[1]} against {pair[2]} is left out: not all sets have both"
         for pair in pairs
@@ -105,7 +79,7 @@ def pool_files(files: Sequence[Path]) -> PooledComparison:
             PooledDifference(
                 measure=how, run=run, against=against, difference=each, sets=[float(own.mean()) for own in sets]
             )
-            for (how, run, against), each, sets in zip(there, pooled(apart), apart, strict=True)
+            for (how, run, against), each, sets in zip(there, together, apart, strict=True)
         ],
         notes=left,
     )
