@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ class UnreachableError(InterlockError):
     """A run that cannot be asked, and why."""
 
 
-class Link:
+class Link(AbstractContextManager["Link"]):
     """A connection to the process of a run; a context manager."""
 
     def __init__(self, directory: Path) -> None:
@@ -52,9 +52,6 @@ class Link:
         if owner != os.geteuid():
             self.close()
             raise UnreachableError(f"the run belongs to {name_of(owner)}: only its own user steers it")
-
-    def __enter__(self) -> "Link":
-        return self
 
     def __exit__(self, *about: object) -> None:
         self.close()

@@ -8,8 +8,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -145,7 +145,7 @@ class GpuJobs(TextJobs):
                 raise
 
 
-class HeldJobs(TextJobs):
+class HeldJobs(TextJobs, AbstractContextManager["HeldJobs"]):
     """Computes jobs on a CPU, or on GPUs with a model where each fits; a context manager, which lets every model go."""
 
     def __init__(self, on: Granted | Lessor, *, kept: bool = False) -> None:
@@ -155,9 +155,6 @@ class HeldJobs(TextJobs):
         self._on = on if isinstance(on, Granted) else Granted([], on.devices[0], on, lambda event: None)
         self.devices, self._kept = self._on.gpus or [self._on.host], kept
         self._models: dict[str, HeldModel] = {}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -229,7 +229,7 @@ def upload_command(run: Path, url: str, flags: Sequence[str] = ()) -> str:
     return command(["upload", argument(str(run)), "--qdrant", url, *flags])
 
 
-class UploadJournal:
+class UploadJournal(contextlib.AbstractContextManager["UploadJournal"]):
     """An open journal, locked for this process; a context manager, which notes how the upload ended. `rows` is how many
     are acknowledged, `unchanged` how many were not sent, `mark` what the collection is marked with while that holds."""
 
@@ -252,9 +252,6 @@ class UploadJournal:
             self.restart()
         else:
             self._put(Acknowledged(rows=rows, at=time.time()))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, _: type[BaseException] | None, why: BaseException | None, __: TracebackType | None) -> None:
         with contextlib.suppress(InterlockError):  # the disk is full: `why` says so, or nothing is lost by it

@@ -5,9 +5,10 @@ one is tried. Where none is left the candidates keep the order of the first stag
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from interlock.engine.compute.context import Granted
 from interlock.engine.compute.pairs.rows import Pair
@@ -42,15 +43,12 @@ class Rerank:
             raise UsageError(f"--rerank-depth: expected a whole number of at least 1, got {self.depth!r:.100}")
 
 
-class Rerankers:
+class Rerankers(AbstractContextManager["Rerankers"]):
     """Models in the order in which they are tried; the first that can be had stays loaded until this is closed."""
 
     def __init__(self, specs: Sequence[ModelSpec], policy: Policy, on: Granted) -> None:
         self._left, self._policy, self._on, self._emit = list(specs), policy, on, on.emit
         self._scorer: Scorer | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._close("done" if kind is None else f"ended by {kind.__name__}")

@@ -8,10 +8,10 @@ Questions are encoded as the store's manifest says, or not at all. A question wi
 import heapq
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,7 @@ def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
     seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - began
 
 
-class StoreSearcher:
+class StoreSearcher(AbstractContextManager["StoreSearcher"]):
     """One open collection of a store, and the models that questions to it go through; a context manager."""
 
     def __init__(
@@ -103,9 +103,6 @@ class StoreSearcher:
             if store.projection is not None:
                 self._check_projection(len(store.projection))
             self._stack, self.closed = stack.pop_all(), False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +33,7 @@ _EXACT = re.compile(r"\b[Ee]xact (search|count)|\bexact ?= ?false")
 T = TypeVar("T")
 
 
-class ServerCollection:
+class ServerCollection(AbstractContextManager["ServerCollection"]):
     """One collection of a server that points go into; a context manager, which ends the connection of gRPC.
 
     Upserts may be made side by side. `bytes` and `requests` are those of upserts that were done. Limits are those of
@@ -53,9 +53,6 @@ class ServerCollection:
         self._chosen = False
         """Whether it was looked which way points go: once, so that a gRPC that was given up is not tried again."""
         self._say: Callable[[str], object] = lambda text: None
-
-    def __enter__(self) -> "ServerCollection":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -11,7 +11,7 @@ ever optimised, so every search is exact.
 import fcntl
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -36,7 +36,7 @@ PAGE = 10_000
 FLUSH_BYTES = 64_000_000  # a flush trims the write-ahead log, which otherwise grows with the corpus
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """One open collection of an embedded store; a context manager.
 
     `dims` gives the dimensions of its dense vectors, `sparse` the names of the sparse ones, and `tokens` the dimensions
@@ -125,9 +125,6 @@ class Store:
             engine, manifest = shard.load(path, None), shard.read_manifest(path)
             held.callback(engine.close)
             return cls(path, engine, manifest, shard.read_kinds(path), held)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ _TOO_LARGE = ("larger than max", "length too large", "status: 413")
 """What gRPC's own libraries, the server's, and those of whoever stands before it say of a message that is."""
 
 
-class GrpcPort:
+class GrpcPort(AbstractContextManager["GrpcPort"]):
     """The gRPC port of a server, for points alone; a context manager, which ends its connection."""
 
     def __init__(self, server: QdrantServer, port: int) -> None:
@@ -40,9 +41,6 @@ class GrpcPort:
         self.place = f"{server.address.host}:{port}"
         key = server.key if server.address.secure else None
         self.client = server.connected(key, prefer_grpc=True, grpc_port=port, grpc_options=options, pool_size=1)
-
-    def __enter__(self) -> "GrpcPort":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()

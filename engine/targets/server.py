@@ -12,6 +12,7 @@ import re
 import ssl
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from threading import local
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,7 +55,7 @@ class _Request(local):
     sent_bytes, pause = 0, ""
 
 
-class QdrantServer:
+class QdrantServer(AbstractContextManager["QdrantServer"]):
     """One server; a context manager, which ends its connections."""
 
     def __init__(
@@ -66,9 +67,6 @@ class QdrantServer:
         self._written = False
         hooks = {"request": [self._measure], "response": [self._bound]}
         self.client = self.connected(key, transport=transport, event_hooks=hooks)
-
-    def __enter__(self) -> "QdrantServer":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.client.close()

@@ -5,9 +5,9 @@ Nothing is dropped: a score that cannot be had is an error.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -55,14 +55,11 @@ class PairPlan:
         )
 
 
-class Scorer(HeldModel):
+class Scorer(HeldModel, AbstractContextManager["Scorer"]):
     """A cross-encoder; a context manager, which takes it off its device."""
 
     def __init__(self, card: ModelCard, activation: Activation, on: Granted) -> None:
         super().__init__(card, on, encoders=partial(scorer_for, activation), laws=pair_law)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close("done" if kind is None else f"ended by {kind.__name__}")
