@@ -1,5 +1,6 @@
 """The search screen: what is typed is asked in a thread, what was found is shown at any size, and keys ask it anew."""
 
+import json
 import signal
 import threading
 from dataclasses import replace
@@ -453,6 +454,26 @@ async def test_a_judge_goes_through_all_questions_and_types_others(store, asked,
         assert "gone" not in sheet.questions["q1"].points and all(hit.grade == 2 for hit in answer.hits)
 
 
+def test_chunks_that_documents_number_each_for_itself_are_judged_and_evaluated(tmp_path, tiny_a, call):
+    numbered = [[{"text": text, "metadata": {"chunk_id": "0"}}] for text in ("alpha beta", "the zebra crossing")]
+    chunks = corpus(tmp_path / "c", {"Docs": {f"{at}_chunks.json": each for at, each in enumerate(numbered)}})
+    run = ("run", chunks, "--roster", tiny_a, "--qdrant", tmp_path / "store", "--out", tmp_path / "runs", "--no-ui")
+    interlock(*run, "--run-id", "r")
+    answering = Answering(load({"offline": True}, {}), tmp_path / "store", None, None, no_events, kept=True)
+    with answering:
+        sheet = Sheet(tmp_path / "s", "docs")
+        judging = Judging(answering, sheet)
+        judging.pool([Question("q1", "alpha"), Question("q2", "zebra")])
+        for id, word in {"q1": "alpha", "q2": "zebra"}.items():
+            assert len(sheet.questions[id].points) == 2
+            for hit in judging.answer([sheet.questions[id].text], Ask(), reranked=False).answers[0].hits:
+                sheet.judge(id, hit.id, 2 * (word in hit.payload["text"]))
+    judged = ("--queries", sheet.directory / "questions.jsonl", "--qrels", sheet.directory / "qrels.txt")
+    code, _, err = call("eval", tmp_path / "runs" / "r", *judged, "--json", tmp_path / "e.json", "--offline")
+    assert code == 0, err
+    assert json.loads((tmp_path / "e.json").read_text())["query_ids"] == ["q1", "q2"]
+
+
 def found_by(*ways: str) -> dict[str, list[Answer]]:
     return {way: [Answer("q", [Hit(f"p{id}", 1.0, {"chunk_id": f"c{id}"}) for id in "123"])] for way in ways}
 
@@ -473,9 +494,6 @@ def test_a_sheet_that_cannot_be_gone_on_with_is_refused_in_a_line(tmp_path):
         sheet.new([Question("q 2", "what")])
     with pytest.raises(UsageError, match="no ids with blanks, as in 'c 2'"):
         sheet.add([Question("q2", "what")], {"default": [Answer("q", [Hit("p", 1.0, {"chunk_id": "c 2"})])]})
-    two = {"default": [Answer("q", [Hit(id, 1.0, {"chunk_id": "c"}) for id in "12"])]}
-    with pytest.raises(UsageError, match="two chunks have the id 'c'"):
-        sheet.add([Question("q2", "what")], two)
     with pytest.raises(UsageError, match="questions to docs, not to else"):
         Sheet(tmp_path / "s", "else")
     for name, line in {"qrels.txt": "q9 0 c1 1\n", "questions.jsonl": '{"_id": "q1", "te'}.items():

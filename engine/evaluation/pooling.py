@@ -37,7 +37,7 @@ DEFAULT = "default"
 
 
 class PooledQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """A question with what each way found for it, scores by chunk_id, best first; and the point of each chunk."""
+    """A question with what each way found for it, scores by name of chunk, best first; and the point of each chunk."""
 
     id: str = msgspec.field(name="_id")
     text: str
@@ -91,17 +91,18 @@ class Sheet:
         own = [name for name in alone if not mean or name in stored or name in usual.sparse]
         return ways | {name: replace(default, only=name) for name in own}
 
-    def add(self, questions: Sequence[Question], found: Mapping[str, Sequence[Answer]]) -> None:
-        """Keep questions with what each way answered to them. Raises UsageError for chunks whose ids TREC's files do
-        not hold."""
+    def add(
+        self, questions: Sequence[Question], found: Mapping[str, Sequence[Answer]], *, by_point: bool = False
+    ) -> None:
+        """Keep questions with what each way answered to them, chunks by their chunk_id or `by_point`, as `eval` knows
+        them where two chunks of a collection share an id. Raises UsageError for ids that TREC's files do not hold."""
         made = dict(self.questions)
         for at, each in enumerate(questions):
             ways, points = dict[str, dict[str, float]](), dict[str, str]()
             for way, answers in found.items():
-                hits = [(str(hit.payload.get("chunk_id")), hit) for hit in answers[at].hits]
+                hits = [(hit.id if by_point else str(hit.payload.get("chunk_id")), hit) for hit in answers[at].hits]
                 ways[way] = {chunk: hit.score for chunk, hit in hits}
-                if twice := next((chunk for chunk, hit in hits if points.setdefault(chunk, hit.id) != hit.id), ""):
-                    raise UsageError(f"two chunks have the id {twice!r:.60}: give each its own, and run again")
+                points |= {chunk: hit.id for chunk, hit in hits}
             _check_blanks(points)
             made[each.id] = PooledQuestion(
                 id=each.id, text=each.text, collection=self.collection, ways=ways, points=points

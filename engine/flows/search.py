@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -307,7 +308,13 @@ class Judging(SerialRetriever):
                 if made.failure:
                     raise made.failure
                 found["reranked"] = made.answers
-        self.sheet.add(questions, found)
+        self.sheet.add(questions, found, by_point=self._ids_repeat)
+
+    @cached_property
+    def _ids_repeat(self) -> bool:
+        """Whether two chunks of the collection share an id, as those of two documents do whose chunks are numbered."""
+        ids = [str(id) for _, id in self._answering.searcher.store.parts("chunk_id")]
+        return len(set(ids)) < len(ids)
 
     def answer(self, texts: Sequence[str], ask: Ask, *, reranked: bool) -> Answers:
         store, answers = self._answering.searcher.store, list[Answer]()
