@@ -123,10 +123,15 @@ def questions(options: argparse.Namespace) -> int:
         searcher = answering.searcher
         warn(searcher.manifest.gap)
         sheet = Sheet(options.sheet, searcher.manifest.collection, options.depth)
-        judging, new = Judging(answering, sheet), sheet.new(asked)
+        numbered = bool(options.queries) and options.queries.suffix == ".txt"
+        judging, new = Judging(answering, sheet), sheet.new(asked, numbered=numbered)
+        if again := sheet.outdated(judging.asked_of):
+            kept = "another store, or the ways to ask it, come since; what is judged stays"
+            say(f"asking {several(len(again), 'question')} anew: {kept}")
         if new:
             say(f"asking {several(len(new), 'question')} in every way")
-            judging.pool(new)
+        if again or new:
+            judging.pool([*again, *new])
         if on_screen:
             shown = shown_of(searcher.manifest, searcher.store.count(), "")
             with quiet_descriptors():

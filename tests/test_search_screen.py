@@ -433,8 +433,8 @@ async def test_a_judge_goes_through_all_questions_and_types_others(store, asked,
                     await shows(pilot, lambda asks=asks: asks in text_of(app) and ready(text_of(app)))
                     await pilot.press("r" if number == 1 else "n")
             await shows(pilot, lambda: "every question is judged" in text_of(app))
-            assert "2 questions done, at least 18 more" in text_of(app)
-            await pilot.press(*"alpha", "enter")
+            assert "1 question done and 1 without an answer, at least 19 more" in text_of(app)
+            await pilot.press("slash", *"alpha", "enter")
             await shows(pilot, lambda: "question 3 of 3: 0 of" in text_of(app) and ready(text_of(app)))
             await pilot.press("right")
             await shows(pilot, lambda: "question 1 of 3: " in text_of(app) and "relevant" in text_of(app))
@@ -472,6 +472,48 @@ def test_chunks_that_documents_number_each_for_itself_are_judged_and_evaluated(t
     code, _, err = call("eval", tmp_path / "runs" / "r", *judged, "--json", tmp_path / "e.json", "--offline")
     assert code == 0, err
     assert json.loads((tmp_path / "e.json").read_text())["query_ids"] == ["q1", "q2"]
+
+
+def test_what_another_store_or_other_ways_found_is_asked_anew_and_what_was_judged_stays(store, asked, tmp_path, call):
+    words = ("questions", store, tmp_path / "s", "--queries", asked, "--offline")
+    assert call(*words, "--depth", "1")[0] == 0
+    sheet = Sheet(tmp_path / "s", "docs")
+    first = sheet.questions["q1"]
+    sheet.judge("q1", first.candidates[0], 2)
+    code, out, err = call(*words, "--depth", "1")
+    assert code == 0 and "anew" not in err
+    code, out, err = call(*words)
+    assert (
+        code == 0
+        and "asking 2 questions anew" in err
+        and "0 of them done; 1 of 14 chunks judged" in " ".join(out.split())
+    )
+    again = Sheet(tmp_path / "s", "docs")
+    assert again.grades == sheet.grades and first.points.items() < again.questions["q1"].points.items()
+
+
+def test_a_judgement_is_dropped_with_the_text_that_it_is_of(tmp_path):
+    sheet, who = Sheet(tmp_path, "docs"), [Question("q1", "who")]
+
+    def found(**texts):
+        hits = [Hit(f"p{id}", 1.0, {"chunk_id": id, "text": text}) for id, text in texts.items()]
+        return {"default": [Answer("who", hits)]}
+
+    sheet.add(who, found(a="one", b="two"))
+    sheet.judge("q1", "a", 2)
+    sheet.judge("q1", "b", 1)
+    sheet.add(who, found(a="one", b="another", c="three"), asked_of="later")
+    assert sheet.grades == Sheet(tmp_path, "docs").grades == {"q1": {"a": 2}}
+    assert sheet.outdated("later") == [] and sheet.outdated("now") == who
+
+
+def test_more_questions_come_from_another_file_whose_lines_have_the_same_numbers(tmp_path):
+    sheet = Sheet(tmp_path, "docs")
+    sheet.add([Question("1", "who"), Question("2", "what")], {"default": [Answer("", []), Answer("", [])]})
+    more = [Question("1", "when"), Question("2", "who"), Question("3", "where")]
+    assert sheet.new(more, numbered=True) == [Question("q01", "when"), Question("3", "where")]
+    with pytest.raises(UsageError, match="question '1' is there"):
+        sheet.new(more)
 
 
 def found_by(*ways: str) -> dict[str, list[Answer]]:

@@ -91,9 +91,7 @@ class JudgingScreen(SearchScreen, inherit_bindings=False):
         if text := self._undone():
             self._open(text)
         else:
-            self.say("every question is judged: type another, or leave, which says what the ways differ by")
-            self._question.focus()
-            self._question.select_all()
+            self.say("every question is judged: / types another, q leaves and says what the ways differ by")
 
     def action_turn(self, where: str) -> None:
         """Show the next question, or the one before."""
@@ -104,7 +102,8 @@ class JudgingScreen(SearchScreen, inherit_bindings=False):
 
     def _draw_status(self) -> None:
         under_way, width, sheet, question = self._under_way, self.size.width, self._sheet, self._asked
-        took, done, chunks = time.monotonic() - self._began, len(sheet.done), len(question.points) if question else 0
+        took, chunks = time.monotonic() - self._began, len(question.points) if question else 0
+        done, without = len(sheet.answered), len(sheet.done) - len(sheet.answered)
         first = "no question yet: type one, as those who search ask it"
         if under_way and took > SLOW:
             first = f"asking every way... {took:.1f} s"
@@ -113,6 +112,7 @@ class JudgingScreen(SearchScreen, inherit_bindings=False):
             first = f"{place}: {chunks - sheet.left(question)} of {several(chunks, 'chunk')} judged"
         lacking = f"at least {FEWEST - done} more until two ways can be told apart"
         then = "leave to see which ways are told apart"
-        second = f"{several(done, 'question')} done, {lacking if done < FEWEST else then}"
+        none = f" and {without:,} without an answer" if without else ""
+        second = f"{several(done, 'question')} done{none}, {lacking if done < FEWEST else then}"
         styles = ((first, "bold"), (second, "dim"))
         self._status.show([row((f" {fit(drawn(text), max(1, width - 1))}", style)) for text, style in styles])

@@ -63,7 +63,7 @@ def comparison_text(found: RunComparison) -> str:
     parts = [_wrapped(f"note: {safe(note)}") for note in found.notes]
     for run in found.runs:
         few = [f"{run.unanswered} judged queries without a hit count 0"] if run.unanswered else []
-        few += [f"{run.unjudged} queries that nobody judged do not count"] if run.unjudged else []
+        few += [f"{run.unjudged} queries without a judged answer do not count"] if run.unjudged else []
         parts += [_wrapped(f"note: {safe(run.name)}: {', '.join(few)}")] if few else []
     parts.append(_wrapped(COMPARED.format(first=safe(first.name)) if others else f"{found.queries} judged queries"))
     told, rows = {(each.measure, each.run): each for each in found.differences}, list[list[str]]()
@@ -105,6 +105,8 @@ def sheet_text(sheet: Sheet) -> str:
         sum(map(sheet.left, sheet.questions.values())),
     )
     done = f"{several(len(sheet.questions), 'question')}, {len(sheet.done):,} of them done"
+    if without := len(sheet.done) - len(sheet.answered):
+        done += f" ({without:,} without an answer)"
     head = safe(f"{sheet.directory}: {done}; {chunks - left:,} of {several(chunks, 'chunk')} judged")
     if not (found := sheet.comparison()):
         return _wrapped(
@@ -116,7 +118,8 @@ def sheet_text(sheet: Sheet) -> str:
             told.append(each.way)
         else:
             many = f"about {several(each.more, 'more question')}" if each.more else "more than a thousand"
-            lacking.append(f"{each.way} ({signed(each.difference)}: {many})")
+            beside = ", told apart alone but not beside the others" if each.alone else ""
+            lacking.append(f"{each.way} ({signed(each.difference)}{beside}: {many})")
     parts = [_wrapped(head), comparison_text(found)] if found.runs[1:] else [_wrapped(head)]
     parts += [_wrapped(safe(f"Told apart from {first}: {', '.join(told)}."))] if told else []
     if lacking:

@@ -44,6 +44,8 @@ class PooledQuestion(msgspec.Struct, frozen=True, kw_only=True):
     collection: str
     ways: dict[str, dict[str, float]]
     points: dict[str, str]
+    texts: dict[str, str] = {}  # digests: a judgement is of a text, whatever has its name later
+    asked_of: str = ""
 
     @property
     def candidates(self) -> list[str]:
@@ -92,37 +94,67 @@ class Sheet:
         return ways | {name: replace(default, only=name) for name in own}
 
     def add(
-        self, questions: Sequence[Question], found: Mapping[str, Sequence[Answer]], *, by_point: bool = False
+        self,
+        questions: Sequence[Question],
+        found: Mapping[str, Sequence[Answer]],
+        *,
+        asked_of: str = "",
+        by_point: bool = False,
     ) -> None:
         """Keep questions with what each way answered to them, chunks by their chunk_id or `by_point`, as `eval` knows
-        them where two chunks of a collection share an id. Raises UsageError for ids that TREC's files do not hold."""
-        made = dict(self.questions)
+        them where two chunks of a collection share an id; what was judged of a text that is another now is dropped.
+        Raises UsageError for ids that TREC's files do not hold."""
+        made, kept = dict(self.questions), dict(self.grades)
         for at, each in enumerate(questions):
-            ways, points = dict[str, dict[str, float]](), dict[str, str]()
+            ways, points, texts = dict[str, dict[str, float]](), dict[str, str](), dict[str, str]()
             for way, answers in found.items():
                 hits = [(hit.id if by_point else str(hit.payload.get("chunk_id")), hit) for hit in answers[at].hits]
                 ways[way] = {chunk: hit.score for chunk, hit in hits}
                 points |= {chunk: hit.id for chunk, hit in hits}
+                texts |= {chunk: sha256(str(hit.payload.get("text")).encode()).hexdigest()[:16] for chunk, hit in hits}
             _check_blanks(points)
+            before = made[each.id].texts if each.id in made else {}
+            if own := kept.get(each.id):
+                changed = {chunk for chunk, now in texts.items() if before.get(chunk, now) != now}
+                kept[each.id] = {chunk: grade for chunk, grade in own.items() if chunk not in changed}
             made[each.id] = PooledQuestion(
-                id=each.id, text=each.text, collection=self.collection, ways=ways, points=points
+                id=each.id,
+                text=each.text,
+                collection=self.collection,
+                ways=ways,
+                points=points,
+                texts=texts,
+                asked_of=asked_of,
             )
+        if kept != self.grades:
+            self._keep(kept)  # first: no kill leaves a judgement to a text that it is not of
         lines = [msgspec.json.encode(each) + b"\n" for each in made.values()]
         atomic.write_bytes(self.directory / QUESTIONS, b"".join(lines))
         self.questions = made
 
     def judge(self, question: str, chunk: str, grade: int) -> None:
         """Keep what a judge says of a candidate, in the place of what was said before."""
-        made = {**self.grades, question: {**self.grades.get(question, {}), chunk: grade}}
-        lines = [f"{id} 0 {chunk} {said}\n" for id, own in made.items() for chunk, said in own.items()]
-        atomic.write_bytes(self.directory / QRELS, "".join(lines).encode())
-        self.grades = made
+        self._keep({**self.grades, question: {**self.grades.get(question, {}), chunk: grade}})
 
-    def new(self, questions: Sequence[Question]) -> list[Question]:
-        """Those that are not there yet. Raises UsageError for an id that TREC's files do not hold, for words under two
-        ids, and an id with other words."""
+    def _keep(self, grades: dict[str, dict[str, int]]) -> None:
+        lines = [f"{id} 0 {chunk} {said}\n" for id, own in grades.items() for chunk, said in own.items()]
+        atomic.write_bytes(self.directory / QRELS, "".join(lines).encode())
+        self.grades = grades
+
+    def outdated(self, asked_of: str) -> list[Question]:
+        """The questions that another store, or the same one in other ways, was asked."""
+        return [Question(each.id, each.text) for each in self.questions.values() if each.asked_of != asked_of]
+
+    def new(self, questions: Sequence[Question], *, numbered: bool = False) -> list[Question]:
+        """Those that are not there yet; the `numbered` ones have the number of their line for an id, and get another
+        where that is taken. Raises UsageError for an id that TREC's files do not hold, for words under two ids, and an
+        id with other words."""
         _check_blanks(each.id for each in questions)
         ids = {each.text: id for id, each in self.questions.items()}
+        if numbered:
+            free = (id for at in count(1) if (id := f"q{at:02}") not in self.questions)
+            named = {each: each.id if each.id not in self.questions else next(free) for each in questions}
+            questions = [Question(ids.get(each.text, named[each]), each.text) for each in questions]
         for each in questions:
             there = self.questions.get(each.id)
             if ids.setdefault(each.text, each.id) != each.id or (there and there.text != each.text):
@@ -153,13 +185,15 @@ class Sheet:
         """The questions of which every candidate is judged."""
         return [each for each in self.questions.values() if not self.left(each)]
 
+    @property
+    def answered(self) -> list[PooledQuestion]:
+        """Those of them that have an answer, by which ways are compared."""
+        return [each for each in self.done if any(grade > 0 for grade in self.grades.get(each.id, {}).values())]
+
     def comparison(self) -> RunComparison | None:
         """Compare each way with the default one by the questions that are done and have an answer; None where there is
         none. Their lists are written as runs of TREC."""
-        done = {
-            each.id: each for each in self.done if any(grade > 0 for grade in self.grades.get(each.id, {}).values())
-        }
-        if not done:
+        if not (done := {each.id: each for each in self.answered}):
             return None
         names = list(dict.fromkeys(name for each in done.values() for name in each.ways))
         runs = {name: {id: each.ways.get(name, {}) for id, each in done.items()} for name in names}
@@ -181,11 +215,13 @@ def _check_blanks(ids: Iterable[str]) -> None:
 @dataclass(frozen=True)
 class Needed:
     """How many judged questions more tell a way from the default one, if they go on to differ by this much: 0 where
-    they are told apart, None where a thousand are too few."""
+    they are told apart, None where a thousand are too few. Some are told apart only if `alone`, as one that nobody
+    chose among others."""
 
     way: str
     difference: float
     more: int | None
+    alone: bool
 
 
 def needed(found: RunComparison) -> Iterator[Needed]:
@@ -196,4 +232,5 @@ def needed(found: RunComparison) -> Iterator[Needed]:
         spread = max(float(apart.std(ddof=1)) if found.queries > 1 else 0.0, SPREAD * few)
         whole = queries_to_tell(told.difference.mean, spread)
         more = None if whole is None else max(1, whole - found.queries)
-        yield Needed(own.name, told.difference.mean, 0 if told.difference.significant else more)
+        alone = found.queries >= FEWEST and told.difference.low * told.difference.high > 0
+        yield Needed(own.name, told.difference.mean, 0 if told.difference.significant else more, alone)

@@ -2,6 +2,7 @@
 them, which stay loaded from one question to the next.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -296,6 +297,8 @@ class Judging(SerialRetriever):
         self._ways = sheet.ways(searcher.manifest, searcher.store.dims)
         for ask in self._ways.values():
             searcher.check(ask)
+        state = searcher.manifest, searcher.store.count(), self._ways, answering.reranks
+        self.asked_of = hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 
     def pool(self, questions: Sequence[Question]) -> None:
         """Ask these in every way, and keep what was found. Raises what a reranker fails with."""
@@ -308,7 +311,7 @@ class Judging(SerialRetriever):
                 if made.failure:
                     raise made.failure
                 found["reranked"] = made.answers
-        self.sheet.add(questions, found, by_point=self._ids_repeat)
+        self.sheet.add(questions, found, asked_of=self.asked_of, by_point=self._ids_repeat)
 
     @cached_property
     def _ids_repeat(self) -> bool:
