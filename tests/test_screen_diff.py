@@ -114,14 +114,34 @@ def test_a_reset_clears_unknown_codes_that_went_through(stream: list[str]) -> No
         assert re.search(r"\x1b\[(0|)(;|m)", after)
 
 
-def test_a_list_that_goes_on_costs_the_signs_that_changed_and_a_row_of_no_cells_nothing() -> None:
+def listed(lines: list[str], beside: str, *, whole: bool) -> str:
+    """A list of `lines` in rows 2 to 4 beside a column that has its own signs, as Textual paints it: whole with its
+    border, or the list alone."""
+    painted = {row: f"\x1b[{row};2H\x1b[32m{line:<16}{RESET}" for row, line in enumerate(lines, 2)}
+    if whole:
+        painted = {row: f"\x1b[{row};1H|{text[6:]}|\x1b[31m{beside * 6}{RESET}" for row, text in painted.items()}
+        painted |= {row: f"\x1b[{row};1H{'-' * COLUMNS}" for row in (1, ROWS)}
+    return "\n".join(text for _, text in sorted(painted.items())) + "\x1b[5;1H"
+
+
+@given(
+    st.lists(st.sampled_from(["a warning here", "LEASE AT REST", "1234567890"]), min_size=3, max_size=9),
+    st.lists(st.sampled_from(["x", "yz", " "]), min_size=7, max_size=7),
+)
+def test_a_list_that_goes_on_is_moved_and_every_cell_beside_it_stays_in_its_place(told: list[str], gaps: list[str]):
+    lines = [f"{at} {line}"[:16] for at, line in enumerate(told)]
+    frames = [listed(lines[at : at + 3], "=", whole=not at) for at in range(len(lines) - 2)]
+    frames = [each for frame, gap in zip(frames, gaps, strict=False) for each in (frame, f"\x1b[1;3H{gap}\x1b[5;1H")]
+    thrift = ScreenDiff(COLUMNS, ROWS)
+    assert cells([thrift(frame) for frame in frames]) == cells(frames)
+
+
+def test_a_list_that_goes_on_costs_its_new_line_and_a_row_of_no_cells_nothing() -> None:
     thrift = ScreenDiff(COLUMNS, ROWS)
     for at in range(3):
-        rows = [f"\x1b[{row};2H\x1b[32m{sign * 16}{RESET}" for row, sign in enumerate("abcdef"[at : at + 3], 2)]
-        sent = thrift("\n".join(rows) + "\x1b[5;1H")
-    assert {sign: sent.count(sign) for sign in "cdef"} == {"c": 16, "d": 16, "e": 16, "f": 0}
-    assert thrift("\x1b[2;25H\n\x1b[3;1H\x1b[0m|\x1b[5;1H") == "\x1b[3;1H\x1b[0m|\x1b[5;1H"
-    assert thrift("\x1b[2;25H\n\x1b[3;1H|\x1b[5;1H") == "\x1b[5;1H"
+        sent = thrift(listed([sign * 16 for sign in "abcdef"[at : at + 3]], "=", whole=not at))
+    assert sent.startswith("\x1b[2;4r\x1b[4;1H\n\x1b[r\x1b[4;1H") and set(re.findall("[a-f]", sent)) == {"e"}
+    assert thrift("\x1b[2;25H\n\x1b[3;1H\x1b[0m|\x1b[5;1H") == "\x1b[5;1H"
 
 
 def test_what_did_not_change_is_jumped_over_where_that_is_shorter() -> None:

@@ -1,12 +1,14 @@
 """The same picture with fewer bytes: of what is painted only cells that change are sent, of a style only what is new.
 
 Textual paints whole rows, each a move and styled text, and sets and resets all of the style of every segment:
-six to ten times the bytes, more than `bench/screen.py` allows at any size. What is painted in another way goes through
-as it is; where that may have changed cells, what is known of them is forgotten. Lists that go on are painted: to let
-the terminal scroll them spares a fifth of what is left.
+six to ten times the bytes, more than `bench/screen.py` allows at any size. A list that goes on is moved by the terminal
+itself (DECSTBM and line feeds, which a VT100 knows). What is painted in another way goes through as it is; where that
+may have changed cells, what is known of them is forgotten.
 """
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -124,7 +126,7 @@ class ScreenDiff:
         if text == RESET:
             self._wanted, self._sent, self._strange = PLAIN, PLAIN, False
             return text
-        parts: list[str] = []
+        parts = [self._scrolled(text)]
         end = 0
         for found in _ROW.finditer(text):
             parts += self._other(text[end : found.start()]), self._row(int(found[1]), int(found[2]), found[3])
@@ -149,6 +151,13 @@ class ScreenDiff:
             return f"\x1b[{row};{column}H" + self._styled(text)
         cells, self._wanted = read
         known = self._rows.setdefault(row, {})
+        changes = self._changes(row, column, cells, known)
+        known.update(enumerate(cells, column))
+        return changes
+
+    def _changes(self, row: int, column: int, cells: Iterable[Cell], known: Mapping[int, Cell]) -> str:
+        """What makes a row's cells from a column on these, of which some are `known` to be there."""
+        cells = tuple(cells)
         parts: list[str] = []
         end = 0
         for place in (place for place, cell in enumerate(cells) if known.get(column + place) != cell):
@@ -158,7 +167,6 @@ class ScreenDiff:
                 parts.append(self._across(f"\x1b[{gap}C", cells[end : place + 1]))
             parts.append(self._drawn(cells[place : place + 1]))
             end = place + 1
-        known.update(enumerate(cells, column))
         return "".join(parts)
 
     def _across(self, jump: str, cells: Cells) -> str:
@@ -178,6 +186,48 @@ class ScreenDiff:
         for sign, style in cells:
             parts += self._turn(on_blank(style, self._sent) if sign == " " else style), sign
         return "".join(parts)
+
+    def _scrolled(self, text: str) -> str:
+        """What lets the terminal itself move lines up that `text` paints as they stand some rows below, as those of a
+        list that goes on, and puts right what is beside them; nothing where that takes more bytes than to paint."""
+        spans = self._spans(text)
+        top, bottom, by = _shift(spans, self._rows)
+        if not by:
+            return ""
+        wanted = {row: dict(self._rows.get(row, {})) for row in range(top, bottom + 1)}
+        for row, column, cells in spans:
+            wanted.get(row, {}).update(enumerate(cells, column))
+        if any(len(cells) != self._size[0] for cells in wanted.values()):
+            return ""  # what would move with them is not known
+        known, sent = [self._rows.get(row, {}) for row in wanted], self._sent
+        painted = self._painted(wanted, known)
+        self._sent = sent
+        scroll = f"\x1b[{top};{bottom}r\x1b[{bottom};1H" + "\n" * by + "\x1b[r"
+        scroll += self._painted(wanted, [*known[by:], *[{}] * by])
+        if len(scroll) >= len(painted):
+            self._sent = sent
+            return ""
+        self._rows |= wanted
+        return scroll
+
+    def _painted(self, wanted: Mapping[int, dict[int, Cell]], known: Iterable[Mapping[int, Cell]]) -> str:
+        columns = range(1, self._size[0] + 1)
+        return "".join(
+            self._changes(row, 1, map(cells.__getitem__, columns), there)
+            for (row, cells), there in zip(wanted.items(), known, strict=True)
+        )
+
+    def _spans(self, text: str) -> list[tuple[int, int, Cells]]:
+        """The row, column and cells of all that a text paints; nothing where that is not all known."""
+        spans: list[tuple[int, int, Cells]] = []
+        style, end = self._wanted, 0
+        for found in _ROW.finditer(text):
+            read = None if self._strange or found.start() != end else _read(found[3], style)
+            if read is None:
+                return []
+            spans.append((int(found[1]), int(found[2]), read[0]))
+            style, end = read[1], found.end()
+        return spans
 
     def _other(self, text: str) -> str:
         if not _HARMLESS.fullmatch(text):
@@ -218,6 +268,21 @@ class ScreenDiff:
     def _turn(self, wanted: Style) -> str:
         now, self._sent = self._sent, wanted
         return turn(now, wanted)
+
+
+def _shift(spans: Sequence[tuple[int, int, Cells]], there: Mapping[int, Mapping[int, Cell]]) -> tuple[int, int, int]:
+    """From which row to which most of what is painted stood lower before, and by how many rows; all 0 for none."""
+    before: dict[tuple[int, tuple[Cell | None, ...]], int] = {}
+    for row, column, cells in reversed(spans):
+        known = there.get(row, {})
+        before[column, tuple(map(known.get, range(column, column + len(cells))))] = row
+    stood = [(row, before.get((column, cells), row)) for row, column, cells in spans]
+    shifts = Counter(low - row for row, low in stood if low > row)
+    if not shifts:
+        return 0, 0, 0
+    by = shifts.most_common(1)[0][0]
+    rows = [row for row, low in stood if low - row == by]
+    return min(rows), max(rows) + by, by
 
 
 @lru_cache(512)
