@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import interlock
@@ -160,6 +161,29 @@ def test_a_data_frame_is_a_table(tmp_path, library):
         ("b", "y", None),
     ]
     assert [each.text for each in read(made["text"], tmp_path)] == ["a", "b"]
+
+
+class Mixed:
+    """As pandas has a frame whose column `x` holds numbers and texts."""
+
+    columns = ("text", "x")
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        raise pa.ArrowInvalid("Could not convert 'b' with type str", "Conversion failed for column x with type object")
+
+
+def test_a_column_of_a_table_that_says_no_value_is_named_with_what_to_do(tmp_path):
+    with pytest.raises(interlock.UsageError, match=r"column x .*: give each column one type, or pass chunks\.to_dict"):
+        path_to(Mixed(), "texts", tmp_path / "inputs")
+    periods = pa.field("when", pa.int64(), metadata={"ARROW:extension:name": "pandas.period"})
+    table = pa.table([["a"], [600]], schema=pa.schema([pa.field("text", pa.string()), periods]))
+    with pytest.raises(interlock.UsageError, match=r"chunks: column 'when' holds periods .*: pass it through astype"):
+        path_to(table, "texts", tmp_path / "inputs")
+    pq.write_table(table, tmp_path / "a.parquet")
+    (found,) = discover(tmp_path / "a.parquet")
+    (refusal,) = ChunkReader(found)
+    assert "column 'when' holds periods" in refusal.reason
+    assert not [*tmp_path.glob("inputs/*")]
 
 
 @pytest.mark.parametrize(

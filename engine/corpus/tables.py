@@ -118,7 +118,7 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
         handle.seek(0)
         stream = pa.ipc.open_stream(handle)
         schema, batches = stream.schema, iter(stream)
-    if problem := _twice(schema.names):
+    if problem := _twice(schema.names) or unclear(schema):
         yield None, problem
         return
     number = 0
@@ -130,6 +130,15 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
                 yield number, row if isinstance(row, str) else _encoded(row, texts)
     if not ends:  # cut between two batches, it reads as if it were whole
         yield None, f"ends behind record {number} without the mark of its end: write it again"
+
+
+def unclear(schema: Any) -> str:
+    """Say which column holds what Arrow has a number of that only pandas can read; empty where none does."""
+    for field in schema:
+        kind = getattr(field.type, "extension_name", "") or (field.metadata or {}).get(b"ARROW:extension:name", b"")
+        if kind in ("pandas.period", b"pandas.period"):
+            return f"column {safe(field.name, 40)!r} holds periods of pandas, which are numbers here: pass it through astype(str)"
+    return ""
 
 
 def _check(batch: Any) -> None:

@@ -21,7 +21,7 @@ from interlock.engine import parsers
 from interlock.engine.corpus.collections import LONGEST_NAME
 from interlock.engine.corpus.identity import named
 from interlock.engine.corpus.naming import USUAL, Naming
-from interlock.engine.corpus.tables import read_bytes
+from interlock.engine.corpus.tables import read_bytes, unclear
 from interlock.engine.errors import UsageError
 from interlock.engine.parsers import path_of
 from interlock.engine.record import atomic
@@ -91,11 +91,17 @@ def _write_table(texts: Any, file: Path) -> None:
     try:
         reader = pa.RecordBatchReader.from_stream(texts)
     except (pa.ArrowException, TypeError, ValueError):
-        table = pa.table({"text": pa.chunked_array(texts)})
-        reader = table.to_reader()
+        try:
+            reader = pa.table({"text": pa.chunked_array(texts)}).to_reader()
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            rows = "to_dict('records')" if hasattr(texts, "columns") else "to_list()"
+            why = "; ".join(map(str, error.args))
+            raise UsageError(f"chunks: {why:.300}: give each column one type, or pass chunks.{rows}") from None
     # By place: of two columns of one name Arrow gives neither by it, and who reads the file says so.
     named = [at for at, name in enumerate(reader.schema.names) if not _UNNAMED.fullmatch(name)]
     schema = pa.schema([reader.schema.field(at) for at in named], reader.schema.metadata)
+    if problem := unclear(schema):
+        raise UsageError(f"chunks: {problem}")
     with atomic.explaining(file), pa.ipc.new_stream(file, schema) as writer:
         for batch in reader:
             writer.write_batch(batch.select(named))
