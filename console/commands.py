@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         from interlock.console.delivery import upload_after
         from interlock.console.front_ends.headless import handling
 
-        with handling({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}):  # the run is done
+        with handling({signal.SIGINT: signal.default_int_handler}):  # the run is done
             path, prune = made[-1].directory.path, made[-1].settings.prune
             upload_after(code, path, server, how, prune=prune, quiet=options.quiet)
 

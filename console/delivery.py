@@ -1,6 +1,7 @@
 """The commands about what a run has delivered: `interlock export`, `interlock upload` and `interlock prune`."""
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ import msgspec
 
 from interlock.console.cli import configuration, parser
 from interlock.console.writing import say, tell
-from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.errors import ExitCode, InterlockError, Terminated
 from interlock.engine.flows import Listener
 from interlock.engine.record.words import LONG, duration, few, human_bytes, safe, several, unarmed
 
@@ -83,6 +84,7 @@ def upload(options: argparse.Namespace) -> int:
     """Upload a run, or say what that would send."""
     from interlock.console.front_ends.exposing import Ended, exposed
     from interlock.engine.flows import upload as flow
+    from interlock.engine.record.journal import upload_command
     from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, topology_of, vector_type_of
 
     request = flow.UploadRequest(
@@ -105,7 +107,8 @@ def upload(options: argparse.Namespace) -> int:
         flags=tuple(_flags(options)),
     )
     run = cache(lambda: Ended.of(options.run))
-    with exposed(None if options.dry_run else options.metrics, run, say), uploading() as listener:
+    onward = "" if options.dry_run else upload_command(options.run, options.server, request.flags)
+    with exposed(None if options.dry_run else options.metrics, run, say), uploading(onward) as listener:
         if options.json:
             _print_json((flow.plan_upload if options.dry_run else flow.upload)(request, listener))
         elif options.dry_run:
@@ -207,9 +210,11 @@ def report_lines(report: "UploadReport") -> list[str]:
 
 
 @contextmanager
-def uploading() -> Iterator[Listener]:
+def uploading(onward: str = "") -> Iterator[Listener]:
     """Tell stderr how many rows are there, in one line on a terminal, now and then elsewhere; and what else is worth
-    knowing."""
+    knowing. An interrupt and SIGTERM end it by a KeyboardInterrupt, which says the command that goes `onward`."""
+    from interlock.console.front_ends.headless import handling
+
     live, last, shown = bool(sys.stderr and sys.stderr.isatty()), time.monotonic(), False
 
     def close_line() -> None:
@@ -233,7 +238,16 @@ def uploading() -> Iterator[Listener]:
             else:
                 say(text)
 
+    def terminate(number: int, frame: object) -> None:
+        raise Terminated
+
     try:
-        yield Listener(say=told, progress=progress)
+        with handling({signal.SIGTERM: terminate}):
+            yield Listener(say=told, progress=progress)
+    except KeyboardInterrupt:
+        close_line()
+        if onward:
+            tell(f"next: {onward}", error=True)
+        raise
     finally:
         close_line()

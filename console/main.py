@@ -15,7 +15,7 @@ try:  # the longest part of many a command, which somebody may interrupt as well
 
     from interlock.console.cli import ROOMS, parse
     from interlock.console.streams import JsonLog, fill_closed_streams, json_log, leave, streams_put_back, write_ascii
-    from interlock.engine.errors import DiskError, ExitCode, InterlockError, UsageError, remedy
+    from interlock.engine.errors import DiskError, ExitCode, InterlockError, Terminated, UsageError, remedy
     from interlock.engine.record.words import LONG, safe
 except KeyboardInterrupt:
     raise SystemExit(130) from None
@@ -112,8 +112,8 @@ def _command(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.COMPLETED
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
+    except KeyboardInterrupt as cut:
+        return ExitCode.TERMINATED if isinstance(cut, Terminated) else ExitCode.INTERRUPTED
     except SystemExit:
         raise
     except BaseException as error:  # a panic of the libraries in Rust is none of the exceptions

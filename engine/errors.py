@@ -115,6 +115,10 @@ class UnavailableError(InterlockError):
     exit_code = ExitCode.UNAVAILABLE
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came to what ends by an exception, as at an interrupt."""
+
+
 class NoDeviceError(InterlockError):
     """No device takes a model in the midst of a run: its pass fails, and the others go on."""
 

@@ -10,6 +10,7 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import traceback
 from collections import Counter
 
@@ -20,10 +21,11 @@ import pytest
 import qdrant_edge as edge
 
 import interlock
+from interlock.console.main import main
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.flows import upload as upload_flow
 from interlock.engine.record import journal
-from interlock.engine.record.journal import UploadJournal
+from interlock.engine.record.journal import INTERRUPTED, UploadJournal, upload_of
 from interlock.engine.targets.connection import Address, read_key
 from interlock.engine.targets.layout import MARK
 from interlock.engine.vectors.bm25 import BM25
@@ -308,6 +310,23 @@ def test_an_upload_that_is_killed_again_and_again_is_finished_by_the_same_comman
     assert upload.bridge.aliases == {"docs": target}
     assert_same(on_server(upload.bridge, target), in_store(exported))
     assert {*Counter(upload.bridge.collections[target].sent).values()} == {1}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_upload_that_is_ended_by_a_signal_says_how_to_go_on(upload, capsys, number, code):
+    sent = []
+
+    def end(method: str, path: str, *_: object) -> None:
+        if (method, path) == ("PUT", POINTS) and not sent.append(path) and len(sent) == 1:
+            os.kill(os.getpid(), number)
+
+    upload.bridge.before = end
+    with serving(upload.bridge) as url:
+        words = ["upload", str(upload.run), "--qdrant", url]
+        assert main([*words, "--grpc-port", "0"]) == code
+        assert capsys.readouterr().err.splitlines()[-1] == f"next: interlock {shlex.join(words)} --grpc-port 0"
+        assert upload_of(upload.run).latest.ended == INTERRUPTED
+        assert main(words) == 0
 
 
 def test_points_that_went_lost_behind_the_journal_are_sent_again(upload):
