@@ -1,6 +1,7 @@
 """`--payload flat` puts what a chunk's metadata says at the top of a payload: of a store, of files, of a server."""
 
 import json
+from itertools import product
 
 import pytest
 
@@ -10,12 +11,16 @@ from interlock.engine.flows.export import ExportRequest, export
 from interlock.engine.flows.run import Run
 from interlock.engine.search.conditions import check_keys, filter_of, read_condition
 from interlock.engine.search.hits import Hit
+from interlock.engine.search.served import ServerPlace
 from interlock.engine.settings import load
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.files.exported import ExportedRun
 from tests.builders import sentences
+from tests.edge_bridge import serving
+from tests.uploads import Uploads, bridged
 
 METADATA = {"lang": "en", "page": 3, "text": "its own", "record": 1, "chunk_id": "c", "deep": {"source": "x"}}
+METADATA |= {"as is": 2**60, "of.all": 2**60 + 2**40}
 FLAT = {
     "text": sentences(1)[0],
     "chunk_id": "c",
@@ -23,6 +28,8 @@ FLAT = {
     "lang": "en",
     "page": 3,
     "deep": {"source": "x"},
+    "as is": 2**60,
+    "of.all": 2**60 + 2**40,
     "metadata": {"text": "its own", "record": 1, "chunk_id": "c"},
     "record": {"title": "T"},
 }
@@ -66,12 +73,16 @@ def test_flat_payloads_are_alike_in_a_store_its_files_and_an_upload(delivered, t
 
 
 def test_a_store_of_flat_payloads_is_filtered_by_the_bare_key(delivered, tmp_path):
-    delivered("flat", payload="flat")
-    with Store.open_for_read(tmp_path / "store", "docs") as store:
-        for condition in ("lang=en", "page>=3", "metadata.text=its own", "record.title=T"):
-            assert store.has(filter_of([read_condition(condition)], store)), condition
-        with pytest.raises(UsageError, match=r"did you mean lang\?"):
-            check_keys(store, [read_condition("metadata.lang=en")])
+    run = delivered("flat", payload="flat")
+    conditions = ["lang=en", "page>=3", "metadata.text=its own", "record.title=T"]
+    conditions += [f'"as is">{2**59}', f'"of.all"={2**60 + 2**40}', f'"of.all">{2**60}']
+    with bridged(tmp_path / "bridge") as bridge, serving(bridge) as url:
+        Uploads(bridge, run, tmp_path / "uploads")()
+        with Store.open_for_read(tmp_path / "store", "docs") as store, ServerPlace(url).open("docs") as served:
+            for condition, place in product(conditions, (store, served)):
+                assert place.has(filter_of([read_condition(condition)], place)), (condition, place)
+            with pytest.raises(UsageError, match=r"did you mean lang\?"):
+                check_keys(store, [read_condition("metadata.lang=en")])
 
 
 def test_an_export_and_an_upload_give_a_run_the_other_form_with_another_fingerprint(delivered, tmp_path):

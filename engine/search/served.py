@@ -184,7 +184,7 @@ class ServedCollection(ServerCollection):
 
     def parts(self, key: str) -> Iterator[tuple[str, object]]:
         """Yield the id of every point whose payload has this key at its top, with what is there."""
-        for each in chain.from_iterable(self.pages([key])):
+        for each in chain.from_iterable(self.pages([f'"{key}"'])):  # a path, in which dots part keys
             if key in (payload := each.payload or {}):
                 yield str(each.id), payload[key]
 

@@ -323,7 +323,7 @@ class Store(AbstractContextManager["Store"]):
         """Yield the id of every point whose payload has this key at its top, with what is there."""
         from qdrant_edge import PayloadSelector
 
-        for records in self._scrolled(PayloadSelector.Include([key])):
+        for records in self._scrolled(PayloadSelector.Include([f'"{key}"'])):  # a path, in which dots part keys
             yield from ((str(each.id), (each.payload or {})[key]) for each in records if key in (each.payload or {}))
 
 
