@@ -224,6 +224,9 @@ BROKEN = {
     "cut.parquet": (FILES["a.parquet"][:-9], "cannot read the table"),
     "cut.arrow": (as_arrow([{"text": "a"}] * 5)[:-60], "cannot read the table"),
     "short.arrow": (as_arrow([{"text": str(each)} for each in range(5)])[:-8], "ends behind record 5 without"),
+    "joined.parquet": (as_parquet([{"text": "a"}]) + as_parquet([{"text": "b"}]), "joined end to end: write them as"),
+    "joined.feather": (as_arrow([{"text": "a"}], False) + as_arrow([{"text": "b"}], False), "joined end to end"),
+    "behind.arrow": (as_arrow([{"text": "a"}]) + b"what else" + b"\xff\xff\xff\xff\0\0\0\0", "cannot read the table"),
     "no.feather": (b"FEA1" + bytes(40), "cannot read the table"),
     "empty.csv": (b"", "empty file"),
     "empty.parquet": (b"", "empty file"),
@@ -248,8 +251,15 @@ def test_what_is_wrong_with_a_table_is_named_and_the_rest_is_kept(tmp_path, name
     found = read(tmp_path / name, Naming())
     assert reason in "\n".join(each.reason for each in found if not isinstance(each, Chunk))
     kept = {"open.csv": 1, "ragged.csv": 2, "latin.csv": 1, "null.parquet": 1, "blank.parquet": 1, "short.arrow": 5}
+    kept |= {"joined.parquet": 0, "joined.feather": 0, "behind.arrow": 1}
     if name in kept:
         assert sum(isinstance(each, Chunk) for each in found) == kept[name]
+
+
+def test_arrow_streams_that_were_joined_end_to_end_are_read_to_the_last(tmp_path):
+    (tmp_path / "a.arrow").write_bytes(as_arrow([{"text": "a"}]) + as_arrow([]) + as_arrow([{"text": "b", "n": 1}]))
+    found = read(tmp_path / "a.arrow", Naming())
+    assert [each.text for each in found] == ["a", "b"]
 
 
 def test_the_records_of_a_broken_table_add_up(tmp_path):

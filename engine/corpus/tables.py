@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import partial
 from io import BufferedReader, TextIOWrapper
 from itertools import chain
 from typing import Any, BinaryIO
@@ -23,6 +24,8 @@ from interlock.engine.record.words import safe
 
 ROWS = 1000
 """Rows that are turned into Python at once."""
+PARQUETS, ARROWS, SCANNED = b"PAR1PAR1", b"ARROW1ARROW1\0\0", 1 << 20
+"""How one file ends and the next begins where several were joined end to end; bytes that are looked through at once."""
 END = b"\xff\xff\xff\xff\0\0\0\0"
 """How an Arrow stream ends."""
 DELIMITERS = ",;\t|"
@@ -105,24 +108,28 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
     if not magic:
         yield None, "empty file"
         return
-    ends = True
+    ends, joined, number = True, False, 0
+    batches: Iterator[Any]
     if magic[:4] == b"PAR1":
         table = pq.ParquetFile(handle)
-        schema, batches = table.schema_arrow, table.iter_batches(batch_size=ROWS)
+        joined = _has(handle, PARQUETS, _end(table.metadata))
+        batches = table.iter_batches(batch_size=ROWS)
     elif magic[:6] == b"ARROW1":
+        joined = _has(handle, ARROWS, 0)
         reader = pa.ipc.open_file(handle)
-        schema, batches = reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+        batches = map(reader.get_batch, range(reader.num_record_batches))
     else:
-        handle.seek(-len(END), 2)
+        size = handle.seek(-len(END), 2) + len(END)
         ends = handle.read() == END
         handle.seek(0)
-        stream = pa.ipc.open_stream(handle)
-        schema, batches = stream.schema, iter(stream)
-    if problem := _twice(schema.names) or unclear(schema):
-        yield None, problem
+        batches = chain.from_iterable(iter(partial(_stream, handle, size), None))
+    if joined:  # Arrow would read the last by the places of the first
+        yield None, "holds tables that were joined end to end: write them as files of their own"
         return
-    number = 0
     for batch in batches:
+        if problem := _twice(batch.schema.names) or unclear(batch.schema):
+            yield None, problem
+            return
         _check(batch)
         for start in range(0, batch.num_rows, ROWS):
             for row in _rows(batch.slice(start, ROWS)):
@@ -132,12 +139,39 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
         yield None, f"ends behind record {number} without the mark of its end: write it again"
 
 
+def _stream(handle: BinaryIO, size: int) -> Any:
+    """The next of the streams that were joined end to end; None behind the last."""
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(handle) if handle.tell() < size else None
+
+
+def _end(metadata: Any) -> int:
+    """Where the columns of a Parquet file end, as it says itself."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    columns = (group.column(at) for group in groups for at in range(metadata.num_columns))
+    starts = ((each.dictionary_page_offset or each.data_page_offset, each) for each in columns)
+    return max((start + each.total_compressed_size for start, each in starts), default=0)
+
+
+def _has(handle: BinaryIO, mark: bytes, start: int) -> bool:
+    """Whether these bytes are in a file, from `start` on."""
+    handle.seek(start)
+    before = b""
+    while block := handle.read(SCANNED):
+        if mark in before + block:
+            return True
+        before = block[-len(mark) :]
+    return False
+
+
 def unclear(schema: Any) -> str:
     """Say which column holds what Arrow has a number of that only pandas can read; empty where none does."""
     for field in schema:
         kind = getattr(field.type, "extension_name", "") or (field.metadata or {}).get(b"ARROW:extension:name", b"")
         if kind in ("pandas.period", b"pandas.period"):
-            return f"column {safe(field.name, 40)!r} holds periods of pandas, which are numbers here: pass it through astype(str)"
+            name = safe(field.name, 40)
+            return f"column {name!r} holds periods of pandas, which are numbers here: pass it through astype(str)"
     return ""
 
 
