@@ -107,7 +107,7 @@ def upload(options: argparse.Namespace) -> int:
         flags=tuple(_flags(options)),
     )
     run = cache(lambda: Ended.of(options.run))
-    onward = "" if options.dry_run else upload_command(options.run, options.server, request.flags)
+    onward = "" if options.dry_run else upload_command(options.run, options.server, request.flags or ())
     with exposed(None if options.dry_run else options.metrics, run, say), uploading(onward) as listener:
         if options.json:
             _print_json((flow.plan_upload if options.dry_run else flow.upload)(request, listener))
