@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.engine.compute.job import plan
+from interlock.engine.corpus import places
 
 lengths_and_budget = st.tuples(st.lists(st.integers(1, 600), max_size=80), st.integers(1, 2000))
 
@@ -80,3 +81,24 @@ def test_a_digest_is_the_hash_of_every_batch_with_its_rows():
 def test_no_rows_make_no_batch():
     made = planned([], 100)
     assert (list(made.batches), made.tokens, made.padding) == ([], 0, 0)
+
+
+def test_more_rows_than_are_looked_at_together_make_the_same_batches(monkeypatch):
+    lengths = np.random.default_rng(1).integers(0, 12, 5000)
+    whole = planned(lengths, 40)
+    monkeypatch.setattr(places, "STEP", 7)
+    monkeypatch.setattr(places, "HELD", 1)  # in a file too
+    parted = planned(lengths, 40)
+    assert parted.digest() == whole.digest()
+    assert [(each.longest, each.tokens) for each in parted.batches] == [
+        (each.longest, each.tokens) for each in whole.batches
+    ]
+
+
+def test_what_is_spooled_is_read_back_in_order(monkeypatch):
+    parts = [np.arange(start, start + 5, dtype=np.int32) for start in range(0, 50, 5)]
+    monkeypatch.setattr(places, "HELD", 64)
+    found = places.spooled(np.int32, parts)
+    assert found.tolist() == list(range(50))
+    places.release(found[3:])  # of a view too, and what is given back is read again
+    assert found.tolist() == list(range(50))

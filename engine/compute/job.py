@@ -7,6 +7,8 @@ and budget always give the same batches, and `BatchPlan.digest` names them.
 """
 
 import hashlib
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.compute.parts.outputs import Gathered, Outputs, PassFiles
 from interlock.engine.corpus.corpus import Rows as CorpusRows
+from interlock.engine.corpus.places import laid, release, spooled, starts_of, windows
 from interlock.engine.corpus.tokens import Lengths, Tokenised
 from interlock.engine.errors import UnavailableError
 from interlock.engine.models.card import ModelCard
@@ -70,27 +73,52 @@ def digest_of(batches: Iterable[Rows]) -> str:
     for rows in batches:
         digest.update(len(rows).to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(rows, np.int64).tobytes())
+        release(rows)
     return digest.hexdigest()
 
 
-def plan(rows: npt.NDArray[np.int32 | np.int64], lengths: Lengths, budget: int) -> BatchPlan:
-    """Make batches of `rows` (each of `lengths[i]` tokens) of at most `budget` tokens, padding included.
+def plan(rows: Lengths, lengths: Lengths, budget: int) -> BatchPlan:
+    """Make batches of `rows` (each of `lengths[i]` tokens) of at most `budget` tokens, padding included. They ascend
+    where they are more than are looked at together.
 
     A row longer than the budget is a batch of its own. Every row is in exactly one batch.
     """
-    keys = np.subtract(MOST, lengths, dtype=np.int64)  # and the row behind: sorted in place, with no array beside
-    keys <<= 32
-    keys |= rows
-    keys.sort()
+    counts = Counter[int]()
+    for part in windows(0, len(rows)):
+        counts.update(dict(zip(*(each.tolist() for each in np.unique(lengths[part], return_counts=True)), strict=True)))
+    kinds = sorted(counts, reverse=True)
+    sizes = np.array([counts[kind] for kind in kinds], np.int64)
+    firsts: list[int] = starts_of(sizes).tolist()
+    tokens: list[int] = starts_of(sizes * np.array(kinds, np.int64)).tolist()
+    order = _ordered(rows, lengths, kinds, firsts)
+
+    def before(place: int) -> int:
+        """The tokens of all rows before one."""
+        kind = bisect_right(firsts, place) - 1
+        return tokens[kind] + (place - firsts[kind]) * kinds[kind] if kind < len(kinds) else tokens[-1]
+
     batches, start = [], 0
-    while start < len(keys):
-        longest = MOST - int(keys[start] >> 32)
-        chosen = keys[start : start + max(1, budget // max(longest, 1))]
-        tokens = len(chosen) * MOST - int((chosen >> 32).sum())
-        chosen &= 0xFFFFFFFF
-        batches.append(Batch(chosen, longest, tokens))
-        start += len(chosen)
+    while start < len(order):
+        longest = kinds[bisect_right(firsts, start) - 1]
+        stop = min(start + max(1, budget // max(longest, 1)), len(order))
+        batches.append(Batch(order[start:stop], longest, before(stop) - before(start)))
+        start = stop
     return BatchPlan(batches)
+
+
+def _ordered(rows: Lengths, lengths: Lengths, kinds: Sequence[int], firsts: Sequence[int]) -> Rows:
+    """Put rows in the order of their lengths, of which those of `kinds[i]` begin at `firsts[i]`, and of their numbers:
+    some at a time, each behind those of its length that came before."""
+    order, nexts, falling = laid(len(rows), np.int64), np.array(firsts[:-1], np.int64), -np.array(kinds, np.int64)
+    for part in windows(0, len(rows)):
+        keys = np.subtract(MOST, lengths[part], dtype=np.int64) << 32 | rows[part]
+        keys.sort()
+        kind = np.searchsorted(falling, (keys >> 32) - MOST)
+        sizes = np.bincount(kind, minlength=len(kinds))
+        order[np.arange(len(keys)) + (nexts - starts_of(sizes)[:-1])[kind]] = keys & 0xFFFFFFFF
+        nexts += sizes
+        release(order)
+    return order
 
 
 @dataclass
@@ -177,12 +205,18 @@ def lay_out(
     model_pass: int, card: ModelCard, tokens: Tokenised, corpus: Sequence[CorpusRows], reused: npt.NDArray[np.bool_]
 ) -> Layout:
     """Lay out one pass over `corpus`, without the texts that are `reused` [texts]."""
-    lengths, over = tokens.lengths(card.max_tokens), tokens.truncated(card.max_tokens)
     layout, cost = Layout(card), cost_of(card.config, card.network_kind)
     for rows in corpus:
-        own = slice(rows.first_text, rows.first_text + rows.own_texts)
-        todo = np.arange(own.start, own.stop, dtype=np.int32)[~reused[own]]
-        made = plan(todo, lengths[todo], card.batch_tokens)
+        own = [*windows(rows.first_text, rows.first_text + rows.own_texts)]
+        todo = spooled(np.int32, (np.arange(each.start, each.stop, dtype=np.int32)[~reused[each]] for each in own))
+        lengths = spooled(np.int32, (tokens.lengths(card.max_tokens, todo[part]) for part in windows(0, len(todo))))
+        truncated = beyond = seen = 0
+        for each in own:
+            over = tokens.truncated(card.max_tokens, each)
+            truncated, beyond = truncated + int(np.count_nonzero(over)), beyond + int(over.sum())
+            seen += int(tokens.lengths(card.max_tokens, each).sum())
+            release(tokens.full_lengths)
+        made = plan(todo, lengths, card.batch_tokens)
         flops = sum(cost.of(len(batch.rows), layout.computed(batch)) for batch in made.batches) if cost else 0.0
         layout.planned.append(
             PassPlanned(
@@ -195,13 +229,13 @@ def lay_out(
                 reused=rows.own_texts - len(todo),
                 tokens=made.tokens,
                 padding=sum(layout.padding(batch) for batch in made.batches),
-                truncated=int((over[own] > 0).sum()),
-                truncated_tokens=int(over[own].sum()),
+                truncated=truncated,
+                truncated_tokens=beyond,
                 plan=made.digest(),
                 flops=flops,
                 cost=cost,
-                seen_tokens=int(lengths[own].sum()) - rows.own_texts * tokens.specials.count,
-                token_bytes=token_bytes(card, lengths[todo]),
+                seen_tokens=seen - rows.own_texts * tokens.specials.count,
+                token_bytes=token_bytes(card, lengths),
             )
         )
         layout.batches.extend(made.batches)
@@ -212,8 +246,7 @@ def lay_out(
 def token_bytes(card: ModelCard, lengths: Lengths) -> int:
     """Predict what the token vectors of texts with so many tokens [n] take; none where the model gives none."""
     form, (before, after) = card.by_token.vectors, card.by_token.around
-    kept = -(-np.maximum(lengths - before - after, 0) // form.pooling) if form else 0
-    return int(np.sum(kept)) * form.bytes if form else 0
+    return int(np.sum(-(-np.maximum(lengths - before - after, 0) // form.pooling))) * form.bytes if form else 0
 
 
 def in_memory(card: ModelCard, tokens: Tokenised, name: str) -> Job:

@@ -7,9 +7,8 @@ journal of a run knows every vector in its directory. A file that is not what th
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import msgspec
@@ -17,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.compute.job import Batch, Rows, digest_of
-from interlock.engine.compute.parts.files import NOT_AN_ARRAY
+from interlock.engine.compute.parts.files import NOT_AN_ARRAY, readable
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.corpus.corpus import Digests, digest_of_texts
-from interlock.engine.corpus.places import DIGEST, starts_of
+from interlock.engine.corpus.places import DIGEST, release, save, spooled, windows
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.events import RowsReused
@@ -110,14 +109,21 @@ def damaged(reused: RowsReused, files: PassFiles) -> int:
 
 def keep_order(place: Path, batches: Sequence[Batch]) -> None:
     """Keep in the directory of a pass which rows its batches have: with it, another run can check what it takes."""
-    rows = [batch.rows for batch in batches]
-    order = np.concatenate([np.empty(0, np.int64), *rows])
-    firsts = starts_of([len(each) for each in rows])[:-1]
-    order[firsts] = ~order[firsts]  # a negative number begins a batch
-    path, data = place / ORDER, BytesIO()
-    np.save(data, order.astype(np.int32))
-    if not path.is_file() or path.read_bytes() != data.getvalue():
-        atomic.write_bytes(path, data.getvalue())
+    order, path = spooled(np.int32, map(_marked, batches)), place / ORDER
+    with suppress(OSError, *NOT_AN_ARRAY):
+        there = readable(path, np.int32, lambda shape: shape == order.shape, "a row order")
+        if all(np.array_equal(there[part], order[part]) for part in windows(0, len(order))):
+            return
+    with atomic.replacing(path) as partial, partial.open("wb") as handle:
+        save(handle, order)
+
+
+def _marked(batch: Batch) -> Rows:
+    """The rows of a batch, the first as a negative number."""
+    rows = batch.rows.copy()
+    rows[:1] = ~rows[:1]
+    release(batch.rows)
+    return rows
 
 
 def available(

@@ -19,6 +19,7 @@ from interlock.engine.compute.ladder import Effort
 from interlock.engine.compute.parts.files import Rows as Indices
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment
+from interlock.engine.corpus.places import release
 from interlock.engine.record.events import BatchCommitted, Emit, EnsemblePassCompleted, PassFailed, RowParked
 from interlock.engine.record.facts import Computed, joined
 
@@ -70,7 +71,9 @@ class Queue:
 
     def commit(self, event: BatchCommitted, outputs: Outputs, emit: Emit) -> None:
         """Write what a batch gave, and tell of it as it ran, with the CRC-32 of what was written."""
-        event = replace(event, crc=self.job.files.put(self.job.batches[event.batch_index].rows, outputs))
+        rows = self.job.batches[event.batch_index].rows
+        event = replace(event, crc=self.job.files.put(rows, outputs))
+        release(rows)
         emit(event)
         self.committed.append(event)
 

@@ -1,14 +1,14 @@
 """The corpus of a run as rows: every good chunk in reading order, pointing at its distinct text.
 
-Texts themselves stay in their files; what is kept is 4 bytes a row (its text's number) and, in temporary files, 24 (its
-point id, and what tells copies) and 16 a text (its digest). A text that stands in several chunks is one row of work.
+Texts themselves stay in their files; what is kept is in temporary files: 28 bytes a row (its text's number, its point
+id, and what tells copies) and 16 a text (its digest). A text that stands in several chunks is one row of work.
 While they are read the tokens of each distinct text are kept; what was read and what was refused is told.
 """
 
 import hashlib
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from msgspec.structs import asdict
 from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Counts, Refusals, kind_of
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.corpus.places import DIGEST, Numbered, Places, release
+from interlock.engine.corpus.places import DIGEST, Numbered, Places, Spool, release, windows
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import Stopped, UsageError
 from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, RecordsRead, Warned
@@ -66,6 +66,21 @@ class Rows:
         return self.chunks - self.own_texts
 
     @property
+    def distinct(self) -> int:
+        """How many different texts its rows have."""
+        borrowed = np.zeros(self.first_text if self.duplicates else 0, np.bool_)
+        for part in self.borrowed():
+            borrowed[part] = True
+        return self.own_texts + int(np.count_nonzero(borrowed))
+
+    def borrowed(self) -> Iterator[npt.NDArray[np.int32]]:
+        """Yield the texts of its rows that stood in earlier collections, some at a time."""
+        for part in windows(0, self.chunks if self.duplicates and self.first_text else 0):
+            texts = self.texts[part]
+            yield texts[texts < self.first_text]
+        release(self.texts)
+
+    @property
     def renamed(self) -> str:
         """Tell of chunks whose ids others had; empty where there are none."""
         if not self.counts.renamed:
@@ -87,9 +102,10 @@ class Corpus:
 
     def owners(self, rows: Rows) -> list[str]:
         """List the earlier collections in which texts of `rows` stood first."""
-        earlier, starts = np.unique(rows.texts[rows.texts < rows.first_text]), [each.first_text for each in self.rows]
-        places = np.unique(np.searchsorted(starts, earlier, side="right") - 1)
-        return [self.rows[place].collection.name for place in places]
+        starts, places = [each.first_text for each in self.rows], set[int]()
+        for texts in rows.borrowed():
+            places.update((np.searchsorted(starts, np.unique(texts), side="right") - 1).tolist())
+        return [self.rows[place].collection.name for place in sorted(places)]
 
     def fingerprint(self) -> dict[str, str]:
         """Return the SHA-256 of every file, by `collection/file`."""
@@ -119,7 +135,7 @@ def _read(
 ) -> Rows:
     began = time.monotonic()
     reader = ChunkReader(rows.collection, rows.features)
-    texts = array("i")
+    kept, texts, row = Spool(np.int32), array("i"), 0
     window: list[str] = []
     for number, chunk in enumerate(reader, 1):
         if number % WINDOW == 0:  # of whatever comes: there may be millions that bring no text
@@ -129,8 +145,12 @@ def _read(
             continue
         each(chunk)
         text = seen.number(digest_of(chunk.text))
-        rows.places.add(len(texts), *reader.place)
+        rows.places.add(row, *reader.place)
+        row += 1
         texts.append(text)
+        if len(texts) == WINDOW:
+            kept.add(texts.tobytes())
+            del texts[:]
         if text == rows.first_text + rows.own_texts:  # it has the next number, so nobody had it before
             rows.own_texts += 1
             window.append(chunk.text)
@@ -139,11 +159,12 @@ def _read(
             window = []
     reached(rows.collection.name, reader.counts.records)
     take(window)
-    rows.texts, rows.points = np.frombuffer(texts, np.int32), reader.points
+    kept.add(texts.tobytes())
+    rows.texts, rows.points = kept.records, reader.points
     rows.hashes, rows.counts, rows.seconds = reader.hashes, reader.counts, time.monotonic() - began
-    kept, same, refused = rows.chunks, reader.counts.same, len(rows.refusals) - rows.refusals.broken
-    if reader.counts.records != kept + same + refused:
-        counts = f"{reader.counts.records:,} records, but {kept:,} kept + {same:,} the same + {refused:,} refused"
+    good, same, refused = rows.chunks, reader.counts.same, len(rows.refusals) - rows.refusals.broken
+    if reader.counts.records != good + same + refused:
+        counts = f"{reader.counts.records:,} records, but {good:,} kept + {same:,} the same + {refused:,} refused"
         raise AssertionError(f"{rows.collection.name} does not add up: {counts}")
     return rows
 
@@ -156,8 +177,8 @@ def digest_of(text: str) -> bytes:
 def digest_of_texts(digests: Digests) -> str:
     """Digest all the texts of a corpus in their order: a SHA-256 in hex."""
     digest = hashlib.sha256()
-    for start in range(0, len(digests), 1 << 16):
-        digest.update(digests[start : start + (1 << 16)].tobytes())
+    for part in windows(0, len(digests)):
+        digest.update(digests[part].tobytes())
         release(digests)
     return digest.hexdigest()
 

@@ -9,7 +9,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,8 +26,10 @@ LEAST, GAP = 2000, 64
 """Slots that a table has at least, and those behind the last that is taken."""
 MOST = (1 << 31) - 1
 """Numbers."""
+STEP = 1 << 16
+"""Places of an array that are looked at together where all of them do not go into memory."""
 HELD = 1 << 20
-"""Bytes of keys that are held before they go to the file."""
+"""Bytes of records that are held before they go to the file."""
 
 
 def starts_of(counts: Ints | Sequence[int]) -> Ints:
@@ -68,17 +70,82 @@ class Places:
         return self._files[step], self._records[step] + row - self._rows[step]
 
 
-def release(array: npt.NDArray[np.generic]) -> None:
-    """Let the kernel take back the pages of a memory-mapped array; they stay in its file."""
-    mapped = getattr(array, "_mmap", None)
-    if isinstance(mapped, mmap.mmap):
-        mapped.madvise(mmap.MADV_DONTNEED)
+def windows(start: int, stop: int) -> Iterator[slice]:
+    """Yield the places from `start` to `stop`, some at a time."""
+    for first in range(start, stop, STEP):
+        yield slice(first, min(first + STEP, stop))
+
+
+def release(*arrays: npt.NDArray[np.generic]) -> None:
+    """Let the kernel take back the pages of memory-mapped arrays, or of those that they are views of; they stay in
+    their files."""
+    for each in arrays:
+        mapped = getattr(each, "_mmap", None) or getattr(each.base, "_mmap", None)
+        if isinstance(mapped, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def save(handle: IO[bytes], array: npt.NDArray[Any]) -> None:
+    """Write an array as `np.save` does, and let go of what is mapped of it meanwhile."""
+    np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(array))
+    for part in windows(0, len(array)):
+        handle.write(array[part].tobytes())
+        release(array)
+
+
+class Spool:
+    """Records that come one after the other: the latest in memory, those before in a temporary file."""
+
+    def __init__(self, record: npt.DTypeLike) -> None:
+        self._record: np.dtype[Any] = np.dtype(record)
+        self._tail, self._filed = bytearray(), 0
+        self._file: IO[bytes] | None = None
+
+    def add(self, data: bytes) -> None:
+        """Keep further records. Raises DiskError where the disk takes no more."""
+        self._tail += data
+        if len(self._tail) >= HELD:
+            self._put()
+
+    def _put(self) -> None:
+        with atomic.explaining(Path(tempfile.gettempdir())):
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  # as long as it is mapped
+            self._file.write(self._tail)
+            self._file.flush()
+        self._filed += len(self._tail)
+        self._tail = bytearray()
+
+    @property
+    def records(self) -> npt.NDArray[Any]:
+        """All that was kept, in order [n], mapped where it is much; nothing more is kept then."""
+        if not self._file:
+            return np.frombuffer(self._tail, self._record)
+        self._put()
+        return np.asarray(np.memmap(self._file, self._record, "r"))
+
+
+def spooled(record: npt.DTypeLike, parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Put arrays end to end, in a temporary file where they are much."""
+    kept = Spool(record)
+    for part in parts:
+        kept.add(part.astype(kept._record, copy=False).tobytes())
+    return kept.records
+
+
+def laid(count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Make room for so many numbers, in a temporary file where they are much."""
+    size = count * np.dtype(kind).itemsize
+    if size < HELD:
+        return np.empty(count, kind)
+    with atomic.explaining(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return np.asarray(np.memmap(file, kind, "r+", shape=(count,)))
 
 
 Table = tuple["memoryview[int]", int, int]
 
 
-class Numbered:
+class Numbered(Spool):
     """Numbers keys of 16 bytes in the order in which they come, each once.
 
     In memory a key is a slot with its number and 32 bits of its hash, in tables of which at most three quarters are
@@ -88,11 +155,9 @@ class Numbered:
 
     def __init__(self, record: np.dtype[Any] = DIGEST) -> None:
         """Keep a `record` of each, which begins with the key."""
-        self._record = record
+        super().__init__(record)
         self._tables: list[Table] = [(memoryview(bytes(8)).cast("I"), 1, 0)] * PARTS
-        self._count = self._most = self._filed = 0
-        self._tail = bytearray()
-        self._file: IO[bytes] | None = None
+        self._count = self._most = 0
 
     def __len__(self) -> int:
         return self._count
@@ -124,22 +189,6 @@ class Numbered:
         if len(self._tail) >= HELD:
             self._put()
         return number
-
-    def _put(self) -> None:
-        with atomic.explaining(Path(tempfile.gettempdir())):
-            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  # as long as it is mapped
-            self._file.write(self._tail)
-            self._file.flush()
-        self._filed += len(self._tail)
-        self._tail = bytearray()
-
-    @property
-    def records(self) -> npt.NDArray[Any]:
-        """All that was kept, in order [n]; nothing more is numbered then."""
-        if not self._file:
-            return np.frombuffer(self._tail, self._record)
-        self._put()
-        return np.memmap(self._file, self._record, "r")
 
 
 def _grown(table: Table) -> Table:

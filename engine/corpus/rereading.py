@@ -14,6 +14,7 @@ from msgspec import structs
 
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.corpus import WINDOW, Corpus, Digests, Rows, digest_of
+from interlock.engine.corpus.places import release
 from interlock.engine.errors import InterlockError
 from interlock.engine.record import atomic
 from interlock.engine.record.events import RowParked
@@ -61,7 +62,9 @@ def _planned(rows: Rows, digests: Digests) -> Iterator[tuple[bytes, bytes]]:
     """The point id and the text's digest of every row."""
     for start in range(0, rows.chunks, WINDOW):
         points, texts = rows.points[start : start + WINDOW], digests[rows.texts[start : start + WINDOW]]
-        yield from zip(points.tolist(), texts.tolist(), strict=True)
+        planned = zip(points.tolist(), texts.tolist(), strict=True)
+        release(rows.points, rows.texts, digests)
+        yield from planned
 
 
 def _differing(rows: Rows) -> str | None:

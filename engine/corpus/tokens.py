@@ -8,7 +8,6 @@ import json
 import math
 import threading
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as Sequenced
 
+from interlock.engine.corpus.places import Spool, release
 from interlock.engine.errors import UnavailableError, UsageError, reason
 from interlock.engine.record import atomic
 from interlock.engine.record.words import several
@@ -30,11 +30,15 @@ from interlock.engine.record.words import several
 T = TypeVar("T")
 Ids = npt.NDArray[np.uint32]
 Lengths = npt.NDArray[np.int32 | np.int64]
+Texts = slice | npt.NDArray[np.int32 | np.int64]
+EVERY = slice(None)
 WINDOW = 256
 PATIENCE = 60.0
 """Seconds that a window of texts has to be tokenised, whatever it holds."""
 SLOWEST = 50_000
 """Characters that it may hold for each further second: a hundredth of what slow tokenizers reach."""
+RELEASED = 64
+"""Texts whose ids are looked up before the pages of the file are given back."""
 SLICE = 1.0
 """Seconds waited at a time: a process that is stopped or frozen, however long, loses one of its slices."""
 SENTENCE_CONFIGS = tuple(
@@ -212,13 +216,13 @@ class Tokenised(ABC):
     def stored(self, text: int) -> Ids:
         """Return the ids that are kept of a text."""
 
-    def lengths(self, limit: int) -> Lengths:
-        """Count the tokens of every text, special tokens included, for a model that takes at most `limit`."""
-        return np.minimum(self.full_lengths, limit - self.specials.count) + self.specials.count
+    def lengths(self, limit: int, texts: Texts = EVERY) -> Lengths:
+        """Count the tokens of `texts`, special tokens included, for a model that takes at most `limit`."""
+        return np.minimum(self.full_lengths[texts], limit - self.specials.count) + self.specials.count
 
-    def truncated(self, limit: int) -> Lengths:
-        """Count the tokens of every text that a model with this `limit` does not see."""
-        return np.maximum(self.full_lengths + self.specials.count - limit, 0)
+    def truncated(self, limit: int, texts: Texts = EVERY) -> Lengths:
+        """Count the tokens of `texts` that a model with this `limit` does not see."""
+        return np.maximum(self.full_lengths[texts] + self.specials.count - limit, 0)
 
     def row(self, text: int, limit: int) -> npt.NDArray[np.int64]:
         """Return the ids that a model with this `limit` is given for one text."""
@@ -236,11 +240,11 @@ class TokenStore(Tokenised):
         self.prompt = prompt
         self._cap = cap
         self._tokenizer = tokenizer
-        self._full = array("i")
+        self._full = Spool(np.int32)
         self._files: tuple[IO[bytes], IO[bytes]] | None = None
         self._ids: Ids = np.empty(0, np.uint32)
         self._starts: Lengths = np.zeros(1, np.int64)
-        self._end = 0
+        self._end = self._looked_up = 0
 
     def __enter__(self) -> Self:
         with atomic.explaining(self.path):
@@ -260,7 +264,7 @@ class TokenStore(Tokenised):
         for start in range(0, len(texts), WINDOW):
             window = [self.prompt + text for text in texts[start : start + WINDOW]]
             rows = [np.asarray(encoding.ids, np.uint32) for encoding in encoded(self._tokenizer, window)]
-            self._full.extend(map(len, rows))
+            self._full.add(np.array([len(row) for row in rows], np.int32).tobytes())
             kept = [row[: self._cap] for row in rows]
             starts = self._end + np.cumsum([len(row) for row in kept], dtype=np.int64)
             self._end = int(starts[-1])
@@ -276,10 +280,13 @@ class TokenStore(Tokenised):
             self._starts = np.asarray(np.memmap(self._starts_file, np.int64, mode="r"))
             if self._end:
                 self._ids = np.asarray(np.memmap(self.path, np.uint32, mode="r"))  # each row of a memmap costs 2 us
-        self.full_lengths = np.frombuffer(self._full, np.int32)
+        self.full_lengths = self._full.records
 
     def __len__(self) -> int:
         return len(self.full_lengths)
 
     def stored(self, text: int) -> Ids:
+        self._looked_up += 1
+        if not self._looked_up % RELEASED:  # each brings its neighbours with it: in the end all would be in memory
+            release(self._ids, self._starts)
         return self._ids[self._starts[text] : self._starts[text + 1]]

@@ -15,6 +15,7 @@ from interlock.engine.compute.instance import first_calibration
 from interlock.engine.compute.job import Layout
 from interlock.engine.compute.schedule import Assignment, DeviceRoom, MemoryNeed, Schedule, budgets, next_placement
 from interlock.engine.corpus.corpus import Corpus, Rows
+from interlock.engine.corpus.places import release
 from interlock.engine.errors import UsageError
 from interlock.engine.flows.opening import form_of, schedule_of
 from interlock.engine.flows.plan import PlannedPass, RunPlan, read, requested, resolve, sized
@@ -166,7 +167,7 @@ def forecast(
     lacking = [(entry.model, reuse.lacking(source, as_input(entry))) for entry in had]
     members, prints = {each.model: each.dim for each in dense}, {each.model: each.fingerprint for each in dense}
     stored = [(settings.qdrant, rows) for rows in plan.corpus.rows if settings.qdrant]
-    texts = max(len(np.unique(rows.texts)) for rows in plan.corpus.rows)
+    texts = max(rows.distinct for rows in plan.corpus.rows)
     form, fusion = form_of(settings, members, texts), Fusion(settings.fusion)
     kept = form.widths(fusion, members)
     unused = [
@@ -191,17 +192,19 @@ def _too_few(plan: RunPlan) -> Iterator[str]:
     """Tell of collections that a run would refuse to project, unless their store has been projected before."""
     for rows in plan.corpus.rows:
         try:
-            check_projectable(rows, form_of(plan.settings, texts=len(np.unique(rows.texts))), None)
+            check_projectable(rows, form_of(plan.settings, texts=rows.distinct), None)
         except UsageError as error:
             yield str(error)
 
 
 def _long(planned: PlannedPass) -> LongTexts:
     """What is longer than the model's limit of the texts that are not reused."""
-    layout = planned.layout
-    over = planned.tokens.truncated(layout.card.max_tokens)
-    todo = [over[batch.rows] for batch in layout.batches]
-    return LongTexts(sum(map(np.count_nonzero, todo)), sum(int(each.sum()) for each in todo))
+    layout, texts, beyond = planned.layout, 0, 0
+    for batch in layout.batches:
+        over = planned.tokens.truncated(layout.card.max_tokens, batch.rows)
+        texts, beyond = texts + int(np.count_nonzero(over)), beyond + int(over.sum())
+    release(planned.tokens.full_lengths)
+    return LongTexts(texts, beyond)
 
 
 def _forecasts(

@@ -206,7 +206,7 @@ class RunPlan:
             run_id,
             self.builder.bm25(rows),
             self.settings.chunk_sparse,
-            form_of(self.settings, members, len(np.unique(rows.texts))),
+            form_of(self.settings, members, rows.distinct),
             missing=missing,
             began=began,
             payload=self.settings.payload,

@@ -18,6 +18,7 @@ from interlock.engine.compute.job import Job
 from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.compute.source import completed
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
+from interlock.engine.corpus.places import save, windows
 from interlock.engine.corpus.rereading import placed
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows.plan import OFFER, PlannedPass, RunPlan, lacking
@@ -67,7 +68,7 @@ class Continuation:
                 f"new run with --reuse {typed(directory.path)}"
             )
         with atomic.replacing(directory.digests) as partial, partial.open("wb") as handle:
-            np.save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
+            save(handle, corpus.digests.view(np.uint8).reshape(len(corpus.digests), -1))
 
     def _others(self) -> Iterator[str]:
         """Say which flags ask for something else than before that files and models would show in their own words."""
@@ -285,8 +286,11 @@ class SessionEnd:
         known = self.recorder.look(
             lambda state: {(each, text) for each, by_name in state.parked.items() for text in by_name.get(name, ())}
         )
-        for text in np.unique(rows.texts).tolist():
-            for event in self._parked.get(text, ()):
+        parked, here = np.array(sorted(self._parked), np.int32), set[int]()
+        for part in windows(0, rows.chunks if len(parked) else 0):
+            here.update(np.intersect1d(rows.texts[part], parked).tolist())
+        for text in sorted(here):
+            for event in self._parked[text]:
                 if (event.model_pass, text) not in known:
                     self.recorder.emit(placed(replace(event, collection=name), self.plan.corpus))
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import cast, get_args
 
 import msgspec
-import numpy as np
 
 from interlock.engine.corpus.collections import qdrant_name
 from interlock.engine.corpus.corpus import Rows
@@ -285,7 +284,7 @@ def other_models(path: Path, models: Mapping[str, str]) -> str:
 def check_projectable(rows: Rows, form: VectorForm, store: Path | None) -> None:
     """Raise UsageError where a collection has too few texts for the projection that its form asks for, and its store
     has none that could be taken."""
-    texts = len(np.unique(rows.texts))
+    texts = rows.distinct
     kept = store and projection_in(manifest_at(store / rows.collection.qdrant_collection))
     if texts < form.project and not kept:
         raise UsageError(

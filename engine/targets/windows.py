@@ -40,7 +40,6 @@ TOKENS = 16384
 
 BLOCK = 1 << 20
 """Bytes of terms that are gathered before they are written."""
-
 SAMPLE = 256
 """Rows of a collection that are looked at more closely than all of them can be."""
 
@@ -80,6 +79,16 @@ class ChunkTerms:
         with atomic.explaining(self.path), self.path.open("ab") as out:
             out.write(self._pending)
         self._pending.clear()
+
+
+@dataclass(frozen=True)
+class RowWindows:
+    """So many rows, those of a window at a time, as often as they are asked for."""
+
+    rows: int
+
+    def __iter__(self) -> Iterator[Places]:
+        return (np.arange(start, min(start + WINDOW, self.rows)) for start in range(0, self.rows, WINDOW))
 
 
 class TokenSource(Protocol):
@@ -198,10 +207,9 @@ class Delivery:
         return brought | {name: file.width for name, file in self.sparse.items()}
 
     @property
-    def row_windows(self) -> list[Places]:
+    def row_windows(self) -> "RowWindows":
         """All rows, those of a window at a time."""
-        rows = len(self.rows.texts)
-        return [np.arange(start, min(start + WINDOW, rows)) for start in range(0, rows, WINDOW)]
+        return RowWindows(len(self.rows.texts))
 
     def reader(self, name: str) -> Callable[[Places], Vectors]:
         """Return what reads the dense vectors of this name."""
@@ -263,6 +271,7 @@ class Delivery:
     def texts(self, rows: Places) -> list[bytes]:
         """Return the digest of each row's text."""
         digests: list[bytes] = self.digests[self.rows.texts[rows]].tolist()
+        release(self.digests, self.rows.texts, self.rows.points)
         return digests
 
     def windows(self) -> Iterator[Window]:

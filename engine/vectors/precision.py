@@ -176,9 +176,9 @@ class NeighbourSample:
     """Some rows of a collection and their nearest neighbours by whole vectors, to count those that others still
     find."""
 
-    def __init__(self, vectors: Callable[[Places], Vectors], windows: Sequence[Places], sample: Places) -> None:
-        """`vectors` gives those of rows, ascending; `windows` are all rows, some at a time. Parked rows are left
-        out."""
+    def __init__(self, vectors: Callable[[Places], Vectors], windows: Iterable[Places], sample: Places) -> None:
+        """`vectors` gives those of rows, ascending; `windows` are all rows, some at a time, as often as they are gone
+        through. Parked rows are left out."""
         whole = vectors(sample)
         there = np.isfinite(whole).all(axis=1)
         self._vectors, self._windows = vectors, windows

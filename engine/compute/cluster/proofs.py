@@ -114,7 +114,7 @@ class Proofs:
 
 def _some(job: Job, batch: int, outputs: Outputs) -> Rows:
     """Choose rows of different lengths that were not parked, as many as cost no more than a canary, or one."""
-    lengths = job.tokens.lengths(job.card.max_tokens)[job.batches[batch].rows]
+    lengths = job.tokens.lengths(job.card.max_tokens, job.batches[batch].rows)
     able = np.flatnonzero(_given(outputs) & (lengths <= MOST_TOKENS))
     order, cost = able[np.argsort(lengths[able], kind="stable")], _cost(job.card)
     for most in range(min(ROWS, len(order)), 0, -1):

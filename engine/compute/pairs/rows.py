@@ -18,10 +18,11 @@ from torch import nn
 from interlock.engine.compute.encoder import Apart, Encoder, Ids
 from interlock.engine.compute.parts.dense import ScoreRows
 from interlock.engine.compute.parts.outputs import Outputs
-from interlock.engine.corpus.tokens import Ids as StoredIds
 from interlock.engine.corpus.tokens import (
+    EVERY,
     Lengths,
     Specials,
+    Texts,
     Tokenised,
     encoded,
     in_time,
@@ -29,6 +30,7 @@ from interlock.engine.corpus.tokens import (
     naming,
     translated,
 )
+from interlock.engine.corpus.tokens import Ids as StoredIds
 from interlock.engine.errors import UnavailableError
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
@@ -51,11 +53,11 @@ class PairRows(Tokenised):
         super().__init__(np.asarray(full_lengths, np.int64), Specials((), ()))
         self._rows = rows
 
-    def lengths(self, limit: int) -> Lengths:
-        return np.array([len(row) for row in self._rows], np.int64)
+    def lengths(self, limit: int, texts: Texts = EVERY) -> Lengths:
+        return np.array([len(row) for row in self._rows], np.int64)[texts]
 
-    def truncated(self, limit: int) -> Lengths:
-        return self.full_lengths - self.lengths(limit)
+    def truncated(self, limit: int, texts: Texts = EVERY) -> Lengths:
+        return self.full_lengths[texts] - self.lengths(limit, texts)
 
     def stored(self, text: int) -> StoredIds:
         return self._rows[text].astype(np.uint32)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from interlock.engine.compute.parts.files import Mask, Rows, create, flush, mapped, readable
 from interlock.engine.compute.parts.part import NOT_FINITE
+from interlock.engine.corpus.places import release
 from interlock.engine.errors import InterlockError
 
 Vectors = npt.NDArray[np.float32]
@@ -115,6 +116,7 @@ class VectorFile:
     def put(self, rows: Rows, part: DenseRows) -> int:
         """Write the vectors of `rows`; returns the CRC-32 of their bytes."""
         self.array[rows] = part.vectors
+        release(self.array)
         return part.crc()
 
     def crc(self, rows: Rows) -> int:
@@ -123,7 +125,9 @@ class VectorFile:
 
     def take(self, rows: Rows) -> DenseRows:
         """Read `rows`."""
-        return DenseRows(self.array[rows])
+        taken = DenseRows(self.array[rows])
+        release(self.array)
+        return taken
 
     def sync(self) -> None:
         """Make every row written so far survive a power cut, and let go of the pages."""

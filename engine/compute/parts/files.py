@@ -55,6 +55,7 @@ def create(path: Path, row: npt.NDArray[np.generic], rows: int) -> None:
         atomic.take_blocks(partial)
         for start in range(0, rows, 4096):
             array[start : start + 4096] = row
+            release(array)
         array.flush()
 
 
@@ -153,6 +154,7 @@ class RowFile:
                 handle.write(np.ascontiguousarray(records).view(np.uint8).data)
             self.table[rows, 0] = np.where(parked, PARKED, first + starts[:-1])
             self.table[rows, 1] = np.diff(starts)
+            release(self.table)
 
     def counts(self, rows: Rows) -> Ints:
         """How many records each of `rows` has by the table; none where it was never written, or is parked."""

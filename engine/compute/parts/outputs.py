@@ -17,6 +17,7 @@ from interlock.engine.compute.parts.files import Mask, Rows
 from interlock.engine.compute.parts.part import Part, PartFile
 from interlock.engine.compute.parts.terms import NO_TERMS, SparseFile, SparseRows
 from interlock.engine.compute.parts.tokens import NO_TOKENS, TokenFile, TokenRows
+from interlock.engine.corpus.places import release
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.registry import Output
 from interlock.engine.record.facts import RosterEntry, TokenForm
@@ -236,7 +237,11 @@ class PassFiles:
 
     def damaged(self, batches: Sequence[Rows], committed: Mapping[int, int]) -> list[int]:
         """List the committed batches (index -> CRC-32) whose rows are not what was committed."""
-        return [index for index, crc in committed.items() if self.crc(batches[index]) != crc]
+        found = list[int]()
+        for index, crc in committed.items():
+            found += [index] * (self.crc(batches[index]) != crc)
+            release(batches[index])
+        return found
 
 
 @dataclass(frozen=True)
