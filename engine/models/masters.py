@@ -4,8 +4,8 @@ What is kept stays within a budget of host memory; the primary (the first that w
 The next model can be read while the present one computes.
 """
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import psutil
@@ -39,7 +39,9 @@ class Masters:
         self._hydrate = hydrate
         self._kept: dict[Name, Master] = {}  # in the order in which they were last used
         self._primary: Name | None = None
-        self._ahead: dict[Name, _Ahead] = {}
+        self._reader = ThreadPoolExecutor(1, "prefetch")  # no daemon: torch aborts a process that ends while it reads
+        self._ahead: dict[Name, tuple[Future[Master], int]] = {}
+        """What is read ahead, and its bytes, about."""
         self._told = False
 
     def take(self, card: ModelCard) -> tuple[Master, bool]:
@@ -49,9 +51,8 @@ class Masters:
         if master := self._kept.pop(name, None):
             return master, True
         if ahead := self._ahead.pop(name, None):
-            ahead.join()
-            if ahead.master:
-                return ahead.master, True
+            with suppress(Exception):  # it is read again, in earnest, and says why then
+                return ahead[0].result(), True
         return self._hydrate(card), False
 
     def news(self, card: ModelCard, master: Master) -> str:
@@ -77,19 +78,17 @@ class Masters:
         name = _name(card)
         known = name in self._kept or name in self._ahead
         if not known and self.bytes + size <= self._allowed():
-            self._ahead[name] = _Ahead(lambda: self._hydrate(card), size)
-            self._ahead[name].start()
+            self._ahead[name] = self._reader.submit(self._hydrate, card), size
 
     def close(self) -> None:
         """Wait for what is being read ahead: nobody must be at it when the run has ended and others read models."""
-        for ahead in self._ahead.values():
-            ahead.join()
+        self._reader.shutdown()
 
     @property
     def bytes(self) -> int:
         """Bytes of host memory that the kept ones take, and those that are read ahead."""
         kept = sum(master.bytes for master in self._kept.values())
-        return kept + sum(ahead.bytes for ahead in self._ahead.values())
+        return kept + sum(size for _, size in self._ahead.values())
 
     def _allowed(self) -> int:
         return min(self._budget, self.bytes + int(psutil.virtual_memory().available) // 2)
@@ -98,18 +97,3 @@ class Masters:
 def _name(card: ModelCard) -> Name:
     """Tell masters apart: by model, precision, and the attention that they are built with."""
     return card.key, card.dtype, card.attention
-
-
-class _Ahead(threading.Thread):
-    """Reads a master of about so many bytes; `master` stays None where it fails, for who asks in earnest to read it
-    again and say why."""
-
-    def __init__(self, read: Callable[[], Master], size: int) -> None:
-        super().__init__(name="prefetch")  # no daemon: torch aborts a process that ends while it reads
-        self.bytes = size
-        self._read = read
-        self.master: Master | None = None
-
-    def run(self) -> None:
-        with suppress(Exception):
-            self.master = self._read()
