@@ -10,6 +10,7 @@ import numpy as np
 
 from interlock.engine.compute.encoder import Ids
 from interlock.engine.compute.job import Job
+from interlock.engine.compute.parts.files import Rows
 from interlock.engine.corpus.tokens import Lengths
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
@@ -60,14 +61,18 @@ def sample(job: Job, card: ModelCard, most: int, operations: float) -> list[Ids]
     every = np.concatenate([batch.rows for batch in job.batches] or [np.empty(0, np.int64)])
     lengths = job.tokens.lengths(card.max_tokens)
     every = every[(lengths[every] > 0) & (lengths[every] <= most)]
-    order = every[np.argsort(lengths[every], kind="stable")]
-    if not len(order):
-        return []
-    for count in range(ROWS, 0, -1):
-        rows = order[np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))[::-1]]
-        if count <= 2 or _price(card, lengths[rows].tolist()) <= operations:
+    return job.ids(every[spread(lengths[every], card, ROWS, operations, least=2)]) if len(every) else []
+
+
+def spread(lengths: Lengths, card: ModelCard, most: int, operations: float, *, least: int = 1) -> Rows:
+    """Choose the places of up to `most` rows of different lengths, the longest first: as many as cost no more
+    `operations`, and at the `least` so many."""
+    order = np.argsort(lengths, kind="stable")
+    for count in range(most, 0, -1):
+        places: Rows = order[np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))[::-1]]
+        if count <= least or _price(card, lengths[places].tolist()) <= operations:
             break
-    return job.ids(rows)
+    return places
 
 
 def left_out(job: Job, rows: Sequence[Ids]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from interlock.engine.compute.checks.canary import LEAST_IN_HALVES, enough, lowest_cosine, plain
-from interlock.engine.compute.checks.sampling import OPERATIONS_ON_HOST
+from interlock.engine.compute.checks.sampling import OPERATIONS_ON_HOST, spread
 from interlock.engine.compute.context import RunContext
 from interlock.engine.compute.encoder import Encoder, one_by_one
 from interlock.engine.compute.job import Job
@@ -21,7 +21,6 @@ from interlock.engine.compute.parts.files import Mask, Rows
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import reason
 from interlock.engine.models.card import ModelCard
-from interlock.engine.models.networks.sizes import cost_of
 from interlock.engine.record.words import distinct_sizes
 
 MOST_TOKENS = 1024
@@ -116,12 +115,7 @@ def _some(job: Job, batch: int, outputs: Outputs) -> Rows:
     """Choose rows of different lengths that were not parked, as many as cost no more than a canary, or one."""
     lengths = job.tokens.lengths(job.card.max_tokens, job.batches[batch].rows)
     able = np.flatnonzero(_given(outputs) & (lengths <= MOST_TOKENS))
-    order, cost = able[np.argsort(lengths[able], kind="stable")], _cost(job.card)
-    for most in range(min(ROWS, len(order)), 0, -1):
-        places: Rows = order[np.unique(np.linspace(0, len(order) - 1, most).round().astype(int))]
-        if most == 1 or sum(cost(int(length)) for length in lengths[places]) <= OPERATIONS_ON_HOST:
-            return places
-    return order
+    return able[spread(lengths[able], job.card, ROWS, OPERATIONS_ON_HOST)] if len(able) else able
 
 
 def _furthest(least: float, one: Outputs, other: Outputs) -> Rows:
@@ -137,8 +131,3 @@ def _furthest(least: float, one: Outputs, other: Outputs) -> Rows:
 def _given(outputs: Outputs) -> Mask:
     """Which rows have a vector: a node says itself of those that have none."""
     return outputs.sound if outputs.dense is None else np.asarray(~np.isnan(outputs.dense).any(axis=1))
-
-
-def _cost(card: ModelCard) -> Callable[[int], float]:
-    cost = cost_of(card.config, card.network_kind)
-    return lambda length: cost.of(1, length) if cost else 0.0
