@@ -10,7 +10,10 @@ from tools.situations import SITUATIONS, SIZES
 
 AGAIN = "interlock demo --scripted --out . --run-id 20260901-080000 --resume"
 SAID = {
-    "well": ("● RUN", "SIMULATED", "eta ", "2 inputs left out, as --max-refused 1%,files allows: s says which and why"),
+    "well": (
+        "● RUN  all is well", "SIMULATED", "eta ",
+        "2 inputs left out, as --max-refused 1%,files allows: s says which and why",
+    ),
     "taken": (
         "▲ CROWDED", "nothing to do now", "cuda:0: others hold 2.0 GiB (pid 4711 kim)", "next batch needs 740.0 MiB",
         "until those end", "eta ",
@@ -39,17 +42,18 @@ SAID = {
     ),
     "server": (
         "✖ WAITING FOR SERVER  watch", "61% uploaded", "7 attempts", "check the server: 503 Service Unavailable",
-        "retries for 3:25 more", "if it gives up, upload the rest with interlock upload runs/20260901-080000 --qdrant",
-        "the run is INCOMPLETE: 1 text parked", "; after the upload retry it with",
+        "retries by itself for 3:25 more",
+        "if it gives up, upload the rest with interlock upload runs/20260901-080000 --qdrant",
+        "the run is INCOMPLETE: 1 text parked", "; after the upload retry it (upload it again after that) with",
         f"{AGAIN} --retry-parked", "interlock doctor --gpu",
     ),
     "deadline": ("▲ LATE", "of work may be more than the 0:40 left: if so it stops then, to be resumed", AGAIN, "eta "),
-    "paused": ("■ PAUSED", "by operator at the console", "P resumes", "P Resume", "S Stop"),
+    "paused": ("■ PAUSED  waits for you", "by operator at the console 0:00 ago; P resumes it", "P Resume", "S Stop"),
     "cpu": (
         "▲ DEGRADED", "sim-bge-m3 on the CPU, only slower: fits on no GPU", f"{AGAIN} --ceiling 3.5GiB", "eta ",
         "on CPU", "left cpu",
     ),
-    "shared": ("at once", "eta ", "EXCL off"),
+    "shared": ("▲ TEXT PARKED", "nothing to do now", "at once", "eta ", "1 warning", "EXCL off"),
     "ended-parked": (
         "✖ INCOMPLETE  watch", "1 text parked, no vector of 3 models (part00_chunks.json record 1",
         f"retry it with {AGAIN} --retry-parked",
@@ -59,7 +63,7 @@ SAID = {
         "✖ RUN PROCESS DIED  watch", f"continue it with {AGAIN}", "last 08:00:",
         "process died: no", "y Copy",
     ),
-    "stopped": ("▲ STOPPED  watch", "by kim@gpu-1 (pid 4711)", f"continue it with {AGAIN}", "y Copy"),
+    "stopped": ("▲ STOPPED  waits for you  watch", "by kim@gpu-1 (pid 4711)", f"continue it with {AGAIN}", "y Copy"),
     "resumed": ("● RUN", "resumed", "eta ", "2 on disk", "0:24 with its process", "kept"),
 }  # fmt: skip
 """What stands on the screen, line breaks or not."""

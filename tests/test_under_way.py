@@ -268,7 +268,7 @@ def test_what_is_told_of_a_server_is_no_older_than_its_answer(tmp_path, monkeypa
         moment[0] += 9
         open_one.note("no route", 2, 51.0)
         found = after(1).detail
-        assert found.startswith("check the server: no route, 2 attempts in 0:10, retries for 0:50 more; ")
+        assert found.startswith("check the server: no route, 2 attempts in 0:10, retries by itself for 0:50 more; ")
         open_one.note()
         assert after(0).word == "UPLOADING"
         open_one.acknowledge(300)
@@ -311,6 +311,7 @@ def test_how_a_run_ended_is_not_hidden_by_its_upload():
     )
     first, second = found.health.concerns
     assert first.remedy == ("if it gives up, upload the rest with", waits.onward)
-    assert second.told == f"the run is INCOMPLETE: why; after the upload continue it with {again.command}"
+    anew = "(upload it again after that)"
+    assert second.told == f"the run is INCOMPLETE: why; after the upload continue it {anew} with {again.command}"
     whole = uploaded(Judgement(health=Health("DONE", "ok")), waits, 5.0)
     assert whole.health.remedy == first.remedy

@@ -5,6 +5,7 @@ toggles that are not as usual, that the picture is old or frozen) goes last.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rich.cells import chop_cells
@@ -30,13 +31,14 @@ WHOLE, ROOMY = 32, 60
 """Cells of the reason of a state up to which it stands beside the rest, where nothing that matters more goes for it; a
 longer one has lines of its own, indented from so many columns on."""
 COMMAND = 80
-"""Columns from which on a command stands below the reason while the run goes on: devices matter more on a small one."""
+"""Columns from which on a command stands below the reason while the run goes on, and what it asks where the first line
+has no room for that: devices matter more on a small one."""
 MIDDLE = 20
 """Cells of what happened below which a long reason is cut at its end."""
 ELAPSED = 40
 END, PASS, ASKS = 4, 10, 13
 """The ranks of when it ends, of how far which pass is, and of what it asks of whoever looks."""
-SPREAD = 16
+SPREAD, ENDS, NAMES = 16, 19, 19
 IN_WORDS = {"shared": "models side by side", "rotating": "models take turns"}
 """What EXCL off means."""
 NOTHING: Mapping[str, str] = {}
@@ -61,41 +63,40 @@ def rows(
     snapshot: Snapshot, width: int, judged: Judgement,
     *, where: str = "", fresh: Attention = CALM, source_kind: str = "live", pending: Mapping[str, str] = NOTHING,
     stale: float | None = None, dropped: int = 0, frozen: bool = False, readonly: bool = False,
-    lines: int = 2,
+    find: str = "", warned: str = "", lines: int = 2,
 ) -> list[Row]:  # fmt: skip
     """Draw a row of `width` cells, and below it the reason of the state where that would be cut, on as many `lines` at
     most; a terminal that has none for that is too small for all else. `where` in the run it stands, if that is past,
-    `fresh` is what was not looked at yet, `pending` are controls that were asked for and do not count yet, `stale` the
-    seconds since anything was heard, `dropped` the events that were not shown."""
+    `fresh` is what was not looked at yet and keys `find`, `warned` the latest warning, `pending` are controls that were
+    asked for and do not count yet, `stale` the seconds since anything was heard, `dropped` the events not shown."""
     kind = "past" if where and source_kind == "watch" else source_kind
     moment = _moment(where, kind)
     marks = _marks(snapshot, kind, readonly)
     reason = 0 if lines else min(WHOLE, max(10, width - 32 - sum(each.size + GAP for each in [*marks, *moment][:1])))
     chip = _chip(snapshot, judged, kind, pending, reason)
-    asks = [Field(ASKS, judged.health.asks, chip[0].style)] * bool(judged.health.asks and len(chip) > 1 and not where)
+    health, counts = judged.health, _counts(fresh, judged.health, width, find, warned)
+    told = health.asks and len(chip) > 1 and not where and not (health.level == "ok" and counts)  # or all is not well
+    asks = [Field(ASKS, health.asks, chip[0].style)] * bool(told)
     left = [*chip, *asks, *marks, *moment, *_where(snapshot, judged, spelt=width >= SPELT)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]
     if width < ROOMY:  # where each cell counts, numbers have none to grow into
         left = [field._replace(text=field.text.strip()) for field in left]
-    below: list[Row] = []
-    if lines and len(chip) > 1 and (width_of(chip[1].text) > WHOLE or 1 not in _standing(left, width)):
+    below, rest = list[Row](), [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
+    rest = [*counts, *rest, *_warnings(snapshot, stale, dropped, frozen)]
+    whole = {1, 2} if asks and width >= COMMAND else {1}
+    if lines and len(chip) > 1 and (width_of(chip[1].text) > WHOLE or not whole <= {*_standing(left, width)}):
         indent = 3 if width >= ROOMY else 1
         room = max(1, width - indent - 1)
         over = not goes_on(snapshot)
-        told = _reasons(judged.health, room, lines, over=over, commands=over or width >= COMMAND)
-        drawn = [Span(fit(line, room), chip[1].style if style is None else style) for line, style in told]
-        below = [fitted([Span(" " * indent), each], width) for each in drawn]
         del left[1]
-    rest = [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
-    rest += _warnings(snapshot, stale, dropped, frozen)
-    counts, named = (_counts(fresh, judged.health, width, spelt=each) for each in (False, True))
-    short, spelt = ({*_standing([*left, *each, *rest], width)} for each in (counts, named))
-    # How far it is and when it ends are worth more than the names of what went wrong, which are counted all the same.
-    needed = {place for place, field in enumerate(left) if place in short and field.rank <= PASS}
-    if needed | {*range(len(left), len(left) + len(named))} <= spelt:
-        counts = named
-    return [_laid(left, [*counts, *rest], width), *below]
+        if len(whole) > 1 and 1 not in _standing([*left, *rest], width):
+            first, *others = health.concerns or (Concern(health.detail),)
+            health = replace(health, concerns=(first._replace(why=f"{health.asks}: {first.why}"), *others))
+        reasons = _reasons(health, room, lines, over=over, commands=over or width >= COMMAND)
+        drawn = [Span(fit(line, room), chip[1].style if style is None else style) for line, style in reasons]
+        below = [fitted([Span(" " * indent), each], width) for each in drawn]
+    return [_laid(left, rest, width), *below]
 
 
 def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool) -> list[tuple[str, str | None]]:
@@ -140,7 +141,8 @@ def _within(sentences: Sequence[str], room: int, most: int, cut: int) -> list[li
     for place in reversed(range(2 - cut if cut else len(laid), len(laid))):
         spare = most - sum(len(lines) for at, lines in enumerate(laid) if at != place)
         if len(laid[place]) > spare:
-            laid[place] = _cut(sentences[place], room, max(1, spare))
+            least = -(-(width_of(sentences[place].rpartition("; ")[2]) + 2 + MIDDLE) // room)  # what to do stays
+            laid[place] = _cut(sentences[place], room, max(least, spare))
     return laid if sum(map(len, laid)) <= most else []
 
 
@@ -205,15 +207,20 @@ def _marks(snapshot: Snapshot, kind: str, readonly: bool) -> list[Field]:
     return fields + [Field(60, "READ-ONLY", "accent")] * (readonly and kind == "live")
 
 
-def _counts(fresh: Attention, health: Health, width: int, *, spelt: bool) -> list[Field]:
+def _counts(fresh: Attention, health: Health, width: int, find: str, warned: str) -> list[Field]:
     """What went wrong, was not looked at and is not told by the reason of the state: what is lost first, in the colour
-    of errors where results lack it. What is refused is among the warnings where it has no words of its own."""
+    of errors where results lack it. What is refused is among the warnings, which are counted, with the keys that show
+    them; what they are follows where there is room."""
     said = "; ".join([health.detail, *(each.why for each in health.concerns)])
-    losses, rest = ([word for word in each.words if word not in said] for each in (fresh.losses, fresh.rest))
-    lost, short = fresh.parked and health.level == "error", f"!{fresh.rest.total}"
+    told = (fresh.losses, Attention(refused=fresh.refused))
+    losses, refused = ([word for word in each.words if word not in said] for each in told)
+    lost, count = fresh.parked and health.level == "error", fresh.warnings + fresh.refused * bool(refused)
     fields = [Field(5, "  ".join(losses), "error" if lost else "warn")] * bool(losses)
-    more = "  ".join(rest) if spelt else short if width < ROOMY else several(fresh.rest.total, "warning")
-    return fields + [Field(5, more, "warn")] * bool(rest)
+    keys = f" ({'type ' * (width >= SPELT)}{find})" * bool(find)
+    short = f"!{count}" if width < ROOMY else several(count, "warning") + keys
+    names = ", ".join([*refused, *[warned] * bool(warned and fresh.warnings)]) * (width >= ROOMY)
+    more = [Field(5, short, "warn"), Field(NAMES, names, "warn", least=MIDDLE)]
+    return fields + more[: 1 + bool(names)] * bool(count)
 
 
 def _nodes(snapshot: Snapshot) -> list[Field]:
@@ -260,7 +267,7 @@ def _times(snapshot: Snapshot, left: Outlook | None) -> list[Field]:
         fields.append(Field(20, f"{words.count(rate):>5} texts/s" + " mean" * at_rest(snapshot)))
     if not goes_on(snapshot) and snapshot.latest_at:
         ended = "ended" if snapshot.over else "last heard"
-        fields.append(Field(22, f"{ended} {words.clock(snapshot.latest_at, '%m-%d %H:%M:%S')}", "dim"))
+        fields.append(Field(ENDS, f"{ended} {words.clock(snapshot.latest_at, '%m-%d %H:%M:%S')}", "dim"))
     return fields
 
 

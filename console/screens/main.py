@@ -210,8 +210,10 @@ class Main(Seeking):
         upload, run = (None, None) if past else (self.source.upload, self.host.run_directory)
         judged = judge(snapshot, snapshot.latest_at if past else now, upload, run)
         steers = snapshot.paused and not self.why_not(named("pause"))
-        more = f"{self.shown_key('pause')} resumes" if steers else self.source.note if snapshot.over else ""
-        health, told = judged.health, [*judged.health.concerns, *[Concern(more)] * bool(more)]
+        more = f"{self.shown_key('pause')} resumes it" if steers else self.source.note if snapshot.over else ""
+        health, told = judged.health, [*judged.health.concerns, *[Concern(more)] * bool(more and not steers)]
+        if steers:  # by a key, which is nearer than a command
+            told[:1] = [Concern("; ".join([*(each.why for each in told[:1]), more]))]
         if health.level == "ok" and judged.attention.allowed and goes_on(snapshot):
             told = [Concern(f"{health.detail}: {self.shown_key('summary')} says which and why", level="ok")]
         detail = "; ".join(filter(None, [health.detail, more]))
@@ -225,6 +227,7 @@ class Main(Seeking):
         silent = past or not goes_on(snapshot) or not snapshot.latest_at
         shown = header.rows(
             snapshot, width, judged, fresh=judged.attention - self._looked, source_kind=self.source.kind,
+            find=f"{self.shown_key('find')}!", warned=self._feed.warned,
             where=self._watched.pace if self._watched else "",
             pending=self.pending, stale=None if silent else now - snapshot.latest_at,
             dropped=self._dropped + self.host.skipped, frozen=self._frozen is not None, readonly=self.readonly,

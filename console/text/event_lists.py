@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from interlock.console.text.event_text import describe
-from interlock.engine.record.events import Entry
+from interlock.engine.record.events import Entry, NodeRefused, ResidueFound, Warned
 from interlock.engine.record.words import safe, several
 from interlock.widgets.panes.events import Line
 
@@ -56,6 +56,14 @@ class Feed:
     def entry(self, seq: int) -> Entry | None:
         """Find the entry of a line; None where it is gone, or is a count of others."""
         return next((held.entry for held in self._held if held.line.seq == held.entry.seq == seq), None)
+
+    @property
+    def warned(self) -> str:
+        """The latest of what is counted as a warning; empty where it is no line any more."""
+        counted = (
+            held for held in reversed(self._held) if isinstance(held.entry.body, Warned | ResidueFound | NodeRefused)
+        )
+        return next((held.line.text for held in counted), "")
 
     def _gap(self, entry: Entry) -> bool:
         """Say that entries are missing before this one."""

@@ -139,7 +139,7 @@ def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
             )
             place += f" ({event.collection})" * (not event.place)
             text = f"{place} has no {event.model} vector: {event.reason}"
-            return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")
+            return Description("warning", "parked", text, f"in {event.collection} without a {event.model} vector")
     assert_never(event)
 
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from interlock.engine.record.facts import node_of, on_host
 from interlock.engine.record.inputs import onward
 from interlock.engine.record.snapshot import GONE, PassView, Snapshot
-from interlock.engine.record.words import command, duration, human_bytes, in_collection, several
+from interlock.engine.record.words import argument, command, duration, human_bytes, in_collection, several
 from interlock.engine.standing import outlook
 from interlock.engine.standing.outcome import allowance, covered
 
@@ -20,10 +20,10 @@ LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED = "LOW MEMORY", "LOW DISK", "MOD
 REFUSED = "INPUT REFUSED"
 TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED, "LATE", REFUSED)
 """The words of a run that goes on and is not well."""
-URGENT = (LOW_MEMORY, LOW_DISK)
-"""Those that may end the run unless somebody does something."""
-WAITS = (CROWDED, DEGRADED, TEXT_PARKED, MODEL_FAILED, "LATE", REFUSED)
-"""Those with which it goes on by itself, for now."""
+ASKS = dict.fromkeys((LOW_MEMORY, LOW_DISK), "act now") | dict.fromkeys((PAUSED, "STOPPED"), "waits for you")
+ASKS |= dict.fromkeys((CROWDED, DEGRADED, TEXT_PARKED, MODEL_FAILED, "LATE", REFUSED), "nothing to do now")
+"""Whether anybody is needed: where a run may end unless somebody acts, where it does nothing until it is told to, and
+where it goes on by itself, for now."""
 Level = Literal["ok", "idle", "warn", "error"]
 PATIENCE, FIRST_PATIENCE, BATCHES = 60.0, 300.0, 8
 """Seconds without any progress after which a run has stalled: in a pass that has committed a batch in this session, and
@@ -73,10 +73,9 @@ class Health:
 
     @property
     def asks(self) -> str:
-        """What a run that goes on and is not well asks of whoever looks at it."""
-        if self.word in URGENT:
-            return "act now"
-        return "nothing to do now" * (self.word in WAITS and not self.stuck)
+        """What a run asks of whoever looks at it; one that is well, though something is to be told of it, says so."""
+        levels = {self.level, *(each.level or self.level for each in self.concerns)}
+        return ASKS.get(self.word, "all is well" * (levels == {"ok"})) * (not self.stuck)
 
     @property
     def remedy(self) -> Remedy | None:
@@ -140,7 +139,8 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
         "LATE": _Concern(outlook.late(snapshot, now), "after that continue it with"),
         REFUSED: _left_out(snapshot),
     }
-    told = {PAUSED: _Concern(_paused(snapshot, now))} if snapshot.paused else {}
+    go_on = command(["ctl", argument(run), "resume"]) if run else ""
+    told = {PAUSED: _Concern(_paused(snapshot, now), "resume it with", instead=go_on)} if snapshot.paused else {}
     told |= {word: concern for word, concern in found.items() if concern.why}
     allowed = [told.pop(REFUSED)] if REFUSED in told and told[REFUSED].level == "ok" else []
     if told:  # the first gives the word: what may end the run before what it lacks; none hides another
@@ -154,8 +154,16 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
 
 def _solved(concern: _Concern, snapshot: Snapshot, run: Path | None) -> Concern:
     """Write the command that does something about it, if one does."""
-    told = concern.instead or (run and onward(snapshot, run, *concern.flags)) if concern.when else None
-    return Concern(concern.why, Remedy(concern.when, told) if told else None, concern.level)
+    told, when = concern.instead, concern.when
+    if when and run and not told:
+        told = onward(snapshot, run, *concern.flags)
+        when = uploading(when, "the upload follows by itself" * ("server" in snapshot.config and not goes_on(snapshot)))
+    return Concern(concern.why, Remedy(when, told) if when and told else None, concern.level)
+
+
+def uploading(when: str, then: str) -> str:
+    """Say beside when a command is run what becomes of the upload after it."""
+    return f"{when.removesuffix('with')}({then}) with" if then else when
 
 
 def _at_end(snapshot: Snapshot) -> list[_Concern]:

@@ -17,6 +17,7 @@ from interlock.engine.record.rundir import NO_WORD
 from interlock.engine.record.snapshot import GONE, DeviceView, Snapshot
 from interlock.engine.record.words import duration, safe, several
 from interlock.engine.standing.health import (
+    CHECK,
     KEPT,
     STALLED,
     Concern,
@@ -27,6 +28,7 @@ from interlock.engine.standing.health import (
     health,
     lost_devices,
     some,
+    uploading,
 )
 from interlock.engine.standing.outcome import covered
 from interlock.engine.standing.outlook import Outlook, time_left
@@ -151,9 +153,11 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     worse = max(state.level, found.level, key=LEVELS.index)
     ran, concerns = f"the run is {state.word}" * (state.level in LEVELS[2:]), list(found.concerns)
     for concern in state.concerns if ran else ():
-        remedy, first = concern.remedy, len(concerns) == len(found.concerns)
-        when = remedy and "after the upload " * going + remedy.when.removeprefix(KEPT)
-        told = Remedy(when, remedy.command) if remedy and when else None
+        told, first = concern.remedy, len(concerns) == len(found.concerns)
+        if told and told.command != CHECK:
+            again = "upload it again after that" * (upload.to.url not in told.command)
+            when = "after the upload " * going + told.when.removeprefix(KEPT)
+            told = told._replace(when=uploading(when, again))
         concerns.append(Concern(f"{ran}: " * first + concern.why, told, concern.level or state.level))
     share = upload.latest.rows / upload.to.rows if upload.to.rows else float(bool(upload.to.collection))
     detail = "; ".join(filter(None, [found.detail, ran]))
@@ -172,7 +176,7 @@ def _on_its_way(upload: Upload, now: float) -> Health:
     ends = duration(max(0.0, latest.until - now))
     if latest.attempts:
         last = f"{safe(latest.waits, SAID)}, {several(latest.attempts, 'attempt')} in {since}"
-        why = f"check the server: {last}, retries for {ends} more"
+        why = f"check the server: {last}, retries by itself for {ends} more"
     elif latest.at and now - latest.at > SLOW:
         why = f"check the server: no answer for {duration(now - latest.at)}, the upload waits for it"
     elif latest.waits:

@@ -66,7 +66,7 @@ def _paces(snapshot: Snapshot, width: int) -> list[tuple[int, list[Span]]]:
 def _facts(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
     """What was saved and what was left out, a line each with its rank."""
     (wanted,) = _sums(snapshot.passes, "rows")
-    computed = sum(each.done.rows for each in snapshot.passes)
+    computed = sum(each.done.rows - each.parked for each in snapshot.passes)
     left = wanted - snapshot.rows_before
     new = f"{count(computed - snapshot.rows_before)} of {count(left)} new"
     read, again = _sums([each.read for each in snapshot.collections], "chunks", "duplicates")
