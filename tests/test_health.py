@@ -10,7 +10,7 @@ from interlock.engine.record import events as ev
 from interlock.engine.record.facts import Memory, Readings, Setting, Tenant
 from interlock.engine.record.fold import fold
 from interlock.engine.record.snapshot import GONE, Snapshot, snapshot
-from interlock.engine.record.state import RunState
+from interlock.engine.record.state import Control, RunState
 from interlock.engine.standing.health import Health, ended, health
 from interlock.engine.standing.judgement import Attention, attention
 from interlock.engine.standing.outlook import time_left
@@ -287,6 +287,29 @@ def test_a_text_whose_file_nobody_wrote_down_counts_from_1_like_its_event() -> N
     found = now(replace(sample(), parked=1, first_parked=parked))
     assert "(text 1,396: not finite)" in found.detail
     assert "text 1,396 of the run" in line_of(parked)
+
+
+def test_a_state_says_whether_anybody_is_needed() -> None:
+    calm = sample(parked=0)
+    for run, asks in (
+        (replace(calm, paused=True), "waits for you"), (sample(phase="stopped", parked=0), "waits for you"),
+        (refusing(calm, "1%,files"), "all is well"), (sample(phase="completed", parked=0), "all is well"),
+        (sample(phase="completed", parked=0, lost=(1,)), ""), (sample(parked=1), "nothing to do now"),
+        (sample(phase="failed", parked=0), ""),
+    ):  # fmt: skip
+        assert now(run).asks == asks, run.phase
+
+
+def test_a_paused_run_is_resumed_and_one_that_ended_continued_with_a_command_that_says_if_an_upload_follows() -> None:
+    here, calm = Path("runs/one"), sample(parked=0)
+    asked = Control(control="pause", value="yes", who="kim", at=calm.latest_at - 5)
+    held = health(replace(calm, paused=True, controls=(asked,)), calm.latest_at, here)
+    assert held.told == "by kim 0:05 ago; resume it with interlock ctl runs/one resume"
+    over = sample(phase="stopped", reason="stopped by kim", parked=0)
+    server = replace(over, config={"server": Setting("http://gpu-9:6333", "flag")})
+    for run, when in ((over, "continue it with"), (server, "continue it (the upload follows by itself) with")):
+        told = health(run, run.latest_at, here).remedy
+        assert told and told.when.endswith(when) and ("--qdrant http://gpu-9:6333" in told.command) is (run is server)
 
 
 def test_of_several_things_that_are_wrong_none_hides_another() -> None:

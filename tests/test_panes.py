@@ -204,6 +204,31 @@ def test_what_went_wrong_is_named_in_a_wide_header_and_counted_in_a_narrow_one_u
     assert "!" not in _text(_head(sample(), 80))
 
 
+def test_a_warning_is_named_where_there_is_room_and_else_the_keys_that_show_it_are() -> None:
+    one = Attention(warnings=1)
+    for width, told in ((200, "1 warning (type /!)  the index is old"), (80, "1 warning (/!)"), (40, "!1")):
+        line = _text(_head(sample(), width, fresh=one, find="/!", warned="the index is old")).splitlines()[0]
+        assert line.rstrip().endswith(told)
+    calm = dataclasses.replace(_now(sample(parked=0)), health=Health("RUN", "ok", "2 inputs left out"))
+    for fresh in (one, Attention()):
+        said = _text(header.rows(sample(parked=0), 120, calm, fresh=fresh))
+        assert ("all is well" in said) is (fresh is not one)
+
+
+def test_what_a_state_asks_stands_before_its_reason_where_the_first_line_is_full() -> None:
+    more = {"fresh": Attention(warnings=1), "find": "/!", "pending": {"schedule": "shared"}}
+    first, below = plain(_head(sample(kind="sim"), 80, **more))
+    assert "EXCL off*" in first and below.strip() == "nothing to do now: 1 text parked, no vector"
+    (whole,) = plain(_head(sample(kind="sim"), 160, **more))
+    assert "  1 text parked, no vector  nothing to do now  " in whole
+
+
+def test_vectors_that_are_new_are_those_that_there_are() -> None:
+    for lacking, told in ((0, "240 of 240 new"), (3, "237 of 240 new")):
+        each = one_pass(0, done=10, batches=10, parked=lacking)
+        assert told in _text(drawn(cache, replace(sample(), passes=(each,)), 80, 9))
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_the_past_says_so_and_when_at_every_width_and_that_it_is_simulated(width: int) -> None:
     for snapshot in (sample(kind="sim"), sample(kind="sim", phase="incomplete", reason="why " * 30)):

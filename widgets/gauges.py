@@ -82,11 +82,8 @@ def signed(facts: Sequence[Figure]) -> list[Span]:
     """Facts beside one another, those of a part of the gauge behind its sign."""
     spans: list[Span] = []
     for fact in facts:
-        spans += [
-            Span("  "),
-            *([Span(fact.sign, fact.style), Span(" ")] if fact.style else []),
-            Span(fact.text, fact.tone),
-        ]
+        sign = [Span(fact.sign, fact.style), Span(" ")] if fact.style else []
+        spans += [Span("  "), *sign, Span(fact.text, fact.tone)]
     return spans[1:]
 
 

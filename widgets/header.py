@@ -12,7 +12,7 @@ from rich.cells import chop_cells
 
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, pass_of, percent, remaining, several
-from interlock.engine.standing.health import PAUSED, Concern, Health, Level, at_rest, batches_of, goes_on
+from interlock.engine.standing.health import PAUSED, Concern, Health, at_rest, batches_of, goes_on
 from interlock.engine.standing.judgement import CALM, Attention, Judgement
 from interlock.engine.standing.outlook import Outlook
 from interlock.widgets import formats as words
@@ -38,7 +38,7 @@ MIDDLE = 20
 ELAPSED = 40
 END, PASS, ASKS = 4, 10, 13
 """The ranks of when it ends, of how far which pass is, and of what it asks of whoever looks."""
-SPREAD, ENDS, NAMES = 16, 19, 19
+SPREAD, NAMES, ENDS = 16, 18, 19
 IN_WORDS = {"shared": "models side by side", "rotating": "models take turns"}
 """What EXCL off means."""
 NOTHING: Mapping[str, str] = {}
@@ -106,32 +106,28 @@ def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool
     concerns = health.concerns or (Concern(health.detail),)
     first = next((at for at, each in enumerate(concerns) if each.remedy), -1)
     shapes = [(last, flows) for last in (len(concerns), first) for flows in (False, True)] if commands else []
-    choices = list[tuple[list[tuple[str, list[str], Level | None]], int]]()
-    for last, flows in [*shapes, (-1, False)]:
-        laid = [_phrased(each, room, stands=at <= last, flows=flows) for at, each in enumerate(concerns)]
-        choices += [(laid, cut) for cut in ((0, 1, 2) if over and not flows else (0,))]
-    for shown, cut in [*choices, (laid, 1), (laid, 2)]:
-        left = most - sum(len(does) for _, does, _ in shown)
-        if whys := _within([why for why, _, _ in shown], room, left, cut):
+    tries = [(*shape, cut) for shape in shapes for cut in range(1 + 2 * (over and not shape[1]))]
+    for last, flows, cut in [*tries, *((-1, False, cut) for cut in range(3))]:
+        whys, does = zip(*(_phrased(each, room, at <= last, flows) for at, each in enumerate(concerns)), strict=True)
+        if laid := _within(whys, room, most - sum(map(len, does)), cut):
             break
     else:
-        return [(line, None) for line in _cut("; ".join(why for why, _, _ in laid), room, most)]
+        return [(line, None) for line in _cut("; ".join(each.why for each in concerns), room, most)]
     told = list[tuple[str, str | None]]()
-    for why, (_, does, level) in zip(whys, shown, strict=True):
+    for why, command, (_, _, level) in zip(laid, does, concerns, strict=True):
         style = None if level is None else "" if level == "ok" else words.LEVEL_STYLES[level]
-        told += [*((line, style) for line in why), *((line, "bold") for line in does)]
+        told += [*((line, style) for line in why), *((line, "bold") for line in command)]
     return told
 
 
-def _phrased(concern: Concern, room: int, *, stands: bool, flows: bool) -> tuple[str, list[str], Level | None]:
-    """The sentence of a concern, the lines of its command where that `stands`, and its level; a command that `flows`,
-    or has room at the end of the sentence, is a part of it."""
-    why, remedy, level = concern
+def _phrased(concern: Concern, room: int, stands: bool, flows: bool) -> tuple[str, list[str]]:
+    """The sentence of a concern, and the lines of its command where that `stands`; one that `flows`, or has room at the
+    end of the sentence, is a part of it."""
+    why, remedy, _ = concern
     if not remedy or not stands:
-        return why, [], level
-    if flows or width_of(concern.told) <= room:
-        return concern.told, [], level
-    return f"{why}; {remedy.when}", wrapped(remedy.command, room), level
+        return why, []
+    flows = flows or width_of(concern.told) <= room
+    return (concern.told, []) if flows else (f"{why}; {remedy.when}", wrapped(remedy.command, room))
 
 
 def _within(sentences: Sequence[str], room: int, most: int, cut: int) -> list[list[str]]:
@@ -148,9 +144,8 @@ def _within(sentences: Sequence[str], room: int, most: int, cut: int) -> list[li
 
 def _laid_out(reason: str, room: int) -> list[str]:
     """Break a reason into lines so that no word stands alone on the last one, where that takes no line more."""
-    return min(
-        (wrapped(reason, cells) for cells in (room, room - 9)), key=lambda each: (len(each), " " not in each[-1])
-    )
+    laid = (wrapped(reason, cells) for cells in (room, room - 9))
+    return min(laid, key=lambda each: (len(each), " " not in each[-1]))
 
 
 def _cut(reason: str, room: int, most: int) -> list[str]:
@@ -164,7 +159,8 @@ def _cut(reason: str, room: int, most: int) -> list[str]:
 def _abridged(reason: str, room: int) -> str:
     """Leave out the middle of a reason that has no room: it begins with what happened and ends with what to do."""
     why, _, then = reason.rpartition("; ")
-    kept = room - width_of(then) - 2
+    first, kept = why.partition("; ")[0], room - width_of(then) - 2
+    why = first if first != why and width_of(first) <= kept else why
     return reason if width_of(reason) <= room or kept < MIDDLE else f"{fit(why, kept).rstrip()}; {then}"
 
 
@@ -218,7 +214,8 @@ def _counts(fresh: Attention, health: Health, width: int, find: str, warned: str
     fields = [Field(5, "  ".join(losses), "error" if lost else "warn")] * bool(losses)
     keys = f" ({'type ' * (width >= SPELT)}{find})" * bool(find)
     short = f"!{count}" if width < ROOMY else several(count, "warning") + keys
-    names = ", ".join([*refused, *[warned] * bool(warned and fresh.warnings)]) * (width >= ROOMY)
+    names = ", ".join([*refused, *[warned] * bool(warned and fresh.warnings)])
+    names = fit(names, min(width_of(names), ROOMY)) * (width >= ROOMY)
     more = [Field(5, short, "warn"), Field(NAMES, names, "warn", least=MIDDLE)]
     return fields + more[: 1 + bool(names)] * bool(count)
 

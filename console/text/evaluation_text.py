@@ -100,10 +100,7 @@ def pooled_text(found: PooledComparison) -> str:
 def sheet_text(sheet: Sheet) -> str:
     """Write how far a sheet of questions is judged, how its ways differ, and how many questions more tell them
     apart."""
-    chunks, left = (
-        sum(len(each.points) for each in sheet.questions.values()),
-        sum(map(sheet.left, sheet.questions.values())),
-    )
+    chunks, left = (sum(map(of, sheet.questions.values())) for of in (lambda each: len(each.points), sheet.left))
     done = f"{several(len(sheet.questions), 'question')}, {len(sheet.done):,} of them done"
     if without := len(sheet.done) - len(sheet.answered):
         done += f" ({without:,} without an answer)"

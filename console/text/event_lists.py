@@ -60,10 +60,8 @@ class Feed:
     @property
     def warned(self) -> str:
         """The latest of what is counted as a warning; empty where it is no line any more."""
-        counted = (
-            held for held in reversed(self._held) if isinstance(held.entry.body, Warned | ResidueFound | NodeRefused)
-        )
-        return next((held.line.text for held in counted), "")
+        kinds = Warned | ResidueFound | NodeRefused
+        return next((held.line.text for held in reversed(self._held) if isinstance(held.entry.body, kinds)), "")
 
     def _gap(self, entry: Entry) -> bool:
         """Say that entries are missing before this one."""

@@ -152,11 +152,8 @@ def _delivered(event: ev.Delivers) -> Description:
         case ev.Warned():
             return Description("warning", "warning", event.message or "(no message)")
         case ev.RunClosed():
-            with_all = (
-                f" with {several(event.mitigations, 'mitigation')}"
-                if event.mitigations and event.status == "completed"
-                else ""
-            )
+            steps = event.mitigations * (event.status == "completed")
+            with_all = f" with {several(steps, 'mitigation')}" * bool(steps)
             again = event.reason.startswith(f"{event.status} ")  # stopped by somebody: the word is said once
             said = event.reason if again else f"{event.status}{with_all}{_because(event.reason)}"
             return Description(_severity(event), "run", f"run {said}")

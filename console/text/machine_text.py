@@ -134,10 +134,8 @@ def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
             text = f"{pass_of(event.model_pass)} on {event.device}: memory pressure is over, whole batches fit again"
             return Description("notice", "mitigation", text)
         case ev.RowParked():
-            place = (
-                in_collection(event.collection, event.place) if event.place else f"text {event.row + 1:,} of the run"
-            )
-            place += f" ({event.collection})" * (not event.place)
+            place = in_collection(event.collection, event.place)
+            place = place if event.place else f"text {event.row + 1:,} of the run ({event.collection})"
             text = f"{place} has no {event.model} vector: {event.reason}"
             return Description("warning", "parked", text, f"in {event.collection} without a {event.model} vector")
     assert_never(event)

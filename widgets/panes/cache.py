@@ -129,11 +129,9 @@ def _series(snapshot: Snapshot) -> list[Series]:
         now = sum(device.memory.occupied for device in here if device.memory)
         text = f"{amount(now, ceiling):>6} of {amount(ceiling, ceiling)} {unit(ceiling)}"
         made.append(Series("occupied", text, values, told, ceiling, lambda size: amount(size, ceiling)))
-        heat, busy = ([each.told(figure) for each in here] for figure in ("temperature", "utilisation"))
-        warmest, mean = (
-            _together([each for each in heat if each], max),
-            _together([each for each in busy if each], fmean),
-        )
+        told_of = [[each.told(figure) for each in here] for figure in ("temperature", "utilisation")]
+        heat, busy = (list(filter(None, each)) for each in told_of)
+        warmest, mean = _together(heat, max), _together(busy, fmean)
         made.append(Series("warmest", f"{warmest[-1] if warmest else 0:>6.0f} C", warmest, told, HOT))
         made.append(Series("busy", f"{mean[-1] if mean else 0:>5.0f}%", mean, told, scale="{:.0f}%".format))
     return made
