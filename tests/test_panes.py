@@ -224,9 +224,10 @@ def test_what_a_state_asks_stands_before_its_reason_where_the_first_line_is_full
 
 
 def test_vectors_that_are_new_are_those_that_there_are() -> None:
-    for lacking, told in ((0, "240 of 240 new"), (3, "237 of 240 new")):
-        each = one_pass(0, done=10, batches=10, parked=lacking)
-        assert told in _text(drawn(cache, replace(sample(), passes=(each,)), 80, 9))
+    for lacking, before, told in ((0, 0, "240 of 240 new"), (3, 0, "237 of 240 new"), (3, 240, "237 kept, 0 of 3 new")):
+        each = one_pass(0, done=10, batches=10, parked=lacking, reused=0)
+        run = replace(sample(), passes=(each,), rows_before=before)
+        assert told in _text(drawn(cache, run, 80, 9))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])

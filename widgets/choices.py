@@ -87,13 +87,8 @@ class Choices(OptionList, inherit_bindings=False):
                     self._draw(number)
             return
         self._keys, self._pointed, self._heads = list(blocks), None, heads if blocks else ()
-        above = (
-            [_content(heads)]
-            if self._heads
-            else []
-            if blocks
-            else [Content("\n".join(f" {drawn(line)}" for line in none))]
-        )
+        silent = [] if blocks else [Content("\n".join(f" {drawn(line)}" for line in none))]
+        above = [_content(heads)] if self._heads else silent
         options = [self._content(number) for number in range(len(self._keys))]
         self.set_options([*(Option(each, disabled=True) for each in above), *map(Option, options)])
         if blocks:

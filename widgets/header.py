@@ -106,8 +106,8 @@ def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool
     concerns = health.concerns or (Concern(health.detail),)
     first = next((at for at, each in enumerate(concerns) if each.remedy), -1)
     shapes = [(last, flows) for last in (len(concerns), first) for flows in (False, True)] if commands else []
-    tries = [(*shape, cut) for shape in shapes for cut in range(1 + 2 * (over and not shape[1]))]
-    for last, flows, cut in [*tries, *((-1, False, cut) for cut in range(3))]:
+    tries = [(*shape, cut) for shape in shapes for cut in range(1 + 3 * (over and not shape[1]))]
+    for last, flows, cut in [*tries, *((-1, False, cut) for cut in range(4))]:
         whys, does = zip(*(_phrased(each, room, at <= last, flows) for at, each in enumerate(concerns)), strict=True)
         if laid := _within(whys, room, most - sum(map(len, does)), cut):
             break
@@ -132,13 +132,15 @@ def _phrased(concern: Concern, room: int, stands: bool, flows: bool) -> tuple[st
 
 def _within(sentences: Sequence[str], room: int, most: int, cut: int) -> list[list[str]]:
     """Lay sentences out on so many lines at `most`, none where they do not fit: with a `cut` of 1 those behind the
-    first lose what is in their middle, the last one first, with 2 that one too, down to a line each."""
+    first lose what is in their middle, the last one first, with 2 that one too, with 3 down to a line each."""
     laid = [_laid_out(each, room) for each in sentences]
-    for place in reversed(range(2 - cut if cut else len(laid), len(laid))):
+    for place in reversed(range(max(0, 2 - cut) if cut else len(laid), len(laid))):
         spare = most - sum(len(lines) for at, lines in enumerate(laid) if at != place)
         if len(laid[place]) > spare:
-            least = -(-(width_of(sentences[place].rpartition("; ")[2]) + 2 + MIDDLE) // room)  # what to do stays
-            laid[place] = _cut(sentences[place], room, max(least, spare))
+            least = (
+                width_of(sentences[place].rpartition("; ")[2]) + 1 + MIDDLE
+            ) // room  # more lines: what to do stays
+            laid[place] = _cut(sentences[place], room, max(1 + least * (cut < 3), spare))
     return laid if sum(map(len, laid)) <= most else []
 
 

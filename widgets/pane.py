@@ -132,9 +132,8 @@ class Pane(ScrollView, can_focus=True):
             # Blended with what is behind it: a partial style would lose the alpha of its colour.
             first, _, over = name.partition(" ")  # of a second name its colour alone
             style = self.get_component_rich_style(f"pane--{first}") if first else Style.null()
-            style += (
-                Style(color=self.get_component_rich_style(f"pane--{over}").color, bold=True) if over else Style.null()
-            )
+            if over:
+                style += Style(color=self.get_component_rich_style(f"pane--{over}").color, bold=True)
             segments.append(Segment(drawn(text, LONGEST), base + style))
         return Strip(segments).adjust_cell_length(width, base)
 

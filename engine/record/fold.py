@@ -193,7 +193,7 @@ def _reopen(state: RunState, event: ev.RunResumed, before: float) -> None:
         state.started = replace(state.started, **called_with)
     for told in (state.retries, state.failures, state.hosted, state.models):
         told.clear()
-    state.deadline = 0.0
+    state.deadline, state.rows_before = 0.0, sum(share.done.rows for share in state.shares())
     state.status, state.reason, state.exit_code = None, "", None
     state.current_pass, state.batch_index = None, None
     state.cpu_fallback, state.paused = _fallback(event.config), False
@@ -212,8 +212,6 @@ def _reopen(state: RunState, event: ev.RunResumed, before: float) -> None:
         done = {None, *state.committed.get(model_pass, ())}
         for name, rows in collections.items():
             collections[name] = {row: parked for row, parked in rows.items() if parked.batch_index in done}
-    lacking = sum(len(rows) for collections in state.parked.values() for rows in collections.values())
-    state.rows_before = sum(share.done.rows for share in state.shares()) - lacking
 
 
 def _fallback(config: Mapping[str, Setting]) -> bool:

@@ -66,9 +66,8 @@ def _paces(snapshot: Snapshot, width: int) -> list[tuple[int, list[Span]]]:
 def _facts(snapshot: Snapshot) -> list[tuple[int, list[Span]]]:
     """What was saved and what was left out, a line each with its rank."""
     (wanted,) = _sums(snapshot.passes, "rows")
-    computed = sum(each.done.rows - each.parked for each in snapshot.passes)
-    left = wanted - snapshot.rows_before
-    new = f"{count(computed - snapshot.rows_before)} of {count(left)} new"
+    before, there = _vectors(snapshot)
+    new = f"{count(there - before)} of {count(wanted - before)} new"
     read, again = _sums([each.read for each in snapshot.collections], "chunks", "duplicates")
     (refused,) = _sums(snapshot.collections, "refused")
     return [
@@ -193,9 +192,15 @@ def _models(snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
+def _vectors(snapshot: Snapshot) -> tuple[int, int]:
+    """Vectors that there are: of earlier sessions, and in all."""
+    there = sum(each.done.rows - each.parked for each in snapshot.passes)
+    return min(snapshot.rows_before, there), there
+
+
 def _spared(snapshot: Snapshot) -> list[str]:
     """Vectors that this session need not compute: of earlier sessions, and of other runs."""
-    (reused,), before = _sums(snapshot.passes, "reused"), snapshot.rows_before
+    (reused,), (before, _) = _sums(snapshot.passes, "reused"), _vectors(snapshot)
     return [f"{count(before)} kept"] * bool(before) + [f"{count(reused)} reused"] * bool(reused)
 
 
