@@ -137,10 +137,8 @@ def _within(sentences: Sequence[str], room: int, most: int, cut: int) -> list[li
     for place in reversed(range(max(0, 2 - cut) if cut else len(laid), len(laid))):
         spare = most - sum(len(lines) for at, lines in enumerate(laid) if at != place)
         if len(laid[place]) > spare:
-            least = (
-                width_of(sentences[place].rpartition("; ")[2]) + 1 + MIDDLE
-            ) // room  # more lines: what to do stays
-            laid[place] = _cut(sentences[place], room, max(1 + least * (cut < 3), spare))
+            end = width_of(sentences[place].rpartition("; ")[2])  # which says what to do, and stays
+            laid[place] = _cut(sentences[place], room, max(1 + (end + 1 + MIDDLE) // room * (cut < 3), spare))
     return laid if sum(map(len, laid)) <= most else []
 
 
