@@ -79,9 +79,7 @@ class Main(Seeking):
         self._zoomed = False
         self._frozen: Picture | None = None
         """What the screen was frozen on, until it is released."""
-        self._since = time.time()
-        self._looked = Attention()
-        self._notice = ""
+        self._since, self._looked, self._notice = time.time(), Attention(), ""
         self._remedy: Remedy | None = None
         self._header = Bar(id="header")
         self._header_lines = 1
@@ -227,9 +225,8 @@ class Main(Seeking):
         silent = past or not goes_on(snapshot) or not snapshot.latest_at
         shown = header.rows(
             snapshot, width, judged, fresh=judged.attention - self._looked, source_kind=self.source.kind,
-            find=f"{self.shown_key('find')}!", warned=self._feed.warned,
-            where=self._watched.pace if self._watched else "",
-            pending=self.pending, stale=None if silent else now - snapshot.latest_at,
+            where=self._watched.pace if self._watched else "", find=f"{self.shown_key('find')}!",
+            pending=self.pending, stale=None if silent else now - snapshot.latest_at, warned=self._feed.warned,
             dropped=self._dropped + self.host.skipped, frozen=self._frozen is not None, readonly=self.readonly,
             lines=reason_lines(*self.size, zoomed=self._zoomed, over=not goes_on(snapshot)),
         )  # fmt: skip
