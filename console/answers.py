@@ -238,14 +238,14 @@ def schema(options: argparse.Namespace) -> int:
 
 
 def eval(options: argparse.Namespace) -> int:
-    """Judge a roster, or plan that."""
-    from interlock.console.text.evaluation_text import amounts_text, evaluation_text
+    """Judge a roster by one collection or several, or plan that."""
+    from interlock.console.text.evaluation_text import amounts_text, evaluation_text, pooled_text
     from interlock.engine.evaluation.report import dumps
     from interlock.engine.flows import evaluate as flow
 
     settings = configuration(options)
-    names = [each.name for each in fields(flow.EvaluationRequest)]
-    request = flow.EvaluationRequest(**{name: getattr(options, name) for name in names})
+    given = {each.name: getattr(options, each.name) for each in fields(flow.EvaluationRequest)}
+    request, *others = (flow.EvaluationRequest(**{**given, "data": data}) for data in options.data)
     check_file("--json", options.json, begin=b'{\n "')
     check_file("--calibrate", options.calibrate, begin=b"roster = ")
     check_several({"--json": options.json, "--calibrate": options.calibrate, "--run-out": options.run_out})
@@ -253,15 +253,21 @@ def eval(options: argparse.Namespace) -> int:
         raise UsageError(
             f"--calibrate writes a file for --config, which takes one: drop it, and set roster in {options.config}"
         )
+    if options.calibrate and others:
+        raise UsageError("--calibrate writes the weights of one collection: name one")
     with progress() as done:
         listener = Listener(partial(Telemetry, None), say, done)
         if options.plan:
-            print(amounts_text(flow.amounts(settings, request, listener)))
+            for each in (request, *others):
+                print(*[f"{each.data}:"] * bool(others), amounts_text(flow.amounts(settings, each, listener)), sep="\n")
             return ExitCode.COMPLETED
-        found = flow.evaluate(settings, request, listener)
+        together = flow.evaluate_sets(settings, (request, *others), listener) if others else None
+        found, *more = together.evaluations if together else [flow.evaluate(settings, request, listener)]
     if options.json:
-        atomic.write_bytes(options.json, dumps(found))
-    tell(evaluation_text(found, whole=not (sys.stdout and sys.stdout.isatty()), worst=options.worst))
+        atomic.write_bytes(options.json, dumps(together or found))
+    whole = not (sys.stdout and sys.stdout.isatty())
+    texts = [evaluation_text(each, whole=whole, worst=options.worst) for each in (found, *more)]
+    tell("\n\n\n".join([*texts, pooled_text(together)] if together else texts))
     if options.calibrate:
         atomic.write_bytes(options.calibrate, flow.weights_file(found, request.data))
         print()

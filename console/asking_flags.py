@@ -142,8 +142,11 @@ def eval(command: argparse.ArgumentParser) -> None:
     of --devices, else on the CPU, and kept, so that a second evaluation takes seconds. Of a run the vectors that it
     delivered are judged, and its models and weights.
     """
-    text = "directory of a judged collection, or of a run; or irds:NAME, what ir_datasets has by that name"
-    command.add_argument("data", type=PATH, metavar="DATA", help=text)
+    text = (
+        "directory of a judged collection, or of a run; or irds:NAME, what ir_datasets has by that name; several "
+        "collections are judged one by one and together"
+    )
+    command.add_argument("data", type=PATH, nargs="+", metavar="DATA", help=text)
     text = (
         'queries in place of queries.jsonl, and for a run: {"_id": ..., "text": ...} a line, or a .tsv (id, tab, text)'
     )

@@ -588,6 +588,47 @@ def test_texts_are_computed_on_gpus_and_found_again_and_judged_as_those_of_the_c
     assert "completed" not in run(place, *on_gpus).stderr
 
 
+@pytest.mark.usefixtures("evaluated")
+def test_several_sets_are_judged_one_by_one_and_together_as_comparing_their_files_does(place):
+    judged(place / "other", **{"qrels/test.tsv": [f"q{at}\td{at // 2}\t1" for at in range(12)]})
+    flags = ("--config", "interlock.toml", "--roster", "a,b", "--sparse", "words")
+    how = {"env": {"INTERLOCK_CACHE": str(place / "cache")}, "cwd": place}
+    said = interlock("eval", "set", "other", *flags, "--json", "both.json", **how).stdout
+    both, alone = (json.loads((place / name).read_text()) for name in ("both.json", "eval.json"))
+    assert [each["data"] for each in both["evaluations"]] == ["set", "other"]
+    assert both["sets"] == {"set": 40, "other": 12}
+    assert [way["values"] for way in both["evaluations"][0]["ways"]] == [way["values"] for way in alone["ways"]]
+    for each in both["evaluations"]:
+        (place / f"one {each['data']}.json").write_text(json.dumps(each))
+    interlock("compare", "one set.json", "one other.json", "--json", "pooled.json", cwd=place)
+    assert json.loads((place / "pooled.json").read_text())["differences"] == both["differences"]
+    heads = [
+        next(line for line in said.splitlines() if line.startswith(name)) for name in ("set:", "other:", "The mean")
+    ]
+    assert [said.index(each) for each in heads] == sorted(said.index(each) for each in heads)
+    assert "of 2 sets over 52 judged queries" in said
+    planned = interlock("eval", "set", "other", *flags, "--plan", **how).stdout
+    assert [line for line in planned.splitlines() if line.endswith(":")] == ["set:", "other:"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("set",), "set is named twice: name each collection once"),
+        (("lone",), "lone has one judged query, which tells nothing: drop it, or judge more"),
+        (("nowhere",), "nowhere does not exist"),
+        (("lone", "--qrels", "set/qrels/test.tsv"), "--qrels is of one collection: judge each by itself"),
+        (("lone", "--run-out", "lists"), "--run-out is of one collection: judge each by itself"),
+        (("lone", "--calibrate", "w.toml"), "--calibrate writes the weights of one collection: name one"),
+    ],
+)
+def test_sets_that_cannot_be_judged_together_are_refused_before_anything_is_computed(place, words, said):
+    if not (place / "lone").exists():
+        judged(place / "lone", **{"qrels/test.tsv": ["q0\td0\t1"]})
+    ended = interlock("eval", "set", *words, "--roster", place / "nothing", cwd=place, check=2)
+    assert said in ended.stderr and "judging" not in ended.stderr
+
+
 def test_weights_are_written_as_a_file_that_a_run_takes(place, tiny_a, tiny_b):
     nearest = nearest_others(sentence_transformer(tiny_a).encode(TEXTS, normalize_embeddings=True))
     grades = ["query-id\tcorpus-id\tscore", *(f"q{at}\td{text}\t1" for at, text in enumerate(nearest))]

@@ -3,7 +3,7 @@
 What is told holds for these sets, of which other queries might have been judged, and says nothing of other sets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.comparing import ComparedRun, PairedDifference
-from interlock.engine.evaluation.report import MAIN, Interval, MeasuredWay, Values, differences
+from interlock.engine.evaluation.report import MAIN, Evaluation, Interval, MeasuredWay, Values, differences
 from interlock.engine.record import atomic
 
 
@@ -34,6 +34,12 @@ class PooledComparison(Struct, frozen=True, kw_only=True):
     sets: Annotated[dict[str, int], Meta(description="judged queries of each set, by the name of its file")]
     differences: list[PooledDifference]
     notes: list[str]
+
+
+class PooledEvaluation(PooledComparison, frozen=True, kw_only=True):
+    """What a roster finds in several sets, and what they say together."""
+
+    evaluations: list[Evaluation]
 
 
 class _Told(Struct, frozen=True):
@@ -62,6 +68,17 @@ def pool_files(files: Sequence[Path]) -> PooledComparison:
     for file, each in zip(files, told, strict=True):
         if told.count(each) > 1:
             raise UsageError(f"compare: {file} says what another file says: name each set once")
+    return _pooled(dict(zip(map(str, files), told, strict=True)))
+
+
+def pool_evaluations(found: Mapping[str, Evaluation]) -> PooledEvaluation:
+    """Pool what one roster finds in several sets, by name, two judged queries or more of each."""
+    together = _pooled({name: _Told(each.query_ids, each.ways) for name, each in found.items()})
+    return PooledEvaluation(evaluations=[*found.values()], **msgspec.structs.asdict(together))
+
+
+def _pooled(sets: Mapping[str, _Told]) -> PooledComparison:
+    told = [*sets.values()]
     known, pairs = [each.values() for each in told], told[0].pairs()
     there = [pair for pair in pairs if all({(pair[0], name) for name in pair[1:]} <= each.keys() for each in known)]
     if not there:
@@ -74,7 +91,7 @@ def pool_files(files: Sequence[Path]) -> PooledComparison:
         if pair not in there
     ]
     return PooledComparison(
-        sets={str(file): len(each.query_ids) for file, each in zip(files, told, strict=True)},
+        sets={name: len(each.query_ids) for name, each in sets.items()},
         differences=[
             PooledDifference(
                 measure=how, run=run, against=against, difference=each, sets=[float(own.mean()) for own in sets]

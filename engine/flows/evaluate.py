@@ -20,6 +20,7 @@ from interlock.engine.evaluation.delivered import DeliveredCollection, calibrate
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, sides_of
 from interlock.engine.evaluation.judgements import NAMED, Judged, read_grades, read_judged, read_named, read_queries
 from interlock.engine.evaluation.judging import Judge
+from interlock.engine.evaluation.strata import PooledEvaluation, pool_evaluations
 from interlock.engine.evaluation.ways import check_run_out, write_runs
 from interlock.engine.evaluation.weighing import QueryParts, material_of, parted
 from interlock.engine.flows import Listener
@@ -33,7 +34,7 @@ from interlock.engine.record.inputs import now_at
 from interlock.engine.record.rundir import JOURNAL, is_run
 from interlock.engine.record.words import duration, several
 from interlock.engine.search.rerank import Rerank
-from interlock.engine.settings import Configuration, load
+from interlock.engine.settings import Configuration, flag_of, load
 from interlock.engine.targets.files.exported import ExportedRun
 from interlock.engine.targets.shard import MANIFEST
 from interlock.engine.targets.stores import is_store
@@ -229,6 +230,23 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
     usual, grades = judge.hybrid or judge.base, [material.grades[at] for at in parts.tested]
     worst = hardest(usual.found, material.queries, grades, judged.queries, judged.texts)
     return msgspec.structs.replace(found, worst_of=usual.name, worst=worst)
+
+
+def evaluate_sets(
+    settings: Configuration, requests: Sequence[EvaluationRequest], listener: Listener
+) -> PooledEvaluation:
+    """Judge a roster by several collections, one after another, and together. Raises UsageError for one that cannot be
+    judged, or not with others, before anything is computed."""
+    places = [str(request.data) for request in requests]
+    for request in requests:
+        for flag in (flag for flag in ("queries", "qrels", "run_out") if getattr(request, flag)):
+            raise UsageError(f"{flag_of(flag)} is of one collection: judge each by itself, and pool them with compare")
+        if places.count(str(request.data)) > 1:
+            raise UsageError(f"{request.data} is named twice: name each collection once")
+        if len(_checked(settings, request, Listener())[1].tested) < 2:
+            raise UsageError(f"{request.data} has one judged query, which tells nothing: drop it, or judge more")
+    found = [evaluate(settings, request, listener) for request in requests]
+    return pool_evaluations(dict(zip(places, found, strict=True)))
 
 
 def _checked(
