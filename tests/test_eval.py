@@ -617,8 +617,8 @@ def test_several_sets_are_judged_one_by_one_and_together_as_comparing_their_file
         (("set",), "set is named twice: name each collection once"),
         (("lone",), "lone has one judged query, which tells nothing: drop it, or judge more"),
         (("nowhere",), "nowhere does not exist"),
-        (("lone", "--qrels", "set/qrels/test.tsv"), "--qrels is of one collection: judge each by itself"),
-        (("lone", "--run-out", "lists"), "--run-out is of one collection: judge each by itself"),
+        (("lone", "--qrels", "set/qrels/test.tsv"), "--qrels is of one collection: drop it, or judge each alone"),
+        (("lone", "--run-out", "lists"), "--run-out is of one collection: drop it, or judge each alone"),
         (("lone", "--calibrate", "w.toml"), "--calibrate writes the weights of one collection: name one"),
     ],
 )

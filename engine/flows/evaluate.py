@@ -240,7 +240,9 @@ def evaluate_sets(
     places = [str(request.data) for request in requests]
     for request in requests:
         for flag in (flag for flag in ("queries", "qrels", "run_out") if getattr(request, flag)):
-            raise UsageError(f"{flag_of(flag)} is of one collection: judge each by itself, and pool them with compare")
+            raise UsageError(
+                f"{flag_of(flag)} is of one collection: drop it, or judge each alone and pool them with compare"
+            )
         if places.count(str(request.data)) > 1:
             raise UsageError(f"{request.data} is named twice: name each collection once")
         if len(_checked(settings, request, Listener())[1].tested) < 2:
