@@ -158,8 +158,11 @@ def eval(command: argparse.ArgumentParser) -> None:
     command.add_argument("--qrels", type=PATH, metavar="FILE", help=text)
     text = "split in qrels/ to be measured (default test, or the only one)"
     command.add_argument("--split", metavar="NAME", help=text)
-    text = "what to do with judgements of texts or queries that are not there (default error)"
-    command.add_argument("--missing", choices=("error", "drop"), default="error", help=text)
+    text = (
+        "what to do with judgements of texts or queries that are not there (default error): drop them, or count the "
+        "texts as not found, as trec_eval does"
+    )
+    command.add_argument("--missing", choices=("error", "drop", "count"), default="error", help=text)
     _collection(command, "of the run; required if it has several")
     text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
     _options(command, "rerank", text=text)
@@ -200,7 +203,8 @@ def compare(command: argparse.ArgumentParser) -> None:
 def _measuring(command: argparse.ArgumentParser) -> None:
     """Add what is measured, and where figures are written."""
     text = (
-        'measures as ir-measures names them: nDCG@k, P@k, R@k, AP, RR, Judged@k (default "nDCG@10 R@100 RR@10"); the '
+        'measures as ir-measures or trec_eval name them: nDCG@k, P@k, R@k, AP, RR, Judged@k (default "nDCG@10 R@100 '
+        'RR@10"); the '
         "first is that of queries that differ most"
     )
     command.add_argument("--measures", type=str.split, default=(), metavar="NAMES", help=text)

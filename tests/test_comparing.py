@@ -97,6 +97,14 @@ def test_a_measure_that_is_unknown_or_of_longer_lists_is_refused(name):
         measures_of(["nDCG@10", name], 100)
 
 
+def test_measures_may_have_the_names_of_trec_eval():
+    names = ["map", "ndcg_cut_10", "P_5", "recall.1000", "recip_rank", "ndcg", "P@5"]
+    assert measures_of(names, None) == ("AP", "nDCG@10", "P@5", "R@1000", "RR", "nDCG")
+    for name in ("recall_1000", "P_x", "map_"):
+        with pytest.raises(UsageError, match="--measures: "):
+            measures_of([name], 100)
+
+
 def test_measures_may_have_the_names_of_others_and_come_once():
     assert measures_of(["MAP", "AP", "MRR@10", "Recall@1000"], None) == ("AP", "RR@10", "R@1000")
 
@@ -134,6 +142,28 @@ def test_runs_are_compared_by_the_t_test_of_their_queries_with_wins_ties_and_los
     apart = [abs(each.values["a"] - each.values["b"]) for each in found.apart]
     assert len(apart) == 10 and apart == sorted(apart, reverse=True)
     assert found.notes[-1] == "told" and "40 judged queries tell a difference" in found.notes[0]
+    apart = np.subtract(*(own.values["nDCG@10"] for own in found.runs)).std(ddof=1)
+    assert (
+        f"in nDCG@10 from chance 8 times in 10, where its standard deviation over them is {apart:.3f}".replace(
+            "0.", "."
+        )
+        in found.notes[0]
+    )
+
+
+def test_a_measure_that_looks_further_than_some_lists_go_is_told_of():
+    grades = {f"q{at}": {"d3": 1} for at in range(20)}
+    long = {query: ranked("d0", "d1", "d2", "d3") for query in grades}
+    runs = {"long": long, "short": {query: dict([*hits.items()][:2]) for query, hits in long.items()}}
+
+    def told(names, *measures):
+        notes = compared({name: runs[name] for name in names}, grades, measures, {}, []).notes
+        return [note for note in notes if "end after" in note]
+
+    (note,) = told(runs, "AP", "R@3", "P@2", "RR@1")
+    assert note == "the lists of short end after 2 hits, those of long after 4: by AP, R@3 nothing is found beyond"
+    assert told(runs, "P@2", "RR@1") == told(["long"], "AP", "R@4") == []
+    assert told(["short"], "AP", "R@100") == ["the lists of short end after 2 hits: by R@100 nothing is found beyond"]
 
 
 def test_few_queries_have_no_star_and_a_query_that_is_not_answered_counts_nothing():

@@ -210,6 +210,8 @@ def test_the_difference_that_so_many_queries_tell_is_found_eight_times_in_ten():
     draws = [differences([generator.normal(least, 0.15, 60)])[0] for _ in range(1500)]
     assert np.mean([each.significant for each in draws]) == pytest.approx(0.8, abs=0.03)
     assert "tell no difference" in reach(19) and f"{least:.3f}"[1:] in reach(60)
+    assert reach(60).endswith("is .150, as it mostly is") and reach(60, 0.3).endswith("over them is .300")
+    assert f" {smallest_told(60, 0.3):.3f} in AP".replace("0.", ".") in reach(60, 0.3, "AP")
 
 
 def test_a_handful_of_queries_that_agree_is_no_significant_difference():
@@ -234,7 +236,9 @@ def test_the_bill_is_that_of_all_models_and_of_the_best_alone():
     assert bill("a", {"a": model(60), "b": model(None)}) == ""
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0123, "+.012"), (-0.0004, "0"), (-1.0, "-1.000"), (0.1, "+.100")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "+.012"), (-0.0004, "-.000"), (1e-17, "0"), (-1.0, "-1.000"), (0.1, "+.100")]
+)
 def test_a_difference_is_written_with_its_sign(value, text):
     assert signed(value) == text
 
@@ -590,25 +594,25 @@ def test_texts_are_computed_on_gpus_and_found_again_and_judged_as_those_of_the_c
 
 @pytest.mark.usefixtures("evaluated")
 def test_several_sets_are_judged_one_by_one_and_together_as_comparing_their_files_does(place):
-    judged(place / "other", **{"qrels/test.tsv": [f"q{at}\td{at // 2}\t1" for at in range(12)]})
+    judged(place / "second", **{"qrels/test.tsv": [f"q{at}\td{at // 2}\t1" for at in range(12)]})
     flags = ("--config", "interlock.toml", "--roster", "a,b", "--sparse", "words")
     how = {"env": {"INTERLOCK_CACHE": str(place / "cache")}, "cwd": place}
-    said = interlock("eval", "set", "other", *flags, "--json", "both.json", **how).stdout
+    said = interlock("eval", "set", "second", *flags, "--json", "both.json", **how).stdout
     both, alone = (json.loads((place / name).read_text()) for name in ("both.json", "eval.json"))
-    assert [each["data"] for each in both["evaluations"]] == ["set", "other"]
-    assert both["sets"] == {"set": 40, "other": 12}
+    assert [each["data"] for each in both["evaluations"]] == ["set", "second"]
+    assert both["sets"] == {"set": 40, "second": 12}
     assert [way["values"] for way in both["evaluations"][0]["ways"]] == [way["values"] for way in alone["ways"]]
     for each in both["evaluations"]:
         (place / f"one {each['data']}.json").write_text(json.dumps(each))
-    interlock("compare", "one set.json", "one other.json", "--json", "pooled.json", cwd=place)
+    interlock("compare", "one set.json", "one second.json", "--json", "pooled.json", cwd=place)
     assert json.loads((place / "pooled.json").read_text())["differences"] == both["differences"]
     heads = [
-        next(line for line in said.splitlines() if line.startswith(name)) for name in ("set:", "other:", "The mean")
+        next(line for line in said.splitlines() if line.startswith(name)) for name in ("set:", "second:", "The mean")
     ]
     assert [said.index(each) for each in heads] == sorted(said.index(each) for each in heads)
     assert "of 2 sets over 52 judged queries" in said
-    planned = interlock("eval", "set", "other", *flags, "--plan", **how).stdout
-    assert [line for line in planned.splitlines() if line.endswith(":")] == ["set:", "other:"]
+    planned = interlock("eval", "set", "second", *flags, "--plan", **how).stdout
+    assert [line for line in planned.splitlines() if line.endswith(":")] == ["set:", "second:"]
 
 
 @pytest.mark.parametrize(
@@ -625,7 +629,7 @@ def test_several_sets_are_judged_one_by_one_and_together_as_comparing_their_file
 def test_sets_that_cannot_be_judged_together_are_refused_before_anything_is_computed(place, words, said):
     if not (place / "lone").exists():
         judged(place / "lone", **{"qrels/test.tsv": ["q0\td0\t1"]})
-    ended = interlock("eval", "set", *words, "--roster", place / "nothing", cwd=place, check=2)
+    ended = interlock("eval", "set", *words, "--config", "interlock.toml", "--roster", "a", cwd=place, check=2)
     assert said in ended.stderr and "judging" not in ended.stderr
 
 

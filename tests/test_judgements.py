@@ -8,6 +8,7 @@ import pytest
 import interlock as product
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.evaluation.judgements import read_grades, read_judged, read_named, read_run
+from interlock.engine.evaluation.report import measured
 from tests.builders import interlock
 
 GRADES = {"q0": {"d0": 2, "d1": 0, "d2": -1}, "q1": {"d1": 1}}
@@ -84,6 +85,18 @@ def test_judgements_of_what_is_not_there_are_dropped_with_their_count_where_that
     assert [note.partition(" (")[0] for note in found.notes] == [
         "2 judgements dropped of texts that are not in the corpus",
         "1 judgement dropped of unknown queries",
+    ]
+
+
+def test_texts_that_are_not_there_count_as_not_found_where_that_is_asked_as_trec_eval_has_it(tmp_path):
+    file = tmp_path / "judged.txt"
+    file.write_text("q0 0 d0 1\nq0 0 d9 1\nq7 0 d0 1\n")
+    found = read_grades(file, {"q0": "a"}, {"d0"}, count=True)
+    assert found.grades == {"q0": {"d0": 1, "d9": 1}}
+    assert measured([{"d0": 1.0}], [*found.grades.values()])["R@100"][0] == 0.5
+    assert [note.partition(" (")[0] for note in found.notes] == [
+        "1 judgement dropped of unknown queries",
+        "1 judgement of texts that are not in the corpus: these are not found",
     ]
 
 

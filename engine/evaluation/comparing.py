@@ -107,8 +107,9 @@ def compared(
             if spread[at] > 0
         ],
         notes=[
-            report.reach(len(ids)),
+            report.reach(len(ids), max(map(_spread, apart[: len(others)]), default=0.0), measures[0]),
             *report.few_queries(len(ids)),
+            *_depths(lists, measures),
             *judged_apart(lists, [(name, first) for name in others], judged),
             *notes,
         ],
@@ -131,6 +132,25 @@ def compare_files(
         raise UsageError(f"compare: {twice[0]} is named twice: name each run once")
     lists = {name: read_run(file) for name, file in zip(told, runs, strict=True)}
     return compared(lists, judged.grades, wanted, texts, judged.notes)
+
+
+def _spread(apart: report.Values) -> float:
+    return float(apart.std(ddof=1)) if len(apart) > 1 else 0.0
+
+
+def _depths(lists: Mapping[str, Lists], measures: Sequence[str]) -> list[str]:
+    """Warn of measures that look deeper than the lists of some run go, which another run's may."""
+    depths = {name: max(map(len, own)) for name, own in lists.items()}
+    short, long = (by(depths, key=lambda name: depths[name]) for by in (min, max))
+    deeper = report.looking_deeper(measures, depths[short])
+    if depths[short] == depths[long]:
+        deeper = [name for name in deeper if "@" in name]  # the others are of all hits, of each alike
+    if not deeper:
+        return []
+    beside = f", those of {long} after {depths[long]}" if depths[short] < depths[long] else ""
+    return [
+        f"the lists of {short} end after {depths[short]} hits{beside}: by {', '.join(deeper)} nothing is found beyond"
+    ]
 
 
 def _outcomes(apart: report.Values) -> dict[str, int]:

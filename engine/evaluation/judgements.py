@@ -89,10 +89,11 @@ def read_judged(
     qrels: Path | None = None,
     *,
     drop: bool = False,
+    count: bool = False,
 ) -> Judged:
     """Read a judged collection: of its splits `split` is measured (None: `test`, or the only one), unless `queries` and
-    `qrels` are read instead; `drop` judgements of what is not there. Raises UsageError for what cannot be used, with
-    its file and line."""
+    `qrels` are read instead; `drop` judgements of what is not there, or `count` its texts as not found. Raises
+    UsageError for what cannot be used, with its file and line."""
     texts, left_out = dict[str, str](), list[str]()
     files, notes = ({"test": qrels}, []) if qrels else _splits(directory / "qrels", split)
     for place, line in _texts(directory / "corpus.jsonl"):
@@ -100,7 +101,7 @@ def read_judged(
         if not texts[line.id]:
             left_out.append(place)
     asked = read_queries(queries or directory / "queries.jsonl")
-    found = {name: read_grades(file, asked, texts.keys(), drop=drop) for name, file in files.items()}
+    found = {name: read_grades(file, asked, texts.keys(), drop=drop, count=count) for name, file in files.items()}
     splits = {name: each.grades for name, each in found.items()}
     if both := sorted(splits["test"].keys() & splits.get("train", {}).keys()):
         raise UsageError(
@@ -131,7 +132,7 @@ def _splits(directory: Path, wanted: str | None) -> tuple[dict[str, Path], list[
     return files, [f"judged by the split {chosen}"] if chosen != "test" else []
 
 
-def read_named(name: str, *, drop: bool = False) -> Judged:
+def read_named(name: str, *, drop: bool = False, count: bool = False) -> Judged:
     """Read the collection that ir_datasets knows by this name, which it fetches where it has not yet. Raises UsageError
     for one that cannot be judged by, UnavailableError where it cannot be had."""
     try:
@@ -151,7 +152,7 @@ def read_named(name: str, *, drop: bool = False) -> Judged:
     except (OSError, RuntimeError) as error:
         raise UnavailableError(f"ir_datasets cannot read {name}: {error}: fetch it where there is a network") from error
     places = ((f"{name}, judgement {number}", *row) for number, row in enumerate(rows, 1))
-    found = _graded(places, name, queries, texts.keys(), drop=drop)
+    found = _graded(places, name, queries, texts.keys(), drop=drop, count=count)
     left_out = [id for id, text in texts.items() if not text]
     return Judged(
         {id: text for id, text in texts.items() if text}, queries, {"test": found.grades}, left_out, found.notes
@@ -167,15 +168,21 @@ def read_queries(file: Path) -> dict[str, str]:
 
 
 def read_grades(
-    file: Path, queries: Mapping[str, str] | None, texts: Members[str] | None, *, drop: bool = False
+    file: Path,
+    queries: Mapping[str, str] | None,
+    texts: Members[str] | None,
+    *,
+    drop: bool = False,
+    count: bool = False,
 ) -> Judgements:
     """Read judgements: BEIR's `query-id<tab>corpus-id<tab>score` a line under a line of heads, or TREC's `query
     iteration text grade` with any blanks; `.gz` is read as it is. Keep the queries that have a word and an answer.
 
     Raises UsageError for a line that is none, for a query or a text that is not there (unless judgements of those are
-    dropped, or these are None and nobody knows), for a text that is judged twice, and where no query has an answer.
+    dropped, or texts counted as not found, or these are None and nobody knows), for a text that is judged twice, and
+    where no query has an answer.
     """
-    return _graded(judged_lines(file), str(file), queries, texts, drop=drop)
+    return _graded(judged_lines(file), str(file), queries, texts, drop=drop, count=count)
 
 
 def judged_lines(file: Path) -> Iterator[tuple[str, str, str, str]]:
@@ -202,6 +209,7 @@ def _graded(
     texts: Members[str] | None,
     *,
     drop: bool,
+    count: bool,
 ) -> Judgements:
     grades, absent = dict[str, dict[str, int]](), Counter[str]()
     for place, query, text, score in rows:
@@ -213,12 +221,12 @@ def _graded(
             raise UsageError(f"{place}: a score of {score:.30} is above {MOST}: use grades from 0 to {MOST}")
         lacks = "query" if queries is not None and query not in queries else ""
         lacks = lacks or ("text" if texts is not None and text not in texts else "")
-        if lacks and not drop:
+        if lacks and not (drop or count):
             where = f"query {query!r:.100} is not among the queries" if lacks == "query" else ""
             where = where or f"text {text!r:.100} is not in the corpus"
-            raise UsageError(f"{place}: {where}: add it, drop the line, or pass --missing drop")
+            raise UsageError(f"{place}: {where}: add it, drop the line, or pass --missing drop or count")
         absent[lacks] += 1
-        if lacks:
+        if lacks and not (count and lacks == "text"):
             continue
         if text in grades.setdefault(query, {}):
             raise UsageError(f"{place}: text {text!r:.100} is judged twice for query {query!r:.100}: drop one line")
@@ -230,10 +238,13 @@ def _graded(
     if not answered:
         raise UsageError(f"{source}: no query has a text with a score above 0: nothing can be judged by it")
     notes = [
-        f"{several(absent[what], 'judgement')} dropped of {where} (--missing drop): measures may be higher for it"
+        f"{several(absent[what], 'judgement')} dropped of {where} (--missing {'count' if count else 'drop'}): measures "
+        "may be higher for it"
         for what, where in (("text", "texts that are not in the corpus"), ("query", "unknown queries"))
-        if absent[what]
+        if absent[what] and not (count and what == "text")
     ]
+    if count and absent["text"]:
+        notes.append(f"{several(absent['text'], 'judgement')} of texts that are not in the corpus: these are not found")
     if unanswered := len(asked) - len(answered):
         notes.append(f"{several(unanswered, 'judged query', 'judged queries')} without an answer skipped")
     return Judgements(answered, notes)

@@ -2,6 +2,7 @@
 eval --json` writes of that, with sentences that say no more than the figures do. Pure.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -20,6 +21,8 @@ MEASURES = ("nDCG@10", "R@100", "RR@10")
 """As ir-measures names them. Gains are the grades; recall and reciprocal rank count grades above 0 as answers."""
 KINDS = ("nDCG", "P", "R", "AP", "RR", "Judged")
 """What else may be measured, to any depth."""
+_TREC = re.compile(r"(map|ndcg|P|recall|recip_rank)((_cut)?[_.]\d+)?$")
+"""Measures as trec_eval names them."""
 MAIN = MEASURES[0]
 DEEPEST = 100
 CONFIDENCE = 0.95
@@ -146,12 +149,13 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 
 
 def measures_of(names: Sequence[str], deepest: int | None) -> tuple[str, ...]:
-    """Read measures as ir-measures names them, of lists that are `deepest` deep (None: as deep as they are). Raises
-    UsageError for one that is not among `KINDS`, or needs longer lists, and UnavailableError without ir-measures."""
+    """Read measures as ir-measures or trec_eval name them, of lists that are `deepest` deep (None: as deep as they
+    are). Raises UsageError for one that is not among `KINDS`, or needs longer lists, and UnavailableError without
+    ir-measures."""
     library, found = _library(), list[str]()
     for name in names:
         try:
-            measure = library.parse_measure(name)
+            measure = library.parse_trec_measure(name)[0] if _TREC.match(name) else library.parse_measure(name)
             measure.validate_params()
         except (ValueError, NameError, AssertionError):
             measure = None
@@ -163,6 +167,12 @@ def measures_of(names: Sequence[str], deepest: int | None) -> tuple[str, ...]:
             raise UsageError(f"--measures: {name!r:.60} is of longer lists than are made: use {deepest} at most")
         found.append(str(measure))
     return tuple(dict.fromkeys(found))
+
+
+def looking_deeper(measures: Sequence[str], depth: int) -> list[str]:
+    """Name the measures, as `measures_of` has them, that look at more than the first `depth` hits."""
+    parsed = {name: _library().parse_measure(name).params.get("cutoff") for name in measures}
+    return [name for name, cutoff in parsed.items() if cutoff is None or cutoff > depth]
 
 
 def measured(
@@ -292,20 +302,24 @@ def few_queries(queries: int) -> list[str]:
     return [few] if queries < FEW else []
 
 
-def reach(queries: int) -> str:
-    """Say how small a difference so many judged queries tell from chance."""
+def reach(queries: int, spread: float = 0.0, measure: str = MAIN) -> str:
+    """Say how small a difference so many judged queries tell from chance, by the standard deviation that it has over
+    them (0: it is not known yet)."""
     if queries < FEWEST:
         return f"{_judged(queries)} tell no difference from chance: judge {FEWEST} or more"
-    least = f"{smallest_told(queries):.3f}".replace("0.", ".", 1)
-    return (
-        f"{_judged(queries)} tell a difference of {least} in {MAIN} from chance 8 times in 10; smaller ones need more"
-    )
+    least, wide = (_figure(each) for each in (smallest_told(queries, spread or SPREAD), spread or SPREAD))
+    known = wide if spread else f"{wide}, as it mostly is"
+    told = f"{_judged(queries)} tell a difference of {least} in {measure} from chance 8 times in 10"
+    return f"{told}, where its standard deviation over them is {known}"
 
 
 def signed(value: float) -> str:
-    """Write a difference in three digits, with its sign: +.012."""
-    text = f"{value:+.3f}".replace("0.", ".", 1)
-    return "0" if text in ("+.000", "-.000") else text
+    """Write a difference in three digits, with its sign: +.012; -.000 for a small one, 0 for none."""
+    return f"{value:+.3f}".replace("0.", ".", 1) if abs(value) > 1e-9 else "0"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}".replace("0.", ".", 1)
 
 
 def _judged(queries: int) -> str:

@@ -62,15 +62,20 @@ class EvaluationRequest:
     measures: Sequence[str] = ()
     run_out: Path | None = None
     missing: str = "error"
-    """What becomes of judgements of texts and queries that are not there: error or drop."""
+    """What becomes of judgements of texts and queries that are not there: error, drop, or count as not found."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"--limit: expected a whole number of at least 1, got {self.limit}")
-        if self.missing not in ("error", "drop"):
-            raise UsageError(f"--missing: got {self.missing!r:.30}: use error or drop")
+        if self.missing not in ("error", "drop", "count"):
+            raise UsageError(f"--missing: got {self.missing!r:.30}: use error or drop, or count")
         if self.seed < 0:
             raise UsageError(f"--seed: expected a whole number of at least 0, got {self.seed}")
+
+    @property
+    def absent(self) -> dict[str, bool]:
+        """What becomes of these, as readers of judgements take it."""
+        return {how: self.missing == how for how in ("drop", "count")}
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,10 @@ def subject_of(settings: Configuration, request: EvaluationRequest) -> Subject:
     for flag in (flag for flag, value in idle.items() if value is not None):
         raise UsageError(f"--{flag} says nothing about {name}{' with --qrels' if request.qrels else ''}: drop it")
     if listed:
-        judged = read_named(name.removeprefix(NAMED), drop=request.missing == "drop")
+        judged = read_named(name.removeprefix(NAMED), **request.absent)
     else:
         _check_place(request.data)
-        judged = read_judged(
-            request.data, request.split, request.queries, request.qrels, drop=request.missing == "drop"
-        )
+        judged = read_judged(request.data, request.split, request.queries, request.qrels, **request.absent)
     registry, policy = extended(settings.models), policy_of(settings)
     specs = settings.settings.members(registry)
     models = [(spec, read_card(spec, resolve(spec, policy, lambda _: None), "cpu")) for spec in specs]
@@ -142,7 +145,8 @@ def _check_place(data: Path) -> None:
     else:
         return
     raise UsageError(
-        f"{data} {what}: name a directory with {CORPUS}, queries.jsonl and qrels/test.tsv, or that of a run"
+        f"{data} {what}: name a directory with {CORPUS}, queries.jsonl and qrels/test.tsv, or that of a run, which "
+        "takes texts of other files and is judged by --queries and --qrels"
     )
 
 
@@ -157,7 +161,7 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
     if request.split is not None:
         raise UsageError("--split: a run is judged by the file of --qrels: drop it")
     queries = read_queries(request.queries)
-    graded = read_grades(request.qrels, queries, found.texts.keys(), drop=request.missing == "drop")
+    graded = read_grades(request.qrels, queries, found.texts.keys(), **request.absent)
     judged = Judged(found.texts, queries, {"test": graded.grades}, (), graded.notes)
     registry, policy = extended(settings.models or models_of(request.data)), policy_of(settings)
     models = [card_of(entry, registry, policy) for entry in found.roster]

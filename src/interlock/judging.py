@@ -29,16 +29,17 @@ def evaluate(
     split: str | None = None,
     measures: str | Sequence[str] = (),
     run_out: AnyPath | None = None,
-    missing: Literal["error", "drop"] = "error",
+    missing: Literal["error", "drop", "count"] = "error",
 ) -> "Evaluation":
     """Judge the roster of `settings` by the judged collection in `data` (a directory, or a name of ir_datasets behind
     `irds:`) or what a run has delivered of `collection`, by its `split` or by the files `queries` and `qrels`: the
     figures of `interlock eval --json`.
 
     `limit` judges by so many queries, which `seed` draws. `measures` are named as ir-measures does (`"nDCG@10 AP"`);
-    what every way found is written into `run_out` as TREC runs; judgements of what is `missing` may be dropped. Texts
-    are encoded once, on GPUs where there are some, and kept; progress goes to stderr. Raises UsageError for what cannot
-    be judged by, naming file and line, UnavailableError for a model that is not there, and without ir-measures.
+    what every way found is written into `run_out` as TREC runs; judgements of what is `missing` may be dropped, or its
+    texts counted as not found. Texts are encoded once, on GPUs where there are some, and kept; progress goes to stderr.
+    Raises UsageError for what cannot be judged by, naming file and line, UnavailableError for a model that is not
+    there, and without ir-measures.
     """
     configuration = configured(settings)
     from interlock.console.writing import Telemetry, progress, say
