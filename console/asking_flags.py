@@ -40,7 +40,7 @@ def search(command: argparse.ArgumentParser) -> None:
     command.add_argument("query", nargs="?", metavar="QUERY", help="search query; without one, the search screen opens")
     _collection(command, "to search; required if the store has several")
     _copy(command)
-    text = "number of chunks (default 5, on the screen 20)"
+    text = "number of chunks (default 5, on the screen 20); above 100 also how many of each list are blended"
     command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
     command.add_argument("--json", action="store_true", help="print one JSON object per line")
     text = "tell each chunk's rank and score by stage, and milliseconds by stage"
