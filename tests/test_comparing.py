@@ -100,7 +100,7 @@ def test_a_measure_that_is_unknown_or_of_longer_lists_is_refused(name):
 def test_measures_may_have_the_names_of_trec_eval():
     names = ["map", "ndcg_cut_10", "P_5", "recall.1000", "recip_rank", "ndcg", "P@5"]
     assert measures_of(names, None) == ("AP", "nDCG@10", "P@5", "R@1000", "RR", "nDCG")
-    for name in ("recall_1000", "P_x", "map_"):
+    for name in ("recall_1000", "P_x", "map_", "recall", "recip_rank_10"):
         with pytest.raises(UsageError, match="--measures: "):
             measures_of([name], 100)
 

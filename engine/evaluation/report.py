@@ -21,7 +21,7 @@ MEASURES = ("nDCG@10", "R@100", "RR@10")
 """As ir-measures names them. Gains are the grades; recall and reciprocal rank count grades above 0 as answers."""
 KINDS = ("nDCG", "P", "R", "AP", "RR", "Judged")
 """What else may be measured, to any depth."""
-_TREC = re.compile(r"(map|ndcg|P|recall|recip_rank)((_cut)?[_.]\d+)?$")
+_TREC = re.compile(r"(map|ndcg)(_cut[_.]\d+)?$|(P|recall)[_.]\d+$|recip_rank$")
 """Measures as trec_eval names them."""
 MAIN = MEASURES[0]
 DEEPEST = 100
