@@ -249,12 +249,12 @@ def eval(options: argparse.Namespace) -> int:
     check_file("--json", options.json, begin=b'{\n "')
     check_file("--calibrate", options.calibrate, begin=b"roster = ")
     check_several({"--json": options.json, "--calibrate": options.calibrate, "--run-out": options.run_out})
+    if options.calibrate and others:
+        raise UsageError("--calibrate writes the weights of one collection: name one")
     if options.calibrate and options.config:
         raise UsageError(
             f"--calibrate writes a file for --config, which takes one: drop it, and set roster in {options.config}"
         )
-    if options.calibrate and others:
-        raise UsageError("--calibrate writes the weights of one collection: name one")
     with progress() as done:
         listener = Listener(partial(Telemetry, None), say, done)
         if options.plan:
