@@ -54,6 +54,13 @@ def test_a_line_of_a_paused_run_says_so_before_it_says_how_far():
     assert "paused" not in progress(sample()) + bar(sample(), 120)
 
 
+def test_the_last_pass_of_a_run_has_as_long_as_the_run():
+    now = sample()
+    last = replace(now, passes=now.passes[:2])
+    assert "left in this pass" in progress(now) and "left in this pass" not in progress(last)
+    assert "left in all" in progress(last)
+
+
 def test_a_run_is_copied_for_a_line_that_is_due_and_not_for_each_look(tmp_path, monkeypatch):
     monkeypatch.setattr("interlock.console.front_ends.headless.interval", lambda elapsed: 0.5)
     monkeypatch.setattr("interlock.console.front_ends.headless.POLL_SECONDS", 0.02)

@@ -314,7 +314,7 @@ def test_what_cannot_be_asked_is_refused_in_pythons_words(place: Path, asked, wh
         (["metadata.code=7", "metadata.code!=7"], "no chunk has all of metadata.code=7, metadata.code!=7"),
         (
             ["metadata.lang>1"],
-            "no chunk has metadata.lang>1: > compares numbers, and cells of a CSV file are texts",
+            "no chunk has metadata.lang>1: > compares numbers, and there are texts, as cells of a CSV file are",
         ),
         (["metadata=en"], "no chunk has metadata=en"),
     ],

@@ -10,6 +10,7 @@ import shlex
 import struct
 import tracemalloc
 from dataclasses import replace
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.feather
@@ -151,6 +152,10 @@ def test_what_json_has_no_kind_for_is_a_text_with_all_its_digits(tmp_path):
             "raw": pa.array([b"\x00\xff"]),
             "gone": pa.array([float("nan")]),
             "tags": pa.array([["x", "y"]]),
+            "price": pa.array([Decimal("24.30")]),
+            "key": pa.array([Decimal("12345678901234567890")]),
+            "fine": pa.array([Decimal("1.00000000000000000001")]),
+            "within": pa.array([[{"each": Decimal("0.1")}]]),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
@@ -162,6 +167,10 @@ def test_what_json_has_no_kind_for_is_a_text_with_all_its_digits(tmp_path):
         "raw": "AP8=",
         "gone": None,
         "tags": ["x", "y"],
+        "price": 24.3,
+        "key": 12345678901234567890,
+        "fine": "1.00000000000000000001",
+        "within": [{"each": 0.1}],
     }
 
 
@@ -366,9 +375,11 @@ def test_a_test_collection_without_titles_is_read_as_it_is(tmp_path, title):
 
 
 def test_a_record_with_a_title_alone_is_its_title(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(lines([{"text": each, "title": "Only a title"} for each in ("", " ", "x")]))
+    (tmp_path / "a.jsonl").write_bytes(
+        lines([{"text": each, "title": "Only a title"} for each in ("", " ", None, "x")])
+    )
     kept = read(tmp_path / "a.jsonl", Naming(title="title"))
-    assert [each.text for each in kept] == ["Only a title", "Only a title", "Only a title x"]
+    assert [each.text for each in kept] == [*["Only a title"] * 3, "Only a title x"]
 
 
 def test_a_saved_dataset_is_its_tables(tmp_path):

@@ -57,8 +57,8 @@ def progress(snapshot: Snapshot) -> str:
         parts += [f"{now.rows_per_second:.1f} texts/s"] * bool(now.rows_per_second and not others)
         if not snapshot.paused:  # else nobody knows how long
             mine, left = time_left_of(now, snapshot.passes), time_left(snapshot)
-            alone = len(snapshot.passes) > 1 and not others
-            parts += [f"{duration(mine.seconds)} left in this pass"] if mine and alone else []
+            later = [each for each in snapshot.passes if each.batches_done < each.batches and not each.failure][1:]
+            parts += [f"{duration(mine.seconds)} left in this pass"] if mine and later and not others else []
             parts += [f"{duration(left.seconds)} left in all"] if left else []
     if snapshot.deadline:
         parts.append(f"deadline in {duration(max(0.0, snapshot.deadline - snapshot.latest_at))}")

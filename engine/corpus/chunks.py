@@ -215,7 +215,9 @@ def _parted(data: bytes, naming: Naming) -> tuple[_Record, bytes, Said]:
         except (ValueError, RecursionError):
             pass
     raw = _fields(data, naming)
-    text = _decode(bytes(raw.pop(naming.text or "text")), str, f"$.{naming.text or 'text'}")
+    given = bytes(raw.pop(naming.text or "text"))
+    alone = given == b"null" and naming.title  # as an empty cell of a CSV file
+    text = "" if alone else _decode(given, str, f"$.{naming.text or 'text'}")
     # In a table a column may be called so and hold anything.
     column = naming.usual_ids and bytes(raw.get("metadata", b"{"))[:1] not in (b"{", b"n")
     record = _Record(text, UNSET if column else raw.pop("metadata", UNSET))

@@ -1,7 +1,8 @@
 """The rows of a table as records: each a JSON object of its columns, which is read on as that of a chunk file is.
 
 Rows are streamed: of a table of any length a few thousand are held. What is no number, text or list in JSON becomes a
-text: dates in ISO 8601, bytes as the UTF-8 that they are or in base 64, and times in nanoseconds with all their digits.
+text: dates in ISO 8601, bytes as the UTF-8 that they are or in base 64, times in nanoseconds with all their digits, and
+decimals that no float is.
 A cell that cannot be read costs its own row.
 """
 
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
 from functools import partial
 from io import BufferedReader, TextIOWrapper
 from itertools import chain
@@ -238,7 +240,8 @@ def _value(cell: Any) -> Any:
 
 
 def read_bytes(row: dict[str, Any], texts: Collection[str]) -> None:
-    """Make texts of what of a row is bytes in UTF-8, at any depth, and lists of sets, in one order in each process.
+    """Make texts of what of a row is bytes in UTF-8, at any depth, numbers of decimals, and lists of sets, in one order
+    in each process.
 
     Raises UnicodeDecodeError for bytes under a name of `texts` that are not, TypeError for two keys that JSON does not
     tell apart.
@@ -254,6 +257,9 @@ def _legible(value: Any) -> Any:
     if isinstance(value, _BYTES):
         with suppress(UnicodeDecodeError):
             return bytes(value).decode()
+    if isinstance(value, Decimal) and value.is_finite():
+        number = int(value) if value.as_tuple().exponent == 0 else float(value)
+        return number if Decimal(repr(number)) == value else value  # a text, with all its digits
     if is_dataclass(value) and not isinstance(value, type):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, dict):

@@ -133,8 +133,8 @@ def why_none(store: Searched, conditions: Sequence[Condition]) -> str:
             there = sorted({f"{json.dumps(each, ensure_ascii=False):.{SHOWN}}" for each in others})
             texts = alike[0].sign in _RANGES and others and all(isinstance(each, str) for each in others)
             if texts:
-                instead = f"{alike[0].sign} compares numbers, and cells of a CSV file are texts"
-                return f"no chunk has {asked}: {instead} ({few(there)}): write the table as Parquet to have numbers"
+                instead = f"{alike[0].sign} compares numbers, and there are texts, as cells of a CSV file are"
+                return f"no chunk has {asked}: {instead} ({few(there)}): write numbers, in a table as Parquet"
             return f"no chunk has {asked}: values there are {few(there)}" if there else f"no chunk has {asked}"
     return f"no chunk has all of {', '.join(map(str, conditions))}"
 
