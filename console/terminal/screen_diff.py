@@ -164,21 +164,11 @@ class ScreenDiff:
             if not parts:
                 parts.append(f"\x1b[{row};{column + place}H")
             elif gap := place - end:
-                parts.append(self._across(f"\x1b[{gap}C", cells[end : place + 1]))
+                jump = f"\x1b[{gap}C"
+                parts.append(jump if gap >= len(jump) else self._drawn(cells[end:place]))
             parts.append(self._drawn(cells[place : place + 1]))
             end = place + 1
         return "".join(parts)
-
-    def _across(self, jump: str, cells: Cells) -> str:
-        """The shorter way to the last of the cells, which is to be drawn: over the others, or to draw them again."""
-        if len(cells) > len(jump):
-            return jump
-        sent = self._sent
-        drawn = self._drawn(cells)
-        self._sent = sent
-        jumped = jump + self._drawn(cells[-1:])
-        self._sent = sent
-        return self._drawn(cells[:-1]) if len(drawn.encode()) <= len(jumped.encode()) else jump
 
     def _drawn(self, cells: Cells) -> str:
         """Signs, each in its style."""
