@@ -36,6 +36,7 @@ from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.standing import runs
+from interlock.engine.standing.closed import closed_run
 from interlock.engine.standing.health import Health, health
 from interlock.engine.standing.judgement import CALM, Attention, DeviceUse, attention, judge, left_behind
 from interlock.engine.standing.runs import delete, overview, overviews, state_of
@@ -102,6 +103,19 @@ def test_a_closed_run_is_read_from_its_summary_and_says_what_its_journal_would(o
     assert seen.models == tuple(each.model for each in whole.passes)
     assert (seen.began_at, seen.exit_code) == (pytest.approx(whole.began_at, abs=0.001), whole.exit_code)
     assert seen.chunks_read == sum(each.read.chunks for each in whole.collections) > 0
+
+
+def test_files_that_were_refused_are_counted_though_not_all_of_them_are_told(out):
+    summary = out / "over" / "summary.json"
+    said = json.loads(summary.read_text())
+    refused = [each["refused_files"] for each in said["collections"]]
+    assert refused == [each.read.refused_files for each in snapshot(state_of(out / "over"), 0).collections]
+    told = [{"file": "a.json", "record": None, "reason": "no JSON"}] * 100
+    for files, counted in ((150, 150), (None, 100)):  # an older one does not say
+        said["collections"][0] |= {"refused": 150, "refusals": told, "refused_files": files}
+        summary.write_text(json.dumps(said))
+        closed = closed_run(out / "over")
+        assert closed and closed.collections[0].read.refused_files == counted
 
 
 def test_a_run_that_was_resumed_and_killed_is_not_taken_for_closed_by_its_old_summary(out):

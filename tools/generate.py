@@ -32,6 +32,7 @@ from interlock.engine.models.registry import REGISTRY, label
 from interlock.engine.record import summary
 from interlock.engine.removed import PREDECESSOR
 from interlock.engine.settings import ON_SCREEN, flag_of, knobs, variable_of
+from interlock.engine.standing.health import ENDED, MEANS, TROUBLES, Health, Level
 from interlock.engine.targets.files.formats import FORMATS
 from tools import dashboard, messages
 
@@ -216,6 +217,13 @@ def command_list() -> str:
     return "\n".join(f"- `{name}`: {text}" for name, text in COMMANDS.items())
 
 
+def states() -> str:
+    """Every word for how a run stands; of one without a meaning nothing is written."""
+    levels: dict[str, Level] = {"RUN": "ok", **dict.fromkeys(TROUBLES, "warn"), **dict(ENDED.values())}
+    rows = [[f"`{word}`", Health(word, level).asks, *MEANS[word]] for word, level in levels.items()]
+    return _table(["state", "whether anybody is needed", "what it means", "what to do"], rows)
+
+
 def keys() -> str:
     """Every action of the console, its key, and its name in `[keys]`."""
     rows = [[f"`{shown_keys(each, {})}`", each.help, ", ".join(each.screens), f"`{each.id}`"] for each in ACTIONS]
@@ -271,6 +279,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "command list": command_list,
     "keys": keys,
+    "states": states,
     "predecessor": predecessor,
     "metrics": metrics_table,
     "scale": scale,

@@ -114,8 +114,8 @@ def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool
     else:
         return [(line, None) for line in _cut("; ".join(each.why for each in concerns), room, most)]
     told = list[tuple[str, str | None]]()
-    for why, command, (_, _, level) in zip(laid, does, concerns, strict=True):
-        style = None if level is None else "" if level == "ok" else words.LEVEL_STYLES[level]
+    for why, command, each in zip(laid, does, concerns, strict=True):
+        style = None if each.level is None else "" if each.level == "ok" else words.LEVEL_STYLES[each.level]
         told += [*((line, style) for line in why), *((line, "bold") for line in command)]
     return told
 
@@ -123,7 +123,7 @@ def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool
 def _phrased(concern: Concern, room: int, stands: bool, flows: bool) -> tuple[str, list[str]]:
     """The sentence of a concern, and the lines of its command where that `stands`; one that `flows`, or has room at the
     end of the sentence, is a part of it."""
-    why, remedy, _ = concern
+    why, remedy = concern[:2]
     if not remedy or not stands:
         return why, []
     flows = flows or width_of(concern.told) <= room

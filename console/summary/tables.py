@@ -147,7 +147,7 @@ OVERVIEW = (
     "collections", "passes", "leases", "mitigations", "parked", "nodes", "devices", "exports", "verification",
     "refusals", "missing", "residues", "canaries", "calibrations", "controls", "warnings",
 )  # fmt: skip
-EARLIER = ("split_rows", "spans", "records", "same", "renamed")
+EARLIER = ("split_rows", "spans", "records", "same", "renamed", "refused_files")
 """What not every run does or tells: 0 says nothing."""
 COUNTED = ("model_pass", "batch_index")
 """Places that are counted from 1 for people."""

@@ -185,6 +185,7 @@ class CollectionSummary(Struct, frozen=True, kw_only=True):
     truncated: Annotated[int, says("texts truncated by the model that truncates most")]
     refusals: Annotated[list[Refusal], says(f"the first {REFUSALS_TOLD}")]
     refused_by_reason: Annotated[dict[str, int], says("all refusals, counted by reason")] = {}
+    refused_files: Annotated[int | None, says("of what was refused, files; null in older runs")] = None
     records: Annotated[int, says("records that its files hold: chunks, same and refused; 0 in older runs")] = 0
     same: Annotated[int, says("records left out as copies, in all that they hold, of an earlier one")] = 0
     renamed: Annotated[int, says("chunks kept under further ids, since others had theirs")] = 0

@@ -47,11 +47,13 @@ class _Collection(msgspec.Struct):
     missing: list[msgspec.Raw] = []
     same: int = 0
     refusals: list[_Refusal] = []
+    refused_files: int | None = None
 
     @property
     def read(self) -> CollectionRead:
-        """What was read, as far as the summary says; of refused files those that were told."""
-        files = sum(each.record is None for each in self.refusals)
+        """What was read, as far as the summary says; of an older one the refused files that were told."""
+        told = sum(each.record is None for each in self.refusals)
+        files = told if self.refused_files is None else self.refused_files
         return CollectionRead("", "", 0, self.chunks, 0, self.refused, 0.0, same=self.same, refused_files=files)
 
 

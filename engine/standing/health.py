@@ -39,20 +39,43 @@ ENDED: dict[str, tuple[str, Level]] = {
 }
 
 
+MEANS = {
+    "RUN": ("it goes on; what it was allowed to leave out is told", ""),
+    PAUSED: ("somebody paused it", "`P`, or `interlock ctl RUN resume`"),
+    STALLED: ("no batch was committed for long", "if that lasts, stop it and continue it"),
+    CROWDED: ("others hold memory that the next batch needs", "let them end; red where nothing is computed until then"),
+    DEGRADED: ("a GPU or node was lost, or a CPU computes a model", "check a lost GPU before the next run"),
+    LOW_MEMORY: ("its host has hardly any memory free", "end what is named, or continue it with `--warm 0`"),
+    LOW_DISK: ("its disk is nearly full", "make room; if it stops for that, continue it"),
+    MODEL_FAILED: ("it goes on without a model", "mend what is named, and continue it"),
+    TEXT_PARKED: ("a text has no vector yet", "after the run retry it with `--retry-parked`"),
+    "LATE": ("its deadline comes before its end", "after that continue it"),
+    REFUSED: ("more input was refused than `--max-refused` allows", "mend it or allow it, and run again"),
+    "DONE": ("all is there that was asked for", ""),
+    "INCOMPLETE": ("vectors or inputs lack", "retry what is parked, or mend what was refused"),
+    "STOPPED": ("somebody, a signal or its deadline stopped it", "continue it: no finished batch is lost"),
+    "FAILED": ("a fault ended it", "mend what is named, and continue it"),
+    "SKIPPED": ("there was nothing to embed", "look at the path of the chunks"),
+    "RUN PROCESS DIED": ("its process is gone without a word", "continue it: no finished batch is lost"),
+}
+"""What each word for a run means, and what to do; the command stands below the state."""
+
+
 class Remedy(NamedTuple):
-    """A `command`, whole, and what an operator runs it for, or when."""
+    """A `command`, whole, and what an operator runs it for, or when; none yet where it is the one that goes on."""
 
     when: str
-    command: str
+    command: str = ""
 
 
 class Concern(NamedTuple):
     """What is not as wanted, what to do about it where that is a command, and how bad it is where that is not as bad as
-    the state."""
+    the state; with more of which `flags` it is gone on with."""
 
     why: str
     remedy: Remedy | None = None
     level: Level | None = None
+    flags: Sequence[str] = ()
 
     @property
     def told(self) -> str:
@@ -88,16 +111,6 @@ class Health:
         return "; ".join(filter(None, [self.detail, " ".join(self.remedy or ())]))
 
 
-class _Concern(NamedTuple):
-    """Why a run is not well; when it is gone on with, with more of which `flags`, or what is run `instead`."""
-
-    why: str
-    when: str = ""
-    flags: Sequence[str] = ()
-    instead: str = ""
-    level: Level | None = None
-
-
 def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     """Find how a run stands at `now`, in seconds since the epoch; the moment of its latest entry where it is replayed.
     Where its directory is given, the commands that go on with it are written.
@@ -105,7 +118,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     What ended it comes first, then what keeps it from going on, then what it goes on without.
     """
 
-    def solved(concerns: Iterable[_Concern]) -> tuple[Concern, ...]:
+    def solved(concerns: Iterable[Concern]) -> tuple[Concern, ...]:
         return tuple(_solved(each, snapshot, run) for each in concerns if each.why)
 
     if snapshot.over or snapshot.phase == GONE:
@@ -118,7 +131,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
         )
         return replace(state, concerns=solved(_at_end(snapshot)))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
-        concern = _Concern(f"no progress for {duration(still)}", "if that lasts, stop it and continue it with")
+        concern = Concern(f"no progress for {duration(still)}", Remedy("if that lasts, stop it and continue it with"))
         return Health(STALLED, "error", concern.why, True, solved([concern]))
     taken, running = [device for device in snapshot.devices if device.taken], snapshot.phase == "running"
     stopped = next((device for device in taken if not device.leased and running and not snapshot.paused), None)
@@ -126,21 +139,21 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
         return Health(CROWDED, "error", f"{stopped.taken}; nothing is computed there until they leave", stuck=True)
     crowd = "; ".join([str(device.taken) for device in taken] + ["smaller batches, only slower, until those end"])
     found = {
-        LOW_MEMORY: _Concern(
+        LOW_MEMORY: Concern(
             outlook.low_memory(snapshot),
-            "or stop it and, to keep no weights in memory, continue it with",
-            ["--warm", "0"],
+            Remedy("or stop it and, to keep no weights in memory, continue it with"),
+            flags=["--warm", "0"],
         ),
-        LOW_DISK: _Concern(outlook.low_disk(snapshot), "if it stops for that, continue it with"),
+        LOW_DISK: Concern(outlook.low_disk(snapshot), Remedy("if it stops for that, continue it with")),
         MODEL_FAILED: _failed(snapshot),
         TEXT_PARKED: _missing(snapshot),
         DEGRADED: _degraded(snapshot),
-        CROWDED: _Concern(crowd * bool(taken)),
-        "LATE": _Concern(outlook.late(snapshot, now), "after that continue it with"),
+        CROWDED: Concern(crowd * bool(taken)),
+        "LATE": Concern(outlook.late(snapshot, now), Remedy("after that continue it with")),
         REFUSED: _left_out(snapshot),
     }
-    go_on = command(["ctl", argument(run), "resume"]) if run else ""
-    told = {PAUSED: _Concern(_paused(snapshot, now), "resume it with", instead=go_on)} if snapshot.paused else {}
+    go_on = Remedy("resume it with", command(["ctl", argument(run), "resume"])) if run else None
+    told = {PAUSED: Concern(_paused(snapshot, now), go_on)} if snapshot.paused else {}
     told |= {word: concern for word, concern in found.items() if concern.why}
     allowed = [told.pop(REFUSED)] if REFUSED in told and told[REFUSED].level == "ok" else []
     if told:  # the first gives the word: what may end the run before what it lacks; none hides another
@@ -152,13 +165,13 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     return Health(snapshot.phase.upper(), "idle", outlook.doing(snapshot))
 
 
-def _solved(concern: _Concern, snapshot: Snapshot, run: Path | None) -> Concern:
+def _solved(concern: Concern, snapshot: Snapshot, run: Path | None) -> Concern:
     """Write the command that does something about it, if one does."""
-    told, when = concern.instead, concern.when
-    if when and run and not told:
-        told = onward(snapshot, run, *concern.flags)
-        when = uploading(when, "the upload follows by itself" * ("server" in snapshot.config and not goes_on(snapshot)))
-    return Concern(concern.why, Remedy(when, told) if when and told else None, concern.level)
+    if not concern.remedy or concern.remedy.command:
+        return concern
+    told = run and onward(snapshot, run, *concern.flags)
+    then = "the upload follows by itself" * ("server" in snapshot.config and not goes_on(snapshot))
+    return concern._replace(remedy=Remedy(uploading(concern.remedy.when, then), told) if told else None)
 
 
 def uploading(when: str, then: str) -> str:
@@ -166,7 +179,7 @@ def uploading(when: str, then: str) -> str:
     return f"{when.removesuffix('with')}({then}) with" if then else when
 
 
-def _at_end(snapshot: Snapshot) -> list[_Concern]:
+def _at_end(snapshot: Snapshot) -> list[Concern]:
     """What is to be said of a run that is over, or whose process died, each by itself: why it ended, or what it
     lacks."""
     status, refused = snapshot.phase, _left_out(snapshot)
@@ -175,10 +188,10 @@ def _at_end(snapshot: Snapshot) -> list[_Concern]:
     if not found:
         kept = KEPT * (status in ("stopped", GONE))
         why = _why(status, snapshot.reason) or ("its process is gone" if status == GONE else f"it is {status}")
-        found = [_Concern(why, kept + "continue it with")]
+        found = [Concern(why, Remedy(kept + "continue it with"))]
     mine = _to_check(lost_devices(snapshot), snapshot.reason)
     gone = f"{several(len(mine), 'GPU')} lost ({some(mine)})" * bool(mine)
-    return [*found, _Concern(gone, "check it first with", instead=CHECK, level="warn")]
+    return [*found, Concern(gone, Remedy("check it first with", CHECK), "warn")]
 
 
 def _paused(snapshot: Snapshot, now: float) -> str:
@@ -188,23 +201,23 @@ def _paused(snapshot: Snapshot, now: float) -> str:
     return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause")]))
 
 
-def _missing(snapshot: Snapshot, when: str = "after the run retry with") -> _Concern:
+def _missing(snapshot: Snapshot, when: str = "after the run retry with") -> Concern:
     """Say which text has no vector, the first of several, and why."""
     count, first = several(snapshot.parked, "text"), snapshot.first_parked
     where = first and f" ({'first ' * (snapshot.parked > 1)}{first.place or f'text {first.row + 1:,}'}: {first.reason})"
     models = sum(each.parked > 0 for each in snapshot.passes)
     of = f" of {several(models, 'model')}" * (models > 1)
-    return _Concern(f"{count} parked, no vector{of}{where or ''}" * bool(snapshot.parked), when)
+    return Concern(f"{count} parked, no vector{of}{where or ''}" * bool(snapshot.parked), Remedy(when))
 
 
-def _left_out(snapshot: Snapshot) -> _Concern:
+def _left_out(snapshot: Snapshot) -> Concern:
     """Say how much of the input was refused, where the first of it is, and whether the run does without, as
     --max-refused allows, which is no alarm."""
     out = [each for each in snapshot.collections if each.read.refused]
     over = [each for each in out if not covered(each.read, snapshot.config)]
     told, number = over or out, sum(each.read.refused for each in over or out)
     if not told:
-        return _Concern("")
+        return Concern("")
     first = next((each for collection in told for each in collection.refusals), None)
     where = ""
     if first and (over or not goes_on(snapshot)):
@@ -213,19 +226,20 @@ def _left_out(snapshot: Snapshot) -> _Concern:
         where = f" ({'first ' * (number > 1)}{place}: {first.reason})"
     most = snapshot.config["max_refused"].value if "max_refused" in snapshot.config else ""
     if not over:
-        return _Concern(f"{several(number, 'input')} left out, as --max-refused {most} allows{where}", level="ok")
+        return Concern(f"{several(number, 'input')} left out, as --max-refused {most} allows{where}", level="ok")
     needs = allowance([each.read for each in out], snapshot.config)
     why = f"{several(number, 'input')} refused{where}, more than --max-refused {most} allows"
     when = "mend it and run again, or do without it with"
     if goes_on(snapshot):
         why, when = f"{why}: the run ends INCOMPLETE, all else is computed", f"after the run {when}"
-    return _Concern(why, when, ["--max-refused", needs])
+    return Concern(why, Remedy(when), flags=["--max-refused", needs])
 
 
-def _failed(snapshot: Snapshot) -> _Concern:
+def _failed(snapshot: Snapshot) -> Concern:
     """Say which models a run goes on without."""
     failed = [f"{each.model}: {each.failure}" for each in snapshot.passes if each.failure]
-    return _Concern(f"{several(len(failed), 'model')} failed ({some(failed)})" * bool(failed), "mend it, continue with")
+    why = f"{several(len(failed), 'model')} failed ({some(failed)})" * bool(failed)
+    return Concern(why, Remedy("mend it, continue with"))
 
 
 def ended(status: str, reason: str, *, lacks: bool, lost: Sequence[str] = (), exit_code: int | None = 0) -> Health:
@@ -247,7 +261,7 @@ def _to_check(lost: Sequence[str], reason: str) -> list[str]:
     return [name for name in lost if not node_of(name) and name not in reason]
 
 
-def _degraded(snapshot: Snapshot) -> _Concern:
+def _degraded(snapshot: Snapshot) -> Concern:
     """Say which devices a run goes on without, and which models the CPU computes since no GPU does."""
     gone, lost = [node.node for node in snapshot.nodes if node.lost], lost_devices(snapshot)
     there = [device.facts.name for device in snapshot.devices if not device.lost]
@@ -268,7 +282,7 @@ def _degraded(snapshot: Snapshot) -> _Concern:
         told[-1] += f": {move.cause.removeprefix(f'{lease.model} ')}" + f"; {move.action}" * (not move.flags)
         if move.flags and not when:
             when, flags = "for a GPU stop it and continue it with", [*move.flags]
-    return _Concern("; ".join(told), when, flags, CHECK * bool(lost))
+    return Concern("; ".join(told), Remedy(when, CHECK * bool(lost)) if when else None, flags=flags)
 
 
 def loses(snapshot: Snapshot) -> bool:
