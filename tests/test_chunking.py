@@ -76,6 +76,25 @@ def test_chunks_are_the_whole_of_each_document_once_and_no_model_would_cut_one(p
     assert re.search(rf"^Docs +1 +{len(found)} +\d+ +\d+ +0 +docs$", planned.stdout, re.MULTILINE)
 
 
+def test_no_chunk_is_a_heading_alone(tmp_path, tiny_a):
+    body = " ".join(f"It is {number}." for number in range(100))
+    page = f"# One\n\n## Two\n\n{body}\n\n### Three\n\n```python\n{body}\n```\n\n# Last\n"
+    (tmp_path / "a.md").write_text(page)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_a)
+    for overlap in (0, 5):
+        words = ("--roster", tiny_a, "--tokens", 60, "--overlap", overlap)
+        found, _ = chunked(tmp_path / "a.md", tmp_path / f"{overlap}.jsonl", *words)
+        places = [(each["metadata"]["start"], each["metadata"]["end"]) for each in found]
+        assert all(page[start:end] == each["text"] for (start, end), each in zip(places, found, strict=True))
+        kept = {at for start, end in places for at in range(start, end)}
+        assert not "".join(sign for at, sign in enumerate(page) if at not in kept).strip()
+        assert found[0]["text"].startswith(f"# One\n\n## Two\n\n{body[:20]}"), found[0]
+        assert [
+            each["text"] for each in found if each["text"].split()[-1] in ("One", "Two", "Three", "```python")
+        ] == []
+        assert max(len(tokenizer(each["text"])["input_ids"]) for each in found) <= 60
+
+
 def test_no_chunk_is_too_long_where_a_longer_text_has_fewer_tokens(tmp_path, tiny_a):
     text = "x | https://a.b/c?d=e\n" * 20
     (tmp_path / "a.txt").write_text(text)

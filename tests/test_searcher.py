@@ -628,6 +628,9 @@ print(len(threading.left.search("the first")))
 def test_a_hit_of_a_document_is_shown_with_its_page(payload: dict) -> None:
     hit = Hit("1", 0.5, {"text": "words", "chunk_id": "c1", "source": "a.pdf", **payload})
     assert [*answer_lines(Answer("q", [hit], {}, {}), explained=False)][1] == "  1. 0.500  c1  (a.pdf, page 3)"
+    cut = Hit("p", 0.5, {"chunk_id": "1", "source": "a.md", "headings": ["One", "Two"], "start": 1200, "text": "t"})
+    told = [*answer_lines(Answer("q", [cut], {}, {}), explained=False)]
+    assert told[1] == "  1. 0.500  1  (a.md, One > Two, from character 1,200)"
 
 
 def test_a_store_in_use_names_no_other_place_where_nothing_is_delivered(place: Path, tmp_path: Path) -> None:

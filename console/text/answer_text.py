@@ -28,9 +28,7 @@ def answer_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
         yield safe(f"weights calibrated by `interlock eval`: {', '.join(parts)}")
     for place, hit in enumerate(answer.hits, 1):
         was = f"(was {hit.before}.)  " if isinstance(hit, RankedHit) else ""
-        own = hit.payload.get("metadata")
-        page = (own if isinstance(own, Mapping) else hit.payload).get("page")
-        source = safe(hit.source + (f", page {page}" if isinstance(page, int | str) else ""))
+        source = safe(", ".join([hit.source, *_within(hit.payload)]))
         gone = "  [left the corpus]" if hit.stale else ""
         near = "" if hit.cosine in (None, hit.score) else f"  cosine {hit.cosine:.3f}"
         yield f"{place:3}. {was}{hit.score:.3f}  {safe(hit.payload.get('chunk_id'))}  ({source}){near}{gone}"
@@ -39,6 +37,19 @@ def answer_lines(answer: Answer, *, explained: bool) -> Iterator[str]:
             by += [f"rerank {hit.rerank_score:.3f}"] if isinstance(hit, RankedHit) else []
             yield f"     {safe(', '.join(by))}"
         yield f"     {safe(' '.join(str(hit.payload.get('text')).split()), 160)}"
+
+
+def _within(payload: Mapping[str, object]) -> Iterator[str]:
+    """Where in its source a chunk stands, as documents and `interlock chunk` say it."""
+    own = payload.get("metadata")
+    fields = own if isinstance(own, Mapping) else payload
+    headings, page, start = map(fields.get, ("headings", "page", "start"))
+    if isinstance(headings, list) and headings:
+        yield " > ".join(map(str, headings))
+    if isinstance(page, int | str):
+        yield f"page {page}"
+    if isinstance(start, int):
+        yield f"from character {start:,}"
 
 
 def hit_lines(answer: Answer, *, explained: bool) -> Iterator[str]:

@@ -42,6 +42,8 @@ left of a line, many times."""
 LARGEST = 64 << 20
 """Bytes of a document."""
 _HEADING = re.compile(r"^(```|~~~)|^(#{1,6})[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
+_ENDS = re.compile(r"[.!?:;。！？…][^\w\s]*\s\Z|\n\Z")
+"""How a text ends, with the sign behind it, where a sentence or line does."""
 Told = Callable[[str, int, int], object]
 Splitter = Callable[[str], Iterator[tuple[int, str]]]
 """Cuts a text into chunks: where each begins, and the chunk."""
@@ -206,7 +208,36 @@ def _splitters(size: Callable[[str], int], tokens: int, overlap: int) -> dict[bo
             else:
                 yield from ((start + at, part) for at, part in bounded(chunk, marked, max(1, most - beyond)))
 
-    return {marked: partial(bounded, marked=marked, most=tokens) for marked in kinds}
+    def headed(text: str) -> Iterator[tuple[int, str]]:
+        """Those of Markdown; a heading that stands alone, before as much of what follows as has room behind it."""
+        begun: int | None = None
+        for start, chunk in bounded(text, True, tokens):
+            end = start + len(chunk)
+            if _heads(chunk) and (begun is None or size(text[begun:end]) <= tokens):
+                begun = start if begun is None else begun
+            elif begun is None or begun >= start:  # of chunks that overlap it begins the next one too
+                yield start, chunk
+                begun = None
+            else:
+                taken = end
+                if size(text[begun:end]) > tokens:
+                    room = tokens + size("") - size(text[begun:start])
+                    at, first = next(bounded(chunk, True, room)) if room > 1 else (0, "")
+                    taken = start + at + len(first)
+                whole = taken == end or _ENDS.search(text[start : taken + 1])  # no sentence is cut for it
+                taken = taken if whole and size(text[begun:taken]) <= tokens else start
+                yield begun, text[begun:taken].rstrip()
+                yield from ((taken + at, part) for at, part in bounded(text[taken:end], True, tokens))
+                begun = None
+        if begun is not None:
+            yield begun, text[begun:].rstrip()
+
+    return {True: headed, False: partial(bounded, marked=False, most=tokens)}
+
+
+def _heads(chunk: str) -> bool:
+    """Whether all its lines are headings and marks of code, which tell nothing by themselves."""
+    return all(_HEADING.match(line.lstrip()) for line in chunk.splitlines() if line.strip())
 
 
 def _chunks(name: str, text: str, splitter: Splitter, *, marked: bool) -> Iterator[dict[str, object]]:
