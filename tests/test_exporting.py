@@ -191,6 +191,18 @@ def test_what_lacks_a_vector_is_told_and_stands_beside_nothing_that_has_it(tmp_p
     assert np.isfinite(np.load(files["fused.npy"])).all()
 
 
+def test_a_retry_on_worse_limits_takes_no_vector_away(tmp_path, tiny_b):
+    chunks = corpus(tmp_path / "in", {"Docs": {"a.jsonl": [*sentences(5), *(f"{n} long " * 60 for n in range(5))]}})
+    flags = {"roster": str(tiny_b), "out": str(tmp_path / "runs"), "run_id": "r", "devices": "sim:1xT4"}
+    flags |= {"cpu_fallback": "no", "export": "npy"}
+    had = []
+    for faults in ("oom-over:40KiB", "oom-over:1KiB", ""):
+        Run(chunks, load(flags | {"faults": faults, "resume": bool(had)}, {}, None), Controls()).go()
+        had.append(np.load(tmp_path / "runs" / "r" / "exports" / "Docs" / "fused.npy"))
+    assert [np.isfinite(each).all(axis=1).sum() for each in had] == [5, 5, 10]
+    np.testing.assert_array_equal(had[1], had[0])
+
+
 def test_fused_vectors_of_two_projections_never_stand_side_by_side(run, tmp_path):
     exported(run, tmp_path / "out", "npy", {"project": "8"}, collection="Docs")
     with pytest.raises(UsageError, match=r"has fused\.npy of another projection\.npy than this export's"):

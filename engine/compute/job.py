@@ -166,6 +166,8 @@ class Job:
     layout: Layout
     tokens: Tokenised
     files: PassFiles
+    retried: set[int] = field(default_factory=set)
+    """Batches of an earlier session that are computed again for what it parked: what it had of the others stands."""
 
     def name_of(self, output: Output) -> str:
         """Return what an output of the pass is delivered as."""

@@ -118,7 +118,8 @@ class Continuation:
         committed = self.committed(job)
         if gone := _lost(job, committed):
             self._recorder.emit(ev.BatchesLost(model_pass=job.model_pass, batches=gone))
-        missing = {*gone, *self._again(job.model_pass)}
+        job.retried.update({*(again := self._again(job.model_pass))} - {*gone})
+        missing = {*gone, *again}
         return [batch for batch in committed if batch.batch_index not in missing]
 
     def _again(self, model_pass: int) -> list[int]:
