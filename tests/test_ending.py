@@ -17,6 +17,7 @@ from interlock.console.front_ends.headless import stopped_by_signals
 from interlock.console.main import signals_put_back
 from interlock.console.sources import session as sources
 from interlock.console.sources.session import Session
+from interlock.engine.record import atomic
 from interlock.engine.record.events import RunStarted
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
@@ -153,11 +154,14 @@ def test_a_second_signal_in_a_run_closes_its_journal_and_says_how_to_go_on(tmp_p
         session.start()
         while not (session.work and (directory.path / "control.sock").exists()):
             time.sleep(0.001)
+        atomic.enter(directory.path)
+        scratch = directory.scratch()
         signal.raise_signal(signal.SIGINT)
         assert close_of(directory.journal) is None
         signal.raise_signal(signal.SIGINT)
-    assert not (directory.path / "control.sock").exists()
+    assert {each.name for each in directory.path.iterdir()} == {"journal.jsonl"}
     ended.set()
+    scratch.cleanup()
     assert left == [130] and close_of(directory.journal).exit_code == 130
     (again,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("next: ")]
     assert parse(shlex.split(again)[2:]).resume

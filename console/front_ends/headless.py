@@ -275,6 +275,8 @@ def leave_at_once(session: Session, code: ExitCode) -> None:
             os.write(2, f"next: {next_commands(seen, session.work.directory.path)[0]}\n".encode())
         if session.work:
             (session.work.directory.path / SOCKET).unlink(missing_ok=True)  # of a process that steers nothing any more
+            atomic.leave(session.work.directory.path)
+            session.work.directory.clear_scratch()
 
     closing = threading.Thread(target=close, daemon=True)  # the frame that a signal interrupts may hold the lock
     closing.start()
