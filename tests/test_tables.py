@@ -11,6 +11,7 @@ import struct
 import tracemalloc
 from dataclasses import replace
 from decimal import Decimal
+from itertools import compress
 
 import pyarrow as pa
 import pyarrow.feather
@@ -349,12 +350,16 @@ def test_chunk_files_go_before_tables_and_tables_before_other_json(tmp_path):
         (place / name).unlink()
 
 
-def test_a_test_collection_of_beir_is_its_corpus_with_titles(tmp_path):
+@pytest.mark.parametrize("packed", [(False, False), (True, True), (True, False)])
+def test_a_test_collection_of_beir_is_its_corpus_with_titles(tmp_path, packed):
     place = tmp_path / "scifact"
     (place / "qrels").mkdir(parents=True)
     (place / "corpus.jsonl").write_bytes(lines([{"_id": "d1", "title": "T", "text": "x"}, {"text": "of nobody"}]))
     (place / "queries.jsonl").write_bytes(lines([{"_id": "q1", "text": "no text of it"}]))
     (place / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    for name in compress(("corpus.jsonl", "queries.jsonl"), packed):
+        (place / f"{name}.gz").write_bytes(gzip.compress((place / name).read_bytes()))
+        (place / name).unlink()
     for root in (tmp_path, place):
         (found,) = discover(root)
         first, second = ChunkReader(found)

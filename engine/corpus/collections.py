@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from interlock.engine import storage
-from interlock.engine.corpus.forms import READ, copies_in, form_of, stem_of
+from interlock.engine.corpus.forms import PACKINGS, READ, copies_in, form_of, stem_of
 from interlock.engine.corpus.naming import BEIR, USUAL, Naming
 from interlock.engine.errors import UsageError, meant, near
 from interlock.engine.record import atomic
@@ -25,7 +25,8 @@ from interlock.engine.record.words import argument, command, few, several
 
 ALIKE = (".md", ".html", ".pdf", ".docx")
 """Endings, in any case, of files whose texts people may expect to be read, where there are no others."""
-BEIR_FILES = ("corpus.jsonl", "queries.jsonl", "qrels")
+CORPUS, QUERIES = (tuple(f"{name}.jsonl{packing}" for packing in ("", *PACKINGS)) for name in ("corpus", "queries"))
+"""What BEIR's form calls its texts and its questions, beside `qrels`."""
 NOTHING = 9
 """The rank where nothing is read."""
 LONGEST_NAME = 200
@@ -208,14 +209,17 @@ def _collection(directory: Path, root: Path, rank: int) -> Collection:
     files: list[str] = []
     refusals: list[Refusal] = []
     unread: list[str] = []
-    beir = False
+    beir = ""
     with suppress(OSError):  # a directory that is closed; the walk itself refuses it
-        beir = all((directory / name).exists() for name in BEIR_FILES)
+        if (directory / "qrels").exists() and any((directory / name).exists() for name in QUERIES):
+            beir = next((name for name in CORPUS if (directory / name).exists()), "")
+    if beir and (form := form_of(beir)):
+        rank = form.rank
     for path in _walk(directory, rank, refusals, unread):
         relative = path.relative_to(directory).as_posix()
         if reason := refuse_path(path, root):
             refusals.append(Refusal(printable(relative), None, reason))
-        elif beir and relative == "queries.jsonl":
+        elif beir and (relative in QUERIES or relative.startswith("qrels/")):
             unread.append(relative)
         elif _is_read(path.name, rank):
             files.append(relative)
