@@ -610,8 +610,10 @@ def test_devices_that_a_run_chose_are_kept_by_name_but_for_those_of_nodes(names,
     assert Begun({"devices": Setting("auto", "default")}, facts).kept["devices"].value == kept
 
 
-def test_a_model_in_a_directory_that_begins_with_a_tilde_is_no_home_directory(tmp_path, monkeypatch):
+def test_a_tilde_is_the_home_directory_of_a_model_and_no_directory_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    named = load({"roster": ["~/model=0.5"], "sparse": "~/s"}, {}).settings
+    assert (named.roster, named.sparse) == (((f"{tmp_path}/home/model", 0.5),), (f"{tmp_path}/home/s",))
     (found,) = load({"roster": "./~/model=0.5"}, {}).settings.roster
     assert found == (str(tmp_path / "~" / "model"), 0.5)
