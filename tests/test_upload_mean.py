@@ -220,12 +220,15 @@ def test_a_key_for_one_collection_is_enough_where_a_whole_upload_was_made_there(
     run = exported / "runs" / "two"
     report = upload(run, prune=True)
     assert (report.rows, report.sent, report.pruned) == (40, 40, ROWS - 40)
-    assert any("docs keeps the mark of another upload" in each for each in upload.told)
+    assert sum("docs keeps the mark of another upload" in each for each in upload.told) == 1
     (said,) = report.unproved
     assert "no other upload wrote at the same time" in said
     again = upload(run)
     assert (again.rows, again.sent) == (40, 40)  # nothing says that nobody wrote meanwhile
     assert "docs has no mark of this upload" in upload.told[-1] or "another upload" in upload.told[-1]
+    upload(run, incremental=True)
+    upload.told.clear()
+    assert upload(run, incremental=True).sent == 0 and not any("keeps the mark" in each for each in upload.told)
 
 
 def test_an_upload_whose_points_a_key_without_a_mark_overwrote_is_mended_by_incremental(upload, exported):

@@ -229,11 +229,6 @@ class CollectionUpload:
             self._server.change(self._target.name, metadata={MARK: told})
         except Forbidden:
             self._may_change, self._marked = False, self._found == journal.mark
-            if self._found and not self._marked:
-                self._say(
-                    f"{self._target.name} keeps the mark of another upload, which this key may not change: that one "
-                    "takes these points for its own, so repeat it with --incremental alone, which compares each"
-                )
         if self._marked:
             self._check_mark(journal)
 
@@ -287,6 +282,11 @@ class CollectionUpload:
 
         def noted(points: Sequence[Point], _size: int) -> None:
             self._note(journal, [waiting.popleft() for _ in points][-1] + 1, written=True)
+            if self._found and not self._marked and not self._sent:
+                self._say(
+                    f"{self._target.name} keeps the mark of another upload, which this key may not change: that one "
+                    "takes these points for its own, so repeat it with --incremental alone, which compares each"
+                )
             self._sent += len(points)
 
         self._target.choose_way(self._server.address.grpc_port(self._options.grpc_port), self._say)
