@@ -247,8 +247,12 @@ def _add_compact(values: dict[str, Any], origins: dict[str, str]) -> None:
 
 def _named(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """The settings among `values` that name models, by the names that are recorded."""
-    lists = {name: tuple(canonical(known, each) for each in values[name]) for name in NAMING if name in values}
-    roster = {"roster": tuple((canonical(known, name), weight) for name, weight in values.get("roster", ()))}
+
+    def named(name: str) -> str:
+        return canonical(known, os.path.expanduser(name))  # noqa: PTH111  # nobody's home stays, and is no model
+
+    lists = {name: tuple(map(named, values[name])) for name in NAMING if name in values}
+    roster = {"roster": tuple((named(name), weight) for name, weight in values.get("roster", ()))}
     return lists | (roster if "roster" in values else {})
 
 

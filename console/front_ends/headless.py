@@ -4,6 +4,7 @@ It owns no state of the run: it polls the recorder, and whatever happens to the 
 """
 
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -25,7 +26,7 @@ from interlock.console.writing import silence
 from interlock.engine.errors import DiskError, ExitCode
 from interlock.engine.record import atomic, journal
 from interlock.engine.record import events as ev
-from interlock.engine.record.rundir import SOCKET
+from interlock.engine.record.rundir import SCRATCH, SOCKET
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import LONG, pass_of, safe, unarmed
 from interlock.widgets.formats import RUNGS, width_of
@@ -276,7 +277,8 @@ def leave_at_once(session: Session, code: ExitCode) -> None:
         if session.work:
             (session.work.directory.path / SOCKET).unlink(missing_ok=True)  # of a process that steers nothing any more
             atomic.leave(session.work.directory.path)
-            session.work.directory.clear_scratch()
+            for left in session.work.directory.path.glob(f"{SCRATCH}*"):
+                shutil.rmtree(left, ignore_errors=True)
 
     closing = threading.Thread(target=close, daemon=True)  # the frame that a signal interrupts may hold the lock
     closing.start()

@@ -125,8 +125,7 @@ class BatchRunner:
         except DeviceGone as gone:
             now = self._through(self._on_host_only(gone, Unfinished(job, index, rows, deque(todo))))
         now.park(replace(whole, indices=np.setdiff1d(np.arange(len(rows)), whole.indices)), NO_TOKENS)
-        now.keep()
-        for parked in now.parked:  # only now: what is not committed is done again
+        for parked in now.lost():  # only now: what is not committed is done again
             self._emit(parked)
         if left := self.queue.left():  # with this batch, for the one that was taken ahead is hardly ever longer
             instance.grow_back(max(job.batches[each].longest for each in (index, *left)))

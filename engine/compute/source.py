@@ -163,14 +163,15 @@ class Unfinished:
             for row in self.batch.rows[piece.indices].tolist()
         ]
 
-    def keep(self) -> None:
-        """Leave rows that were to be parked as an earlier session has committed them, where it has."""
+    def lost(self) -> list[RowParked]:
+        """Leave rows that were to be parked as an earlier session has committed them, where it has; return the rest."""
         failed = {each.row for each in self.parked} if self.index in self.job.retried else set[int]()
         places = np.array([at for at, row in enumerate(self.batch.rows.tolist()) if row in failed], np.int64)
         if len(places) and (sound := (earlier := self.job.files.take(self.batch.rows[places])).sound).any():
             kept = self.batch.rows[places[sound]].tolist()
             self.done.append((places[sound], earlier.taken(np.flatnonzero(sound))))
             self.parked = [each for each in self.parked if each.row not in kept]
+        return self.parked
 
     def result(self) -> Result:
         parts = [Computed(device=device, dtype=dtype, rows=rows) for (device, dtype), rows in self.computed.items()]

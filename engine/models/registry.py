@@ -5,7 +5,6 @@ joined in order, are one zip) or a directory (`/path`); whichever has the model 
 `[models.my-model]` with the same fields. What a model's files say counts unless a row says otherwise.
 """
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -286,8 +285,7 @@ def vouched(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
 
 def canonical(known: Collection[str], name: str) -> str:
     """The name that is recorded where a model is given as `name`: a key in its own letters, whatever case it came in,
-    and `hf:org/name` for a bare `org/name` that is no path here; any other name as it is, its `~` resolved."""
-    name = os.path.expanduser(name)  # noqa: PTH111  # that of nobody stays, and is refused as a name
+    and `hf:org/name` for a bare `org/name` that is no path here; any other name as it is."""
     if name in known:
         return name
     if found := next((key for key in known if key.casefold() == name.casefold()), ""):

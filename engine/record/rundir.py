@@ -92,15 +92,11 @@ class RunDirectory:
     def summary(self) -> Path:
         return self.path / SUMMARY
 
-    def clear_scratch(self) -> None:
-        """Remove what sessions have put there for their token ids."""
-        for left in self.path.glob(f"{SCRATCH}*"):
-            shutil.rmtree(left, ignore_errors=True)
-
     def scratch(self) -> TemporaryDirectory[str]:
         """Make a place for one session's token ids, gone when it ends; clear what a killed session left, or one whose
         file system (NFS does) kept what was still open."""
-        self.clear_scratch()
+        for left in self.path.glob(f"{SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
         for place in (self.path, *self._below()):
             atomic.sweep(place)
         with atomic.explaining(self.path):
