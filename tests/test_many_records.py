@@ -48,9 +48,11 @@ def test_a_hundred_thousand_identical_records_are_read_in_seconds(tmp_path):
     assert (len(rows.texts), rows.duplicates) == (100_000, 99_999)
 
 
-@pytest.mark.parametrize("held", [1 << 20, 64])
-def test_keys_are_numbered_as_a_dict_does_though_many_share_the_bits_that_are_looked_at(monkeypatch, held):
+@pytest.mark.parametrize(("held", "live"), [(1 << 20, 1 << 20), (64, 1 << 20), (64, 300)])
+def test_keys_are_numbered_as_a_dict_does_though_many_share_the_bits_that_are_looked_at(monkeypatch, held, live):
     monkeypatch.setattr("interlock.engine.corpus.places.HELD", held)
+    monkeypatch.setattr("interlock.engine.corpus.places.LIVE", live)  # slots in memory, the others in a file
+    monkeypatch.setattr("interlock.engine.corpus.places.LEAST", 4 if live == 300 else 2000)
     monkeypatch.setattr("interlock.engine.corpus.places.hash", lambda key: hash(key) & 0xFF0000FF, raising=False)
     rng, keys, numbered = random.Random(3), {}, Numbered(np.dtype("V20"))
     for _ in range(6000):

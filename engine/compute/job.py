@@ -33,7 +33,7 @@ MOST = 0x7FFFFFFF
 """Tokens of a row."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Rows that go through a model together and are committed together, longest first: their tokens, and those of the
     longest."""

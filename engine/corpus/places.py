@@ -10,6 +10,7 @@ import tempfile
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,8 @@ MOST = (1 << 31) - 1
 """Numbers."""
 STEP = 1 << 16
 """Places of an array that are looked at together where all of them do not go into memory."""
+LIVE = 1 << 20
+"""Keys that have their slots in memory at least."""
 HELD = 1 << 20
 """Bytes of records that are held before they go to the file."""
 
@@ -145,19 +148,56 @@ def laid(count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
 Table = tuple["memoryview[int]", int, int]
 
 
+@dataclass(frozen=True)
+class FiledTable:
+    """A table in a file from `start` on, and a byte of bits in memory for each of its keys, which say of nearly all
+    others that they are not in it."""
+
+    file: IO[bytes]
+    start: int
+    room: int
+    span: int
+    bits: bytes
+
+    def may_have(self, mark: int) -> bool:
+        """Tell whether a key with this mark may be there."""
+        at = (mark & PLACE) * 8 * len(self.bits) >> BITS
+        return bool(self.bits[at >> 3] & 128 >> (at & 7))
+
+    def numbers(self, mark: int) -> Iterator[int]:
+        """Yield the numbers of the keys with this mark."""
+        at = (mark & PLACE) * self.span >> BITS
+        while True:
+            for place, found in enumerate(self._read(at, GAP), at):
+                if not found:
+                    return
+                if found == mark:
+                    yield self._read(self.room + place, 1)[0]
+            at += GAP
+
+    def _read(self, slot: int, count: int) -> "memoryview[int]":
+        return memoryview(os.pread(self.file.fileno(), 4 * count, self.start + 4 * slot)).cast("I")
+
+    @property
+    def slots(self) -> npt.NDArray[np.uint32]:
+        """The marks and the numbers [2, slots], 0 where a slot is empty."""
+        return np.asarray(self._read(0, 2 * self.room)).reshape(2, -1)
+
+
 class Numbered(Spool):
     """Numbers keys of 16 bytes in the order in which they come, each once.
 
     In memory a key is a slot with its number and 32 bits of its hash, in tables of which at most three quarters are
-    taken: 11 to 13 bytes. The key itself goes to a temporary file with what is kept beside it, and is read there where
-    those bits are the same, so that no two are taken for one.
+    taken: 11 to 13 bytes, until there are many; then one, and its slot goes to a temporary file. The key itself goes to
+    one with what is kept beside it, and is read there where those bits are the same, so that no two are taken for one.
     """
 
-    def __init__(self, record: np.dtype[Any] = DIGEST) -> None:
+    def __init__(self, record: npt.DTypeLike = DIGEST) -> None:
         """Keep a `record` of each, which begins with the key."""
         super().__init__(record)
         self._tables: list[Table] = [(memoryview(bytes(8)).cast("I"), 1, 0)] * PARTS
-        self._count = self._most = 0
+        self._filed_tables: list[FiledTable] = []
+        self._count = self._most = self._in_files = 0
 
     def __len__(self) -> int:
         return self._count
@@ -172,6 +212,10 @@ class Numbered(Spool):
         """Return the number of the record with this one's key: if there was none, this is kept and has the next."""
         key = record[:16]
         mark = hash(key) & 0xFFFFFFFF or 1  # 0 is an empty slot
+        if self._filed_tables and (filed := self._filed_tables[mark >> BITS]).may_have(mark):
+            for number in filed.numbers(mark):
+                if self[number][:16] == key:
+                    return number
         table, room, span = self._tables[mark >> BITS]  # so many marks, then their numbers
         at = (mark & PLACE) * span >> BITS
         while found := table[at]:
@@ -179,9 +223,7 @@ class Numbered(Spool):
                 return number
             at += 1
         if self._count == self._most or at == room - 1:  # the last stays empty: a search ends there
-            for part, each in enumerate(self._tables):
-                self._tables[part] = _grown(each)
-            self._most = sum(span * 3 // 4 for *_, span in self._tables)
+            self._make_room()
             return self.number(record)
         table[at], table[room + at] = mark, (number := self._count)
         self._count = number + 1
@@ -190,16 +232,53 @@ class Numbered(Spool):
             self._put()
         return number
 
+    def _make_room(self) -> None:
+        if self._count - self._in_files >= max(LIVE, self._in_files >> 3):
+            self._file_tables()
+        else:
+            for part, each in enumerate(self._tables):
+                slots, span = _laid_out([_slots(each)])
+                new = _empty(slots.shape[1])
+                np.frombuffer(new, np.uint32)[:] = slots.reshape(-1)
+                self._tables[part] = new, slots.shape[1], span
+        self._most = self._in_files + sum(span * 3 // 4 for *_, span in self._tables)
 
-def _grown(table: Table) -> Table:
-    """Lay out a table anew with two fifths of it empty: in the order of the marks, each where it belongs or behind the
-    one before."""
-    slots = np.frombuffer(table[0], np.uint32).reshape(2, -1)
-    taken = np.sort((slots[0].astype(np.int64) << 31 | slots[1])[slots[0] != 0])
+    def _file_tables(self) -> None:
+        """Put the tables and those that went before together into a new file, and begin others of their sizes."""
+        filed = list[FiledTable]()
+        with atomic.explaining(Path(tempfile.gettempdir())):
+            file = tempfile.TemporaryFile()  # noqa: SIM115  # as long as it is read
+            for part, (table, room, span) in enumerate(self._tables):
+                slots, wide = _laid_out(
+                    [_slots((table, room, span)), *(each.slots for each in self._filed_tables[part : part + 1])]
+                )
+                taken = slots[0][slots[0] != 0].astype(np.int64) & PLACE
+                bits = np.zeros(8 * max(1, len(taken)), np.bool_)
+                bits[taken * len(bits) >> BITS] = True
+                filed.append(FiledTable(file, file.tell(), slots.shape[1], wide, np.packbits(bits).tobytes()))
+                file.write(slots.tobytes())
+                self._tables[part] = _empty(room), room, span
+            file.flush()
+        self._filed_tables, self._in_files = filed, self._count
+
+
+def _empty(room: int) -> "memoryview[int]":
+    return memoryview(mmap.mmap(-1, 8 * room)).cast("I")  # given back whole, unlike what malloc has
+
+
+def _slots(table: Table) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(table[0], np.uint32).reshape(2, -1)
+
+
+def _laid_out(tables: Sequence[npt.NDArray[np.uint32]]) -> tuple[npt.NDArray[np.uint32], int]:
+    """Lay out the slots of some tables anew with two fifths of them empty: in the order of the marks, each where it
+    belongs or behind the one before; return them, and for how many they are."""
+    taken = np.concatenate([(each[0].astype(np.int64) << 31 | each[1])[each[0] != 0] for each in tables])
+    taken.sort()
     marks, numbers = taken >> 31, taken & MOST
     span, order = len(taken) * 5 // 3 + LEAST, np.arange(len(taken))
     places = np.maximum.accumulate(((marks & PLACE) * span >> BITS) - order) + order
     room = int(max(span, places.max(initial=0) + 1)) + GAP
-    new = memoryview(mmap.mmap(-1, 8 * room)).cast("I")  # given back whole, unlike what malloc has
-    np.frombuffer(new, np.uint32).reshape(2, -1)[:, places] = marks, numbers
-    return new, room, span
+    slots = np.zeros((2, room), np.uint32)
+    slots[:, places] = marks, numbers
+    return slots, span

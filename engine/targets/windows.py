@@ -5,7 +5,7 @@ plan says. Vectors are read from the passes each time, never from what a sink re
 """
 
 import json
-from array import array
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from interlock.engine.compute.parts.tokens import TokenFile, TokenRows
 from interlock.engine.corpus.chunks import RECORD, Chunk
 from interlock.engine.corpus.corpus import Digests, Rows
 from interlock.engine.corpus.features import TERM
-from interlock.engine.corpus.places import places_of, release, starts_of
+from interlock.engine.corpus.places import Spool, places_of, release, starts_of
 from interlock.engine.corpus.rereading import reread
 from interlock.engine.errors import InterlockError
 from interlock.engine.record import atomic
@@ -51,24 +51,22 @@ class ChunkTerms:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "chunk-terms.bin"
-        self._ends, self._pending = array("q", [0]), bytearray()
+        self.count, self._ends, self._pending = 0, Spool(np.int64), bytearray()
+        """How many terms all chunks have; where those of each end; what is not in the file yet."""
+        self._ends.add(bytes(8))
 
     def add(self, chunk: Chunk) -> None:
         """Keep the terms of the next chunk. Raises InterlockError where the disk takes no more."""
         self._pending += chunk.features
         if len(self._pending) > BLOCK:
             self._write()
-        self._ends.append(self._ends[-1] + len(chunk.features) // TERM.itemsize)
-
-    @property
-    def count(self) -> int:
-        """How many terms all chunks have."""
-        return self._ends[-1]
+        self.count += len(chunk.features) // TERM.itemsize
+        self._ends.add(self.count.to_bytes(8, sys.byteorder))
 
     def take(self, rows: Places) -> SparseRows:
         """Read the terms of `rows` [n], counted over all collections; a chunk that brings none has an empty row."""
         self._write()
-        ends = np.frombuffer(self._ends, np.int64)
+        ends = self._ends.records
         counts = ends[rows + 1] - ends[rows]
         places = places_of(ends[rows], counts)
         terms = np.memmap(self.path, TERM, "r")[places] if len(places) else np.empty(0, TERM)

@@ -16,7 +16,9 @@ from interlock.engine.gpu.device import Device
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.networks.sizes import cost_of
 
-ROWS = 8
+ROWS, MANY = 8, 1 << 18
+"""Rows of a canary, and those of a pass of which each is looked at."""
+NO_ROWS = np.empty(0, np.int64)
 OPERATIONS, OPERATIONS_ON_HOST = 4e12, 1e11
 """What the plain path may cost. By arithmetic, not measured: half of a T4's 8 TFLOP/s in float32 for a second, and a
 second of a host that does 100 GFLOP/s."""
@@ -29,10 +31,15 @@ def budget_on(device: Device) -> float:
 
 def lengths_of(job: Job) -> Lengths:
     """List the different lengths of the rows of a pass in tokens, ascending; of none 1."""
-    every = np.concatenate([batch.rows for batch in job.batches] or [np.empty(0, np.int64)])
-    counts = np.bincount(job.tokens.lengths(job.card.max_tokens)[every])
+    counts = np.bincount(job.tokens.lengths(job.card.max_tokens, _candidates(job)))
     counts[:1] = 0  # a text of no tokens is parked
     return np.flatnonzero(counts) if counts.any() else np.array([1])
+
+
+def _candidates(job: Job) -> Rows:
+    """The rows of a pass; where they are many, the longest and the shortest of each batch."""
+    many = sum(len(batch.rows) for batch in job.batches) > MANY
+    return np.concatenate([batch.rows[[0, -1]] if many else batch.rows for batch in job.batches] or [NO_ROWS])
 
 
 def affordable(lengths: Lengths, card: ModelCard, operations: float) -> int:
@@ -58,10 +65,10 @@ def _price(card: ModelCard, lengths: Sequence[int]) -> float:
 def sample(job: Job, card: ModelCard, most: int, operations: float) -> list[Ids]:
     """Choose rows of a pass of at most `most` tokens and of different lengths, the longest first: as many as cost no
     more `operations`, and at least its longest and its shortest."""
-    every = np.concatenate([batch.rows for batch in job.batches] or [np.empty(0, np.int64)])
-    lengths = job.tokens.lengths(card.max_tokens)
-    every = every[(lengths[every] > 0) & (lengths[every] <= most)]
-    return job.ids(every[spread(lengths[every], card, ROWS, operations, least=2)]) if len(every) else []
+    every = _candidates(job)
+    lengths = job.tokens.lengths(card.max_tokens, every)
+    fit = (lengths > 0) & (lengths <= most)
+    return job.ids(every[fit][spread(lengths[fit], card, ROWS, operations, least=2)]) if fit.any() else []
 
 
 def spread(lengths: Lengths, card: ModelCard, most: int, operations: float, *, least: int = 1) -> Rows:

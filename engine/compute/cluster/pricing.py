@@ -18,7 +18,7 @@ BACK = 148e6
 """Bytes a second in which a head takes vectors in and writes them."""
 PLANNED = 17.1
 """Bytes of the plan of a text, which each node gets."""
-HELD = 222
+HELD = 57
 """Bytes of the head's memory for a text, at its peak."""
 
 
