@@ -272,14 +272,15 @@ def _insist(url: Url, ask: Callable[["AbstractFileSystem", str], T]) -> T:
 
 def _system(url: Url) -> tuple["AbstractFileSystem", str]:
     """What speaks to the service, and what it calls the place."""
-    from fsspec.core import url_to_fs
+    from fsspec import filesystem, get_filesystem_class
 
+    scheme = url.parts[0].removesuffix(":")
     try:
-        system, key = url_to_fs(str(url))
+        kind = get_filesystem_class(scheme)  # not `url_to_fs`, to which `::` in a key parts two systems
+        return filesystem(scheme, **kind._get_kwargs_from_urls(str(url))), kind._strip_protocol(str(url))
     except ImportError:
-        package, extra = PACKAGES[url.parts[0].removesuffix(":")]
+        package, extra = PACKAGES[scheme]
         raise UnavailableError(f"{url} needs {package}: install interlock[{extra}]") from None
-    return system, key
 
 
 def _lasts(error: Exception) -> bool:

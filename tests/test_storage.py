@@ -47,7 +47,7 @@ def service(monkeypatch):
 
 @pytest.fixture
 def on_disk(tmp_path):
-    docs = {"a.jsonl": sentences(20), "deep/er/b_chunks.json": sentences(5, start=50)}
+    docs = {"a.jsonl": sentences(20), "deep/er/b::c_chunks.json": sentences(5, start=50)}
     root = corpus(tmp_path / "root", {"Docs": docs, ".hidden": {"c.jsonl": ["x"]}})
     (root / "Docs" / "seen.txt").write_text("unread")
     (root / "Tables").mkdir()
