@@ -27,7 +27,7 @@ from interlock.widgets.panes.events import SEVERITIES
 
 EVENTS = get_args(ev.AnyEvent)
 SILENT = (ev.BatchCommitted, ev.PassPlanned, *(kind for kind in EVENTS if issubclass(kind, ev.Heartbeat)))
-NOT_PRINTED = (*SILENT, ev.CorpusTokenised, ev.ModelAttached, ev.RowsReused)
+NOT_PRINTED = (*SILENT, ev.BlockRead, ev.CorpusTokenised, ev.ModelAttached, ev.RowsReused)
 GIB = 1 << 30
 HOSTILE = st.one_of(
     st.text(max_size=40),

@@ -91,7 +91,7 @@ def test_a_recording_shows_every_rung_and_every_trouble_of_one_session(recorded)
     assert climbed == set(Rung) - {Rung.PARK}
     assert {parked.collection for parked in of(ev.RowParked, recorded)} == {"Sim-Source-Code"}
     other_stories = {ev.RunResumed, ev.RowsReused, ev.BatchesLost, ev.PassFailed}
-    other_stories |= {ev.DeliveredWithout, ev.DeadlineSet, ev.ParkedRetried}
+    other_stories |= {ev.DeliveredWithout, ev.DeadlineSet, ev.ParkedRetried, ev.BlockRead}
     other_stories |= {ev.NodeJoined, ev.NodeLost, ev.NodeRefused, ev.BatchesDoubled, ev.ControlReached}
     other_stories |= {
         ev.VectorsKept,

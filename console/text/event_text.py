@@ -121,6 +121,9 @@ def _read(event: ev.Joins | ev.Reads, real: bool) -> Description:
             text = f"tokenised {several(event.texts, 'text')} for {', '.join(event.models)}"
             tokens = f"{several(event.tokens, 'token')} before truncation"
             return Description("note", "tokens", f"{text}: {tokens}", printed=False)
+        case ev.BlockRead():
+            text = f"read {several(event.texts, 'distinct text')}: those of them that are new can be computed"
+            return Description("note", "block", text, printed=False)
     assert_never(event)
 
 

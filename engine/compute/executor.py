@@ -61,14 +61,17 @@ class PassExecutor:
                 self._free = self._rooms()
                 self._stop_without_gpus()
                 now = self._next(controls.schedule, self._source.left)
-                assert now is not None, "there are batches left"
+                if now is None:  # what was left has just become another source's
+                    continue
                 for model_pass, reason in now.refused.items():
                     self._source.fail(model_pass, reason)
                 if now.assignments and self._in_time(now):
                     self._place(now)
         finally:
-            self._context.masters.close()
-        controls.end(emit)
+            if self._source.last:
+                self._context.masters.close()
+        if self._source.last:
+            controls.end(emit)
 
     def preview(self, schedule: Schedule) -> Placement | None:
         """Find what another schedule would lease next; None: nothing is left. For a front end's thread."""

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -204,9 +205,15 @@ class Job:
 
 
 def lay_out(
-    model_pass: int, card: ModelCard, tokens: Tokenised, corpus: Sequence[CorpusRows], reused: npt.NDArray[np.bool_]
+    model_pass: int,
+    card: ModelCard,
+    tokens: Tokenised,
+    corpus: Sequence[CorpusRows],
+    reused: npt.NDArray[np.bool_],
+    block: int = 0,
 ) -> Layout:
-    """Lay out one pass over `corpus`, without the texts that are `reused` [texts]."""
+    """Lay out one pass over `corpus`, without the texts that are `reused` [texts]; every `block` texts of a collection
+    are planned for themselves, or with 0 all of them."""
     layout, cost = Layout(card), cost_of(card.config, card.network_kind)
     for rows in corpus:
         own = [*windows(rows.first_text, rows.first_text + rows.own_texts)]
@@ -218,7 +225,10 @@ def lay_out(
             truncated, beyond = truncated + int(np.count_nonzero(over)), beyond + int(over.sum())
             seen += int(tokens.lengths(card.max_tokens, each).sum())
             release(tokens.full_lengths)
-        made = plan(todo, lengths, card.batch_tokens)
+        firsts = range(rows.first_text + block, rows.first_text + rows.own_texts, block) if block else []
+        edges = [0, *np.searchsorted(todo, firsts).tolist(), len(todo)]
+        parts = (plan(todo[start:stop], lengths[start:stop], card.batch_tokens) for start, stop in pairwise(edges))
+        made = BatchPlan([batch for part in parts for batch in part.batches])
         flops = sum(cost.of(len(batch.rows), layout.computed(batch)) for batch in made.batches) if cost else 0.0
         layout.planned.append(
             PassPlanned(

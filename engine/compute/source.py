@@ -5,9 +5,10 @@ batch is computed it is `Unfinished`, then a `Result`.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
+from threading import Condition
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,6 +23,9 @@ from interlock.engine.compute.schedule import Assignment
 from interlock.engine.corpus.places import release
 from interlock.engine.record.events import BatchCommitted, Emit, EnsemblePassCompleted, PassFailed, RowParked
 from interlock.engine.record.facts import Computed, joined
+
+MOMENT = 0.1
+"""Seconds that are waited at a time for a batch that may still come."""
 
 
 class Queue:
@@ -198,6 +202,11 @@ class BatchSource:
         self._weights = weights
         self._emit = emit
 
+    @property
+    def last(self) -> bool:
+        """Whether nothing of the run is left to be steered once all of it is done."""
+        return True
+
     def more(self) -> bool:
         """Whether anything is left to be placed."""
         return any(self.left)
@@ -235,6 +244,92 @@ class BatchSource:
         """Count the rows that a pass has left."""
         batches = self.grid[model_pass].batches
         return sum(len(batches[index].rows) for index in self.left[model_pass])
+
+
+class ArrivingSource(BatchSource):
+    """The batches of one pass whose texts are still read, until all are: what is left then is another source's, which
+    also tells the end of the pass, or why it failed."""
+
+    def __init__(self, job: Job, stopped: Callable[[], bool]) -> None:
+        """Begin without a batch; `stopped` says that nobody should wait for more."""
+        super().__init__([job], [()], [0.0] * (job.model_pass + 1), lambda _: None)
+        self._job, self._stopped, self._ended = job, stopped, False
+        self._queue = ArrivingQueue(job, self)
+        self.lock = Condition()
+
+    @property
+    def last(self) -> bool:
+        return False
+
+    @property
+    def committed(self) -> list[int]:
+        """The batches that were committed out of it."""
+        return indices(self._done[self._job.model_pass])
+
+    def add(self, batches: Sequence[Batch], collection: str, done: Callable[[range], Container[int]]) -> None:
+        """Take in the next batches of the pass, of which `done` says by their range which need not be computed."""
+        layout, number, first = self._job.layout, self._job.model_pass, len(self._job.batches)
+        layout.collections.extend([collection] * len(batches))
+        layout.batches.extend(batches)
+        there = done(mine := range(first, len(layout.batches)))
+        with self.lock:
+            fresh = [index for index in mine if index not in there]
+            self.left[number] = [*self.left[number], *fresh]
+            self._queue.extend(fresh)
+            self.lock.notify_all()
+
+    def end(self) -> None:
+        """Have what is under way be the last."""
+        with self.lock:
+            self._ended = True
+            self.left[self._job.model_pass] = []
+            while self._queue.take() is not None:
+                pass
+            self.lock.notify_all()
+
+    def comes(self) -> bool:
+        """Whether batches may still come; waits for one a moment where none is left."""
+        with self.lock:
+            if not (self._ended or self._stopped() or (any(self.left) and len(self._queue))):
+                self.lock.wait(MOMENT)
+            return not self._ended
+
+    def more(self) -> bool:
+        while not any(self.left) and not self._stopped() and self.comes():
+            pass
+        return not self._ended
+
+    def queue(self, job: Job, assignment: Assignment) -> Queue:
+        with self.lock:
+            self._queue = ArrivingQueue(job, self)
+            self._queue.extend(self.left[job.model_pass])
+            return self._queue
+
+    def take_in(self, model_pass: int, committed: Sequence[BatchCommitted]) -> None:
+        with self.lock:
+            super().take_in(model_pass, committed)
+
+    def close(self, model_pass: int) -> None:
+        """Leave it to the other source."""
+
+    def fail(self, model_pass: int, reason: str) -> None:
+        """Leave it to the other source."""
+        self.end()
+
+
+class ArrivingQueue(Queue):
+    """What an assignment has left of a source whose batches still come."""
+
+    def __init__(self, job: Job, source: ArrivingSource) -> None:
+        super().__init__(job, ())
+        self._source = source
+
+    def extend(self, batches: Iterable[int]) -> None:
+        """Have further batches wait."""
+        self._left.extend(batches)
+
+    def more(self) -> bool:
+        return self.open and self._source.comes()
 
 
 def completed(job: Job, weight: float, batches: Sequence[BatchCommitted]) -> EnsemblePassCompleted:

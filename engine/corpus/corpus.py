@@ -31,6 +31,8 @@ from interlock.engine.record.words import few, in_collection, safe, several
 
 Digests = npt.NDArray[np.void]
 WINDOW, BEAT = 512, 1.0
+BLOCK = 256 * WINDOW
+"""Distinct texts of a collection that are planned for themselves, some windows; with no more it is one block."""
 FEW = 3
 """Places, and records of a file, that are named where nothing can be embedded."""
 
@@ -118,11 +120,15 @@ def read_corpus(
     each: Callable[[Chunk], object] = lambda _: None,
     features: Features = no_features,
     reached: Callable[[str, int], object] = lambda *_: None,
+    whole: Callable[[Rows], object] = lambda _: None,
+    block: int = BLOCK,
 ) -> Corpus:
     """Read every collection; `take` gets the distinct texts in order, a window at a time, and `each` every chunk.
-    `reached` hears now and then, and at its end, how many records of which collection were read."""
+    `reached` hears now and then, and at its end, how many records of which collection were read; `whole` gets it
+    whenever another `block` of its texts has been taken, and its last."""
     seen = Numbered()
-    rows = [_read(Rows(collection, len(seen), features), seen, take, each, reached) for collection in collections]
+    told = seen, take, each, reached, whole, block
+    rows = [_read(Rows(collection, len(seen), features), *told) for collection in collections]
     return Corpus(rows, seen.records)
 
 
@@ -132,6 +138,8 @@ def _read(
     take: Callable[[list[str]], object],
     each: Callable[[Chunk], object],
     reached: Callable[[str, int], object],
+    whole: Callable[[Rows], object],
+    block: int,
 ) -> Rows:
     began = time.monotonic()
     reader = ChunkReader(rows.collection, rows.features)
@@ -157,8 +165,12 @@ def _read(
         if len(window) == WINDOW:
             take(window)
             window = []
+            if rows.own_texts % block == 0:
+                whole(rows)
     reached(rows.collection.name, reader.counts.records)
     take(window)
+    if rows.own_texts % block:
+        whole(rows)
     kept.add(texts.tobytes())
     rows.texts, rows.points = kept.records, reader.points
     rows.hashes, rows.counts, rows.seconds = reader.hashes, reader.counts, time.monotonic() - began
@@ -210,12 +222,15 @@ def read_and_tokenise(
     emit: Emit,
     stop: Callable[[], bool],
     beside: Onlooker = Onlooker(),
+    whole: Callable[[Rows, Mapping[str, TokenStore], str], object] | None = None,
+    block: int = BLOCK,
 ) -> tuple[Corpus, dict[str, TokenStore]]:
     """Read the corpus, and make in `directory` a token store for each key of `wanted`; `beside` says who else looks on.
+    `whole` gets each collection, the stores and the digest of all texts so far, one `block` of texts after the other.
 
     Raises UsageError when no chunk is good, Stopped when `stop` says so.
     """
-    spent = dict.fromkeys(wanted, 0.0)
+    spent, so_far = dict.fromkeys(wanted, 0.0), hashlib.sha256()
     with ExitStack() as stack:
         stores: dict[str, TokenStore] = {}
         for key, job in wanted.items():
@@ -250,23 +265,25 @@ def read_and_tokenise(
             settle()
             under_way.extend(workers.submit(tokenise, key, texts) for key in stores)
             beside.texts(texts)
+            so_far.update(b"".join(map(digest_of, texts)) if whole else b"")
 
-        corpus = read_corpus(collections, take, beside.each, beside.features, reached)
+        def show(rows: Rows) -> None:
+            if whole:
+                settle()
+                for store in stores.values():
+                    store.show()
+                whole(rows, stores, so_far.hexdigest())
+
+        corpus = read_corpus(collections, take, beside.each, beside.features, reached, show, block)
         settle()
     if not corpus.chunks:  # one error tells them all
         raise UsageError("nothing to embed: " + _refusals(corpus.rows))
     for rows in corpus.rows:
         _tell_read(rows, corpus, emit)
+    digest = digest_of_texts(corpus.digests)
     for key, store in stores.items():
-        emit(
-            CorpusTokenised(
-                models=list(wanted[key].models),
-                texts=len(store),
-                tokens=int(store.full_lengths.sum()),
-                seconds=round(spent[key], 3),
-                digest=digest_of_texts(corpus.digests),
-            )
-        )
+        tokens, seconds = int(store.full_lengths.sum()), round(spent[key], 3)
+        emit(CorpusTokenised(list(wanted[key].models), len(store), tokens, seconds, digest))
     return corpus, stores
 
 

@@ -120,9 +120,9 @@ class Spool:
 
     @property
     def records(self) -> npt.NDArray[Any]:
-        """All that was kept, in order [n], mapped where it is much; nothing more is kept then."""
+        """All that was kept so far, in order [n], mapped where it is much."""
         if not self._file:
-            return np.frombuffer(self._tail, self._record)
+            return np.frombuffer(bytes(self._tail), self._record)
         self._put()
         return np.asarray(np.memmap(self._file, self._record, "r"))
 

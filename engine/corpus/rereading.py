@@ -15,7 +15,7 @@ from msgspec import structs
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.corpus import WINDOW, Corpus, Digests, Rows, digest_of
 from interlock.engine.corpus.places import release
-from interlock.engine.errors import InterlockError
+from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.events import RowParked
 
@@ -85,6 +85,11 @@ def _changed(rows: Rows, file: str | None, what: str) -> InterlockError:
     if file is None:
         return InterlockError(f"{name}: its files are unchanged but gave different records when read again; {advice}")
     return InterlockError(f"{name}/{file} changed during the run ({what}); {advice}")
+
+
+def other_texts(run: str) -> UsageError:
+    """Return the error of a run of which a session has read other texts before."""
+    return UsageError(f"run {run} was started with other texts: restore its files, or start a new run")
 
 
 def placed(event: RowParked, corpus: Corpus) -> RowParked:

@@ -272,15 +272,22 @@ class TokenStore(Tokenised):
                 self._files[0].write(np.concatenate(kept).tobytes())
                 self._files[1].write(starts.tobytes())
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def show(self) -> None:
+        """Have the texts added so far read, while more may be added."""
         assert self._files is not None
         with atomic.explaining(self.path):
             for file in self._files:
-                file.close()
-            self._starts = np.asarray(np.memmap(self._starts_file, np.int64, mode="r"))
+                file.flush()
             if self._end:
                 self._ids = np.asarray(np.memmap(self.path, np.uint32, mode="r"))  # each row of a memmap costs 2 us
+            self._starts = np.asarray(np.memmap(self._starts_file, np.int64, mode="r"))
         self.full_lengths = self._full.records
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._files is not None
+        self.show()
+        for file in self._files:
+            file.close()
 
     def __len__(self) -> int:
         return len(self.full_lengths)

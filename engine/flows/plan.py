@@ -11,6 +11,7 @@ run finds everything else where it was and fills the gap.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from interlock.engine.compute.context import Backend, Laws
 from interlock.engine.compute.job import Layout, lay_out
 from interlock.engine.compute.reuse import Mask
 from interlock.engine.corpus.collections import Collection, discover, overlooked
-from interlock.engine.corpus.corpus import Corpus, Rows, read_and_tokenise
+from interlock.engine.corpus.corpus import BLOCK, Corpus, Rows, read_and_tokenise
 from interlock.engine.corpus.tokens import TokenStore
 from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.flows.opening import check, check_cut, form_of, without_effect
@@ -170,6 +171,8 @@ class RunPlan:
     tokens: Mapping[str, TokenStore] = field(default_factory=dict)
     passes: Sequence[PlannedPass] = ()
     sparse_share: float = SPARSE_SHARE
+    block: int = BLOCK
+    """Distinct texts of a collection that are planned for themselves; 0: all, as older versions did."""
 
     def laid_out(self, reused: Callable[[int, ModelCard, Corpus], Mask]) -> "RunPlan":
         """Lay out every pass over the texts that are not `reused`. Raises UsageError as `lay_out` does."""
@@ -178,7 +181,8 @@ class RunPlan:
             if (tokens := self.tokens.get(rosters.token_key(card))) is None:  # its tokenizer was replaced meanwhile
                 raise changed_files(card.key, card.snapshot.path)
             without = reused(number, card, self.corpus)
-            passes.append(PlannedPass(number, lay_out(number, card, tokens, self.corpus.rows, without), tokens))
+            layout = lay_out(number, card, tokens, self.corpus.rows, without, self.block)
+            passes.append(PlannedPass(number, layout, tokens))
         return replace(self, passes=passes)
 
     def inputs(self, chunks: Path, threads: int) -> dict[str, object]:
@@ -191,6 +195,7 @@ class RunPlan:
             "roster": [as_input(entry) for entry in self.roster],
             "files": self.corpus.fingerprint(),
             **self.settings.naming.given,
+            **({"block": self.block} if 0 < self.block <= len(self.corpus.digests) else {}),
         }
 
     def spec(self, rows: Rows, run_id: str, missing: Sequence[MissingModel] = (), began: float = 0.0) -> CollectionSpec:
@@ -223,9 +228,11 @@ def read(
     emit: Emit,
     stopped: Callable[[], bool],
     language: str = "",
+    whole: Callable[..., object] | None = None,
+    block: int = BLOCK,
 ) -> RunPlan:
     """Read the chunks, and tokenise them into `scratch`, for a plan that is still to be laid out; words are counted
-    for BM25 of this `language`.
+    for BM25 of this `language`. `whole` gets what sees the texts, and what `read_and_tokenise` gives it.
 
     Raises UsageError when no chunk is good, Stopped when `stopped` says so.
     """
@@ -234,9 +241,10 @@ def read(
     for card in cards:
         if (older := older_transformers()) and older in card.padded_because:
             emit(Warned(message=f"{card.key} computes padding, for {card.padded_because}"))
-    corpus, tokens = read_and_tokenise(collections, rosters.tokenisings(cards), scratch, emit, stopped, builder.beside)
+    told = rosters.tokenisings(cards), scratch, emit, stopped, builder.beside
+    corpus, tokens = read_and_tokenise(collections, *told, whole and partial(whole, builder), block or BLOCK)
     share = request.configuration.sparse_share
-    return RunPlan(request.settings, roster, corpus, builder, models.cards, tokens, sparse_share=share)
+    return RunPlan(request.settings, roster, corpus, builder, models.cards, tokens, sparse_share=share, block=block)
 
 
 def resolve(

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from interlock.engine.compute.context import CLOSING_SECONDS, REAL, Backend, Deadline, seconds_until
+from interlock.engine.compute.context import CLOSING_SECONDS, REAL, Backend, Deadline, RunContext, seconds_until
 from interlock.engine.compute.controls import STOP, Controls
 from interlock.engine.compute.job import Job
-from interlock.engine.corpus.corpus import Corpus
+from interlock.engine.corpus.corpus import BLOCK, Corpus
 from interlock.engine.corpus.rereading import placed
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError, limit
 from interlock.engine.flows import computing, opening
@@ -28,7 +28,7 @@ from interlock.engine.models.masters import Masters
 from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic, rundir, summary
 from interlock.engine.record import events as ev
-from interlock.engine.record.facts import Setting, Status
+from interlock.engine.record.facts import RosterEntry, Setting, Status
 from interlock.engine.record.inputs import UPLOADED, now_at, upload_flags
 from interlock.engine.record.journal import Journal, upload_command
 from interlock.engine.record.recorder import Recorder
@@ -250,9 +250,7 @@ class Run:
             without = recorder.look(partial(planning.lacking, name=rows.collection.name, allowed=allowed))
             check_delivery(rows, plan.spec(rows, self.directory.id, without, began), settings.qdrant, self._emit)
 
-        # From here on the run exists, whatever becomes of it: it ends with a summary.
-        self._working = True
-        summary.write(recorder.look(summary.summarise), self.directory.summary)
+        self._begins()
         end = SessionEnd(recorder, self.directory, plan, grid, self._earlier)
         if settings.partial:
             self.deadline.reserve = lambda: end.reserve(2 * len(self._devices))
@@ -280,10 +278,36 @@ class Run:
         kind = self._devices[0].kind
         self.deadline.paces = opening.tell_roster(self.recorder, roster, models.missing, settings, kind)
         language = settings.language if settings.qdrant else ""
-        plan = planning.read(request, models, roster, scratch, self._emit, self._stops_reading, language)
-        for told in filter(None, [plan.builder.missed, self._known]):
-            self._emit(ev.Warned(message=told))
+        begun = self.directory.inputs()
+        block = begun.get("block", 0) if begun else BLOCK  # as it was begun; a smaller run has one block either way
+        told = request, models, roster, scratch, self._emit
+        if beside := self._beside(models, roster, block):
+            plan = beside.read(partial(planning.read, *told, beside.stopped, language, beside.whole, block))
+        else:
+            plan = planning.read(*told, self._stops_reading, language, block=block)
+        for message in filter(None, [plan.builder.missed, self._known]):
+            self._emit(ev.Warned(message=message))
         return plan
+
+    def _beside(self, models: planning.Models, roster: Sequence[RosterEntry], block: int) -> computing.Beside | None:
+        """What computes the first pass while texts are read: on GPUs of this machine, unless some are taken from
+        another run, or were read without a digest of each block; None where nothing may."""
+        read, closed = self.recorder.look(
+            lambda state: (state.texts_digest and not state.blocks, {*state.passes_completed})
+        )
+        first = next((number for number in models.cards if number not in closed), None)
+        elsewhere = self._members is not None or self._devices[0].kind == "cpu"
+        if first is None or read or elsewhere or not block or self.settings.reuse:
+            return None
+        if models.cards[first].by_token.vectors:  # whether the disk holds these is known once all texts are
+            return None
+        told = first, self.directory, self.recorder, self._earlier, self._threads(), block
+        return computing.Beside(self._request, models, roster, *told, self._context, self._stops_reading, self._begins)
+
+    def _begins(self) -> None:
+        """From here on the run exists, whatever becomes of it: it ends with a summary."""
+        self._working = True
+        summary.write(self.recorder.look(summary.summarise), self.directory.summary)
 
     def _executor(self, grid: Sequence[Job], models: planning.Models, corpus: Corpus) -> computing.Executor:
         """Make what computes the batches that are left, and names the place of each text that is parked; the deadline
@@ -297,9 +321,13 @@ class Run:
             for batch in batches:
                 self.deadline.learn(job, batch.batch_index, batch.seconds)
         granted = self.recorder.look(lambda state: len(state.leases))
-        shared = self.settings, self._devices, self.controls, emit, granted
-        context = computing.context_of(*shared, self._journal.sync, self._backend, self.deadline, self._masters)
-        return computing.executor_of(self._request, models, grid, done, context, self._members, granted)
+        return computing.executor_of(self._request, models, grid, done, self._context(emit), self._members, granted)
+
+    def _context(self, emit: ev.Emit) -> RunContext:
+        granted = self.recorder.look(lambda state: len(state.leases))
+        here = [each for each in self._devices if not each.lost] or self._devices  # some were, while texts were read
+        shared = self.settings, here, self.controls, emit, granted
+        return computing.context_of(*shared, self._journal.sync, self._backend, self.deadline, self._masters)
 
     def _stops_reading(self) -> bool:
         """Whether the operator stops the run. Raises Stopped where it is the deadline that does."""

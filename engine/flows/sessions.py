@@ -19,7 +19,7 @@ from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.compute.source import completed
 from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
 from interlock.engine.corpus.places import save, windows
-from interlock.engine.corpus.rereading import placed
+from interlock.engine.corpus.rereading import other_texts, placed
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows.plan import OFFER, PlannedPass, RunPlan, lacking
 from interlock.engine.models.card import ModelCard
@@ -55,6 +55,8 @@ class Continuation:
         self._settings = settings
         self._source = reuse.check(settings.reuse) if settings.reuse else None
         self._files: dict[int, PassFiles] = {}
+        self.fresh, self.sound = set[tuple[int, int]](), set[tuple[int, int]]()
+        """Batches by pass and index that were computed while texts were read, and those known to have survived then."""
         began = recorder.look(lambda state: state.started)
         self._begun = began.config if began else {}
 
@@ -62,7 +64,11 @@ class Continuation:
         """Tie the run to its inputs. Raises UsageError where it was begun with others."""
         directory = self._directory
         rundir.bind(directory, inputs, [*self._others()])
-        if digest_of_texts(corpus.digests) != self._recorder.look(lambda state: state.texts_digest):
+        digest, blocks = self._recorder.look(lambda state: (state.texts_digest, dict(state.blocks)))
+        before = max(blocks, default=0)  # so many texts were read while a pass was begun
+        if blocks.get(before) not in (None, digest_of_texts(corpus.digests[:before])):
+            raise other_texts(directory.id)
+        if digest_of_texts(corpus.digests) != digest:
             raise UsageError(
                 f"run {directory.id} was started with other texts, though its files are the same: start a "
                 f"new run with --reuse {typed(directory.path)}"
@@ -84,10 +90,12 @@ class Continuation:
         kept, begun = self._recorder.look(lambda state: (state.reused.get(model_pass), dict(state.plans)))
         if kept and not all((place / KINDS[output].file.PLACE).exists() for output in card.outputs):
             raise self._not_reused(kept, kept.rows)
+        anew = all(planned != model_pass for planned, _ in begun)
+        PassFiles.open(place, card, len(corpus.digests), growing=anew)  # one that was begun beside reading has fewer
         files = PassFiles.open(place, card, len(corpus.digests))
         if kept and (damaged := reuse.damaged(kept, files)):
             raise self._not_reused(kept, damaged)
-        if not kept and all(planned != model_pass for planned, _ in begun):
+        if not kept and anew and not self._recorder.look(lambda state: state.committed.get(model_pass)):
             kept = self._take_over(model_pass, corpus, files)
         self._files[model_pass] = files
         return reuse.mask_of(kept, len(corpus.digests))
@@ -116,7 +124,7 @@ class Continuation:
         """List the committed batches whose vectors are still what was committed, and that are not computed again for
         the sake of a text that was parked; tell of the others."""
         committed = self.committed(job)
-        if gone := _lost(job, committed):
+        if gone := _lost(job, [each for each in committed if (job.model_pass, each.batch_index) not in self.sound]):
             self._recorder.emit(ev.BatchesLost(model_pass=job.model_pass, batches=gone))
         job.retried.update({*(again := self._again(job.model_pass))} - {*gone})
         missing = {*gone, *again}
@@ -131,7 +139,7 @@ class Continuation:
         again, before = dict[int, set[int]](), self._recorder.look(lambda state: dict(state.parked_on))
         for name, rows in found:
             stay = list[ev.RowParked]()
-            for parked in rows.values():
+            for parked in (each for each in rows.values() if (model_pass, each.batch_index) not in self.fresh):
                 other = before.get((model_pass, parked.row), conditions) != conditions
                 if parked.batch_index is None or not (self._settings.retry_parked or other):
                     stay.append(parked)

@@ -208,6 +208,13 @@ class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):
     digest: str = ""
 
 
+class BlockRead(Event, frozen=True, tag="block_read"):
+    """So many distinct texts were read while a pass began to be computed; `digest` is the SHA-256 of theirs."""
+
+    texts: int
+    digest: str
+
+
 class PassPlanned(facts.Planned, Event, frozen=True, kw_only=True, tag="pass_planned"):
     """What one model will do for one collection; its `batches` of the pass begin at `first_batch`.
 
@@ -467,7 +474,7 @@ Begins = RunStarted | RunResumed | DeadlineSet | DevicesFound
 Beats = DeviceSampled | RecordsRead
 Joins = NodeJoined | NodeLost | NodeRefused | BatchesDoubled
 Steers = DeviceLost | MemoryTaken | DiskLow | MemoryLow | ControlApplied | ControlRefused | ControlReached
-Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised
+Reads = ModelResolved | DownloadRetried | RosterResolved | RecordRefused | CollectionRead | CorpusTokenised | BlockRead
 Plans = RowsReused | PassPlanned | BatchesLost | ParkedRetried | LeaseGranted | ModelAttached | CanaryChecked
 Scores = ModelMoved | ModelUnloaded | PairsPlanned | PairsScored | RerankerPassedOver
 Computes = MemoryCalibrated | BatchCommitted | Mitigated | PressurePassed | RowParked

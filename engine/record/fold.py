@@ -85,6 +85,8 @@ def fold(state: RunState, entry: Entry) -> None:
     if not EARLIEST < entry.at < LATEST:
         raise ValueError(f"no clock says {entry.at}")
     before, state.latest_at = state.latest_at, entry.at
+    if state.new_shares and not isinstance(entry.body, ev.PassPlanned):  # all passes are planned
+        state.take_in()
     if isinstance(entry.body, ev.Heartbeat):
         state.beats[HEAD if getattr(entry.body, "device", "") == HEAD else type(entry.body).__name__] = entry.body
     # A pause that is lifted is no delay; any other answer to an operator says nothing of the work.
@@ -121,6 +123,8 @@ def fold(state: RunState, entry: Entry) -> None:
             state.retries.append(entry.body)
         case ev.CorpusTokenised():
             state.texts_digest = state.texts_digest or entry.body.digest
+        case ev.BlockRead():
+            state.blocks[entry.body.texts] = entry.body.digest
         case ev.NodeJoined() | ev.NodeLost() | ev.NodeRefused() | ev.ControlReached() | ev.BatchesDoubled():
             _fold_node(state, entry.body)
         case ev.RunClosed():
@@ -129,8 +133,7 @@ def fold(state: RunState, entry: Entry) -> None:
             _fold_device(state, entry.body)
             _fold_collection(state, entry.body)
             _fold_pass(state, entry.body)
-            if isinstance(entry.body, ev.Mitigated):
-                state.mitigations.append(entry)
+            state.mitigations += [entry] * isinstance(entry.body, ev.Mitigated)
 
 
 def _fold_device(state: RunState, event: ev.AnyEvent) -> None:
@@ -327,15 +330,13 @@ def _plan(state: RunState, event: ev.PassPlanned) -> None:
     state.plans[event.model_pass, event.collection] = event.plan
     shares = _collection(state, event.collection).shares
     if event.model_pass not in shares:
-        shares[event.model_pass] = Share(replace(event, cost=None, flops=0.0))
-        place = event.first_batch, event.batches, event.collection
-        insort(state.places.setdefault(event.model_pass, []), place)
+        shares[event.model_pass] = Share(event)
+        state.new_shares.append(shares[event.model_pass])
+        insort(state.places.setdefault(event.model_pass, []), (event.first_batch, event.batches, event.collection))
     share = shares[event.model_pass]
     if share.plan.cost != event.cost:  # where only this session can tell, what was done of it before counts too
         plan = share.plan = replace(share.plan, cost=event.cost, flops=event.flops)
-        done = state.committed.get(event.model_pass, {})
-        mine = range(plan.first_batch, plan.first_batch + plan.batches)
-        share.flops_done = sum(share.flops_of(done[index]) for index in sorted(done) if index in mine)
+        share.flops_done = sum(map(share.flops_of, state.done_of(plan)))
 
 
 def _commit(state: RunState, event: ev.BatchCommitted) -> None:

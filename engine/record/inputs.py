@@ -77,7 +77,10 @@ def as_input(entry: RosterEntry) -> dict[str, object]:
 
 
 def filled(begun: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return both with what only one of them knows of a model that is missing in the other."""
+    """Return both with what only one of them knows of a model that is missing in the other, and of files, which are not
+    known before they were read."""
+    if not begun["files"]:
+        begun = {**begun, "files": now["files"]}
     if len(begun["roster"]) != len(now["roster"]):
         return begun, now
     pairs = [_known(was, is_now) for was, is_now in zip(begun["roster"], now["roster"], strict=True)]

@@ -1,7 +1,7 @@
 """A run on disk: where it lies, which run is meant, and the inputs it was begun with.
 
-`run.json` is written once, and again only to add a model that was missing. A run is continued only with the same
-inputs; what differs is told.
+`run.json` is written once, and again only to add a model that was missing, or files that were still being read. A
+run is continued only with the same inputs; what differs is told.
 Nothing is written through a link that lies in a run's directory: where it leads is nobody's to say.
 """
 
@@ -329,8 +329,8 @@ def bind(directory: RunDirectory, inputs: Mapping[str, Any], asked: Sequence[str
             + few([*asked, *changed], 20).replace("; ", "\n  ")
             + f"\nrestore them, or {reused(was, is_now, typed(directory.path))}"
         )
-    if not begun or was["roster"] != begun["roster"]:
-        written = {**begun, "roster": was["roster"]} if begun else now
+    if not begun or (was["roster"], was["files"]) != (begun["roster"], begun["files"]):
+        written = {**begun, "roster": was["roster"], "files": was["files"]} if begun else now
         atomic.write_bytes(directory.path / RUN, json.dumps(written, indent=2).encode() + b"\n")
 
 

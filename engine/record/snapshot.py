@@ -371,9 +371,9 @@ _stands = attrgetter(*_STANDING)
 def _phase(state: RunState) -> str:
     if state.status:
         return state.status
-    ended = state.passes_completed | state.failures.keys()
-    over = state.stage in ("planning", "running") and 0 < len(state.roster) == len(ended)
-    return "delivering" if over else state.stage
+    due, all_over = state.stage in ("planning", "running"), len(state.passes_completed | state.failures.keys())
+    over, early = due and 0 < len(state.roster) == all_over, due and state.blocks and not state.plans
+    return "delivering" if over else "reading" if early else state.stage
 
 
 def _current(state: RunState) -> str:

@@ -374,8 +374,12 @@ class RunState(RunStatus, kw_only=True):
     """Tokens a second on one device of earlier runs, by model."""
     models: list[ev.ModelResolved] = field(default_factory=list)
     retries: list[ev.DownloadRetried] = field(default_factory=list)
+    new_shares: list[Share] = field(default_factory=list)
+    """Those that were planned just now, of which batches may have been committed before."""
     texts_digest: str = ""
     """Of the texts that the run was begun with."""
+    blocks: dict[int, str] = field(default_factory=dict)
+    """The digest of so many first texts of it, as far as they were told while a pass was computed beside reading."""
     collections: dict[str, CollectionState] = field(default_factory=dict)
     leases: dict[str, LeaseState] = field(default_factory=dict)
     held: dict[str, LeaseState] = field(default_factory=dict)
@@ -432,6 +436,23 @@ class RunState(RunStatus, kw_only=True):
             return None
         collection = self.collections[places[at][2]]
         return collection, collection.shares[model_pass]
+
+    def done_of(self, plan: ev.PassPlanned) -> list[ev.BatchCommitted]:
+        """Return the committed batches of a share, in the order of the plan."""
+        done, mine = self.committed.get(plan.model_pass, {}), range(plan.first_batch, plan.first_batch + plan.batches)
+        return [done[index] for index in sorted(done) if index in mine]
+
+    def take_in(self) -> None:
+        """Count for new shares what was done of them while texts were read: together, or progress would fall."""
+        for share in self.new_shares:
+            plan = share.plan
+            for batch in (done := self.done_of(plan)):
+                share.take(batch, self.usual_dtype(plan.model_pass), 0.0)
+            mine = {None, *(batch.batch_index for batch in done)}
+            steps = [each.body for each in self.mitigations if isinstance(each.body, ev.Mitigated)]
+            steps = [each for each in steps if each.model_pass == plan.model_pass and each.batch_index in mine]
+            self.collections[plan.collection].mitigations += steps
+        self.new_shares = []
 
     def pass_time(self, seconds: float) -> float:
         """Count the time up to the end of a batch of so many seconds; return those since another one, leases aside."""

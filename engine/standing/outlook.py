@@ -34,10 +34,11 @@ SETTLED, BATCHES = 3, 10
 
 
 def doing(snapshot: Snapshot) -> str:
-    """Say what is done while no pass is at work, and how far reading has come."""
+    """Say what is done while no pass is at work but one beside reading, and how far reading has come."""
     read = snapshot.latest(RecordsRead) if snapshot.phase == "reading" else None
     so_far = f": {safe(read.collection)}, {several(read.records, 'record')} so far" if read else ""
-    return DOING.get(snapshot.phase, "") + so_far
+    beside = "; what was read is computed meanwhile" if read and snapshot.current_pass is not None else ""
+    return DOING.get(snapshot.phase, "") + so_far + beside
 
 
 class Outlook(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.compute.parts.files import Mask, Rows, create, flush, mapped, readable
+from interlock.engine.compute.parts.files import Mask, Rows, create, flush, lengthen, mapped, readable
 from interlock.engine.compute.parts.part import NOT_FINITE
 from interlock.engine.corpus.places import release
 from interlock.engine.errors import InterlockError
@@ -104,6 +104,12 @@ class VectorFile:
             return len(shape) == 2 and shape[0] == texts and shape[1] >= least
 
         return cls(path, readable(path, np.float32, fits, wanted))
+
+    def grow(self, texts: int) -> None:
+        """Have rows for so many texts at least, while others are put to."""
+        if texts > self.texts:
+            lengthen(self.path, np.full((1, self.width), np.nan, np.float32), texts)
+            self.array = mapped(self.path, np.dtype(np.float32), (texts, self.width), "vectors")
 
     @property
     def texts(self) -> int:

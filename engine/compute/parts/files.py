@@ -13,6 +13,7 @@ import threading
 import tokenize
 from collections.abc import Callable
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -57,6 +58,35 @@ def create(path: Path, row: npt.NDArray[np.generic], rows: int) -> None:
             array[start : start + 4096] = row
             release(array)
         array.flush()
+
+
+def rows_in(path: Path) -> int:
+    """Count the rows of a `.npy` by its header; 0 where it is none or not there."""
+    with suppress(*NOT_AN_ARRAY, OSError):
+        return header_of(path, complete=False)[1][0]
+    return 0
+
+
+def lengthen(path: Path, row: npt.NDArray[np.generic], rows: int) -> None:
+    """Have a `.npy` of fewer rows like `row` [1, n] end with so many; its header leaves room for the number. Raises
+    DiskError where the disk has none; of a file that is another `mapped` says what is wrong with it."""
+    there = rows_in(path)
+    if not 0 < there < rows:
+        return
+    begins = header_of(path, complete=False)[2] - there * row.nbytes
+    with atomic.explaining(path):
+        atomic.take_blocks(path, begins + rows * row.nbytes)
+        array = np.memmap(path, row.dtype, "r+", begins, (rows, row.shape[1]))
+        for start in range(there, rows, 4096):
+            array[start : start + 4096] = row
+        array.flush()
+        header = BytesIO()
+        told = {"descr": np.lib.format.dtype_to_descr(row.dtype), "fortran_order": False, "shape": (rows, row.shape[1])}
+        np.lib.format.write_array_header_1_0(header, told)
+        assert len(header.getvalue()) == begins, "numpy leaves room for the number of rows"
+        with path.open("rb+") as handle:
+            handle.write(header.getvalue())
+            os.fsync(handle.fileno())
 
 
 def mapped(path: Path, expected: np.dtype[Kind], rows: tuple[int, int], what: str) -> npt.NDArray[Kind]:
@@ -105,6 +135,7 @@ class RowFile:
     """
 
     RECORDS: ClassVar[str]
+    UNWRITTEN: ClassVar[Ints] = np.array([[NEVER, 0]], np.int64)
 
     def __init__(self, path: Path, table: Ints, record: np.dtype[np.void]) -> None:
         """Take the row table [texts, 2] at `path`."""
@@ -122,13 +153,19 @@ class RowFile:
         if not path.exists() or not records.exists():
             atomic.write_bytes(records, b"")
         if not path.exists():
-            create(path, np.array([[NEVER, 0]], np.int64), texts)
+            create(path, cls.UNWRITTEN, texts)
         return cls(path, mapped(path, np.dtype(np.int64), (texts, 2), "rows"), *kept)
 
     @classmethod
     def read(cls, path: Path, texts: int, *kept: Any) -> Self:
         """Map the row table at `path` to be read. Raises as `readable` does."""
         return cls(path, readable(path, np.int64, lambda shape: shape == (texts, 2), f"{texts:,} rows"), *kept)
+
+    def grow(self, texts: int) -> None:
+        """Have rows for so many texts at least, while others are put to."""
+        if texts > self.texts:
+            lengthen(self.path, self.UNWRITTEN, texts)
+            self.table = mapped(self.path, np.dtype(np.int64), (texts, 2), "rows")
 
     @property
     def texts(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from interlock.engine.compute.parts.dense import DenseRows, ScoreRows, VectorFile, Vectors
-from interlock.engine.compute.parts.files import Mask, Rows
+from interlock.engine.compute.parts.files import Mask, Rows, rows_in
 from interlock.engine.compute.parts.part import Part, PartFile
 from interlock.engine.compute.parts.terms import NO_TERMS, SparseFile, SparseRows
 from interlock.engine.compute.parts.tokens import NO_TOKENS, TokenFile, TokenRows
@@ -152,15 +152,17 @@ class PassFiles:
     parts: Mapping[str, PartFile] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, directory: Path, card: ModelCard, texts: int) -> "PassFiles":
-        """Open the files of a pass in its `directory`, or make them. Raises InterlockError as the files do."""
-        wanted = {name: kind for name, kind in KINDS.items() if name in card.outputs}
-        return cls(
-            {
-                name: kind.file.open(directory / kind.file.PLACE, texts, *kind.of_card(card))
-                for name, kind in wanted.items()
-            }
-        )
+    def open(cls, directory: Path, card: ModelCard, texts: int, *, growing: bool = False) -> "PassFiles":
+        """Open the files of a pass in its `directory`, or make them; those that are `growing` may have other rows.
+        Raises InterlockError as the files do."""
+        found: dict[str, PartFile] = {}
+        for name, kind in ((name, kind) for name, kind in KINDS.items() if name in card.outputs):
+            path = directory / kind.file.PLACE
+            rows = rows_in(path) if growing else 0
+            found[name] = kind.file.open(path, rows or texts, *kind.of_card(card))
+            if growing:
+                found[name].grow(texts)
+        return cls(found)
 
     @classmethod
     def read(
@@ -229,6 +231,11 @@ class PassFiles:
     def take(self, rows: Rows) -> Outputs:
         """Read `rows`. Raises InterlockError where what is there is no row."""
         return Outputs.of({name: file.take(rows) for name, file in self.parts.items()})
+
+    def grow(self, texts: int) -> None:
+        """Have rows for so many texts at least, while others are put to."""
+        for file in self.parts.values():
+            file.grow(texts)
 
     def sync(self) -> None:
         """Make every row written so far survive a power cut."""

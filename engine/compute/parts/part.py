@@ -64,6 +64,9 @@ class PartFile(Protocol):
     def take(self, rows: Rows, /) -> "Part":
         """Read `rows`; one that was never written is parked. Raises InterlockError where what is there is no row."""
 
+    def grow(self, texts: int, /) -> None:
+        """Have rows for so many texts at least, while others are put to. Raises InterlockError as opening it does."""
+
     def sync(self) -> None:
         """Make every row written so far survive a power cut."""
 
