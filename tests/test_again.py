@@ -145,6 +145,18 @@ def test_a_call_with_other_chunks_or_settings_takes_the_vectors_into_a_run_of_it
     assert len([*(home / "runs").iterdir()]) == 3
 
 
+def test_texts_in_memory_that_changed_take_the_vectors_of_those_that_did_not(tmp_path, tiny_a, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    settings, texts = product.Settings(roster=[tiny_a], export=["npy"]), sentences(12)
+    first = product.embed(texts, settings, progress="none", name="News")
+    for name, computed in (("News", "1"), ("Else", "12")):
+        run = product.embed([*texts[:11], "another"], settings, progress="lines", name=name)
+        said = capfd.readouterr().err
+        told = f"interlock: run {first.id} has other texts of this name: taking its vectors; "
+        assert said.startswith(told) == (name == "News") and run.id != first.id
+        assert re.findall(r"lease L.*, (\d+) texts? in", said) == [computed]
+
+
 def test_a_call_that_says_not_to_resume_computes_anew_and_one_that_is_silent_says_nothing(home, tiny_a, tiny_b, capfd):
     settings = product.Settings(roster={tiny_a: 1, tiny_b: 3}, export=["npy"], resume=False)
     product.embed("in", settings, progress="lines")

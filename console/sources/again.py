@@ -13,6 +13,7 @@ from interlock.engine.corpus.collections import discover
 from interlock.engine.errors import InterlockError
 from interlock.engine.models.registry import extended
 from interlock.engine.record.atomic import held, sha256_of
+from interlock.engine.record.inputs import INPUTS
 from interlock.engine.record.rundir import JOURNAL, RunDirectory, runs_in
 from interlock.engine.record.words import argument, command, typed
 from interlock.engine.settings import FROM_RUN, SIMULATED, Configuration, recorded
@@ -65,6 +66,8 @@ def taken_up(chunks: Path, configuration: Configuration) -> tuple[Configuration,
     else:
         changes, did = {"reuse": run}, "taking its vectors"
     whole = "has these chunks by these models" if state == "completed" else "has part of these chunks by these models"
+    if RunDirectory(run).inputs()["chunks"] != os.path.realpath(chunks):
+        whole = "has other texts of this name"
     told = f"run {run.name} {whole}: {did}; Settings(resume=False) computes all anew"
     origins = {**origins, **dict.fromkeys(changes, FROM_RUN)}
     return replace(configuration, settings=replace(settings, **changes), origins=origins), told  # type: ignore[arg-type]
@@ -111,6 +114,12 @@ def _is_same(run: Path, chunks: Path, configuration: Configuration) -> bool:
     return False
 
 
+def _known(chunks: str) -> str:
+    """How chunks are known: by their path, of texts in memory by their name alone, since others lie elsewhere."""
+    path = Path(chunks)
+    return str(path.parents[1] / path.stem) if path.parent.parent.name == INPUTS and path.suffix else chunks
+
+
 def _alike(out: Path, chunks: str, fusion: str, wanted: list[tuple[str, float]], *, usual: bool) -> Iterator[Path]:
     """The latest runs with these inputs, latest first; what cannot be read is none. What weights are `usual` may have
     been others then."""
@@ -118,6 +127,6 @@ def _alike(out: Path, chunks: str, fusion: str, wanted: list[tuple[str, float]],
         with suppress(InterlockError):
             said = RunDirectory(path).inputs()
             has = [(each["model"], each.get("weight", 1.0)) for each in said.get("roster", ())]
-            same = len(has) == len(wanted) and (said["chunks"], said["fusion"]) == (chunks, fusion)
+            same = len(has) == len(wanted) and said["fusion"] == fusion and _known(said["chunks"]) == _known(chunks)
             if same and all(a == b and (usual or isclose(x, y)) for (a, x), (b, y) in zip(has, wanted, strict=True)):
                 yield path

@@ -36,6 +36,8 @@ SPLIT = "were split into spans, which this version does not do"
 
 _DECISIVE = ("fingerprint", "dtype", "max_tokens", "document_prompt", "overlap", "tokenizer")
 """What vectors have in common that another run takes."""
+INPUTS = "inputs"
+"""The directory beside runs with texts that were in memory, each in one of their digest."""
 NAMES = ("text_field", "id_field", "title_field")
 """The settings that say how records are read."""
 

@@ -25,11 +25,11 @@ from interlock.engine.corpus.tables import read_bytes, unclear
 from interlock.engine.errors import UsageError
 from interlock.engine.parsers import path_of
 from interlock.engine.record import atomic
+from interlock.engine.record.inputs import INPUTS as INPUTS
 from interlock.recorded import AnyPath
 
 Texts = AnyPath | Iterable[str | Mapping[str, object] | object]
 """A path, or texts, records, documents, or whatever gives itself as an Arrow stream."""
-INPUTS = "inputs"
 _TEXTS, _METADATA, _IDS = ("page_content", "text", "content"), ("metadata", "meta"), ("id", "id_", "node_id")
 """What LangChain, LlamaIndex, Haystack, Unstructured and Docling call the parts of a document."""
 _UNNAMED = re.compile(r"__index_level_\d+__")
