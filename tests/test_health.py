@@ -142,12 +142,12 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
 
 
 @pytest.mark.parametrize(("changes", "remedy"), [
-    ({"hosted": ("--ceiling", "3.5GiB")}, ("for a GPU stop it and continue it with", "--ceiling 3.5GiB")),
+    ({"hosted": ("--ceiling", "3.5GiB")}, ("faster on a GPU: stop it and continue it with", "--ceiling 3.5GiB")),
     ({"deadline": 1.0}, ("after that continue it with", "")),
     ({"memory_free": 1}, ("or stop it and, to keep no weights in memory, continue it with", "--warm 0")),
     ({"disk_free": 1}, ("if it stops for that, continue it with", "")),
     ({"parked": 1}, ("after the run retry with", "--retry-parked")),
-    ({"phase": "stopped"}, ("no finished batch is lost: continue it with", "")),
+    ({"phase": "stopped"}, ("no finished batch is lost: when wanted, continue it with", "")),
     ({"phase": GONE}, ("no finished batch is lost: continue it with", "")),
     ({}, None),
 ])  # fmt: skip
@@ -292,10 +292,10 @@ def test_a_text_whose_file_nobody_wrote_down_counts_from_1_like_its_event() -> N
 def test_a_state_says_whether_anybody_is_needed() -> None:
     calm = sample(parked=0)
     for run, asks in (
-        (replace(calm, paused=True), "waits for you"), (sample(phase="stopped", parked=0), "waits for you"),
+        (replace(calm, paused=True), "until you resume it"), (sample(phase="stopped", parked=0), "no hurry"),
         (refusing(calm, "1%,files"), "all is well"), (sample(phase="completed", parked=0), "all is well"),
         (sample(phase="completed", parked=0, lost=(1,)), ""), (sample(parked=1), "nothing to do now"),
-        (sample(phase="failed", parked=0), ""),
+        (sample(phase="failed", parked=0), "needs you"),
     ):  # fmt: skip
         assert now(run).asks == asks, run.phase
 
@@ -307,7 +307,10 @@ def test_a_paused_run_is_resumed_and_one_that_ended_continued_with_a_command_tha
     assert held.told == "by kim 0:05 ago; resume it with interlock ctl runs/one resume"
     over = sample(phase="stopped", reason="stopped by kim", parked=0)
     server = replace(over, config={"server": Setting("http://gpu-9:6333", "flag")})
-    for run, when in ((over, "continue it with"), (server, "continue it (the upload follows by itself) with")):
+    for run, when in (
+        (over, "when wanted, continue it with"),
+        (server, "when wanted, continue it (the upload follows by itself) with"),
+    ):
         told = health(run, run.latest_at, here).remedy
         assert told and told.when.endswith(when) and ("--qdrant http://gpu-9:6333" in told.command) is (run is server)
 

@@ -12,7 +12,7 @@ from rich.cells import chop_cells
 
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, pass_of, percent, remaining, several
-from interlock.engine.standing.health import PAUSED, Concern, Health, at_rest, batches_of, goes_on
+from interlock.engine.standing.health import ACT, PAUSED, Concern, Health, at_rest, batches_of, goes_on
 from interlock.engine.standing.judgement import CALM, Attention, Judgement
 from interlock.engine.standing.outlook import Outlook
 from interlock.widgets import formats as words
@@ -76,7 +76,7 @@ def rows(
     chip = _chip(snapshot, judged, kind, pending, reason)
     health, counts = judged.health, _counts(fresh, judged.health, width, find, warned)
     told = health.asks and len(chip) > 1 and not where and not (health.level == "ok" and counts)  # or all is not well
-    asks = [Field(ASKS, health.asks, chip[0].style)] * bool(told)
+    asks = [Field(ASKS, health.asks, "error" if health.asks == ACT else chip[0].style)] * bool(told)
     left = [*chip, *asks, *marks, *moment, *_where(snapshot, judged, spelt=width >= SPELT)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]
@@ -94,9 +94,19 @@ def rows(
             first, *others = health.concerns or (Concern(health.detail),)
             health = replace(health, concerns=(first._replace(why=f"{health.asks}: {first.why}"), *others))
         reasons = _reasons(health, room, lines, over=over, commands=over or width >= COMMAND)
-        drawn = [Span(fit(line, room), chip[1].style if style is None else style) for line, style in reasons]
-        below = [fitted([Span(" " * indent), each], width) for each in drawn]
+        tone, does = chip[1].style, [each.remedy.command for each in health.concerns if each.remedy]
+        drawn = [_told(fit(line, room), tone if style is None else style, does) for line, style in reasons]
+        below = [fitted([Span(" " * indent), *each], width) for each in drawn]
     return [_laid(left, rest, width), *below]
+
+
+def _told(line: str, style: str, commands: Sequence[str]) -> list[Span]:
+    """A line of a reason, in which a command looks as it does on a line of its own."""
+    for command in commands:
+        before, found, after = line.partition(command)
+        if found:
+            return [Span(before, style), Span(found, "bold"), Span(after, style)]
+    return [Span(line, style)]
 
 
 def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool) -> list[tuple[str, str | None]]:

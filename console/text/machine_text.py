@@ -137,7 +137,7 @@ def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
             place = in_collection(event.collection, event.place)
             place = place if event.place else f"text {event.row + 1:,} of the run ({event.collection})"
             text = f"{place} has no {event.model} vector: {event.reason}"
-            return Description("warning", "parked", text, f"in {event.collection} without a {event.model} vector")
+            return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")
     assert_never(event)
 
 

@@ -20,8 +20,11 @@ LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED = "LOW MEMORY", "LOW DISK", "MOD
 REFUSED = "INPUT REFUSED"
 TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED, "LATE", REFUSED)
 """The words of a run that goes on and is not well."""
-ASKS = dict.fromkeys((LOW_MEMORY, LOW_DISK), "act now") | dict.fromkeys((PAUSED, "STOPPED"), "waits for you")
+ACT = "act now"
+ASKS = dict.fromkeys((LOW_MEMORY, LOW_DISK), ACT) | {STALLED: "look at it", PAUSED: "until you resume it"}
 ASKS |= dict.fromkeys((CROWDED, DEGRADED, TEXT_PARKED, MODEL_FAILED, "LATE", REFUSED), "nothing to do now")
+ASKS |= dict.fromkeys(("INCOMPLETE", "FAILED", "RUN PROCESS DIED"), "needs you")
+ASKS |= {"STOPPED": "no hurry", "WAITING FOR SERVER": "goes on by itself"}
 """Whether anybody is needed: where a run may end unless somebody acts, where it does nothing until it is told to, and
 where it goes on by itself, for now."""
 Level = Literal["ok", "idle", "warn", "error"]
@@ -98,7 +101,7 @@ class Health:
     def asks(self) -> str:
         """What a run asks of whoever looks at it; one that is well, though something is to be told of it, says so."""
         levels = {self.level, *(each.level or self.level for each in self.concerns)}
-        return ASKS.get(self.word, "all is well" * (levels == {"ok"})) * (not self.stuck)
+        return ACT if self.stuck and self.word == CROWDED else ASKS.get(self.word, "all is well" * (levels == {"ok"}))
 
     @property
     def remedy(self) -> Remedy | None:
@@ -188,10 +191,10 @@ def _at_end(snapshot: Snapshot) -> list[Concern]:
     if not found:
         kept = KEPT * (status in ("stopped", GONE))
         why = _why(status, snapshot.reason) or ("its process is gone" if status == GONE else f"it is {status}")
-        found = [Concern(why, Remedy(kept + "continue it with"))]
+        found = [Concern(why, Remedy(kept + "when wanted, " * (status == "stopped") + "continue it with"))]
     mine = _to_check(lost_devices(snapshot), snapshot.reason)
     gone = f"{several(len(mine), 'GPU')} lost ({some(mine)})" * bool(mine)
-    return [*found, Concern(gone, Remedy("check it first with", CHECK), "warn")]
+    return [*found, Concern(gone, Remedy("before that check it with", CHECK), "warn")]
 
 
 def _paused(snapshot: Snapshot, now: float) -> str:
@@ -281,7 +284,7 @@ def _degraded(snapshot: Snapshot) -> Concern:
             continue
         told[-1] += f": {move.cause.removeprefix(f'{lease.model} ')}" + f"; {move.action}" * (not move.flags)
         if move.flags and not when:
-            when, flags = "for a GPU stop it and continue it with", [*move.flags]
+            when, flags = "faster on a GPU: stop it and continue it with", [*move.flags]
     return Concern("; ".join(told), Remedy(when, CHECK * bool(lost)) if when else None, flags=flags)
 
 

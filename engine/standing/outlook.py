@@ -213,5 +213,5 @@ def late(snapshot: Snapshot, now: float) -> str:
     if not left or left.seconds + left.spread <= still:
         return ""
     sure, then = ("is", "it") if left.seconds - left.spread > still else ("may be", "if so it")
-    more = f"of work {sure} more than the {duration(still)} left"
+    more = f"of work {sure} more than the {duration(still)} to the deadline"
     return f"{duration(left.seconds)} {more}: {then} stops then, to be resumed"
