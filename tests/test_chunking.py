@@ -144,6 +144,7 @@ def test_what_cannot_be_read_is_refused_and_the_rest_is_written(pages, tmp_path,
         (("--tokens", 5000), "reads "),
         (("--tokens", 2), "puts 2 around a text: set more than that"),
         (("--tokens", 8, "--overlap", 8), "--overlap 8: expected less than --tokens"),
+        (("--tokens", 8, "--overlap", 6), "puts around a text, which is 6: set it lower"),
         (("--out", "x.txt"), "name it x.jsonl"),
     ],
 )

@@ -29,6 +29,9 @@ def store(tmp_path_factory, tiny_a):
     for record, within in zip(records, (inner, [inner], [{}, inner]), strict=False):
         record["metadata"]["in"] = within
     records[0]["metadata"]["source"] = "own.md"
+    leaves = ["x", True, 2**60]
+    for record, deep in zip(records, ([leaves], [[leaves]]), strict=False):
+        record["metadata"]["deep"] = deep
     corpus(place / "in", {"Docs": {"a.jsonl": records}})
     words = ("--roster", tiny_a, "--devices", "cpu", "--qdrant", place / "store", "--export", "parquet", "--quiet")
     interlock("run", place / "in", *words, "--out", place / "runs", "--run-id", "r", cwd=place)
@@ -75,6 +78,14 @@ def test_a_list_is_entered_by_its_brackets_alone_whatever_is_asked(store, value)
     found = {path: [*asked(store, f"metadata.{path}.{value}")] for path in ("in", "in[]", "in[0]", "in[1]")}
     assert {path: sorted(each) for path, each in found.items()} == {
         "in": ["text 0"], "in[]": ["text 1", "text 2"], "in[0]": ["text 1"], "in[1]": ["text 2"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["=x", "=true", f"={2**60}", f">={2**60}"])
+def test_a_list_within_a_list_is_looked_into_no_deeper_whatever_is_asked(store, value):
+    found = {path: [*asked(store, f"metadata.deep{path}{value}")] for path in ("", "[]", "[][]", "[0]", "[0][]")}
+    assert {path: sorted(each) for path, each in found.items()} == {
+        "": [], "[]": ["text 0"], "[0]": ["text 0"], "[][]": ["text 0", "text 1"], "[0][]": ["text 0", "text 1"],
     }  # fmt: skip
 
 

@@ -775,6 +775,7 @@ def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: 
         (("a", "--filter", "metadata.year==2003"), "give KEY=VALUE"),
         (("a", "--filter", "metadata.year=>2003"), "give KEY=VALUE"),
         (("a", "--filter", "meta[=x"), "'meta[' is not the path of a key"),
+        (("a", "--filter", r'metadata."a\b"=x'), "rename one with a backslash or a quotation mark in it"),
         (
             ("a", "--filter", "lang=en"),
             "no chunk has 'lang' (did you mean metadata.lang?): use a key that there is (chunk_id; metadata.chunk_id",

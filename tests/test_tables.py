@@ -41,9 +41,9 @@ def as_csv(rows, delimiter=","):
     return out.getvalue()
 
 
-def as_arrow(rows, stream=True):
-    table, sink = pa.Table.from_pylist(rows), pa.BufferOutputStream()
-    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+def as_arrow(rows, stream=True, **form):
+    table, sink, options = pa.Table.from_pylist(rows), pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(**form)
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=max(2, len(rows) // 10))
     return sink.getvalue().to_pybytes()
 
@@ -91,6 +91,7 @@ FILES = {
     "a.parquet.zst": zstd(as_parquet(ROWS)),
     "a.arrow.zst": zstd(as_arrow(ROWS)),
     "a.arrow": as_arrow(ROWS),
+    "legacy.arrow": as_arrow(ROWS, use_legacy_format=True),
     "file.arrow": as_arrow(ROWS, stream=False),
     "a.feather": as_feather(ROWS),
 }
@@ -234,6 +235,7 @@ BROKEN = {
     "cut.parquet": (FILES["a.parquet"][:-9], "cannot read the table"),
     "cut.arrow": (as_arrow([{"text": "a"}] * 5)[:-60], "cannot read the table"),
     "short.arrow": (as_arrow([{"text": str(each)} for each in range(5)])[:-8], "ends behind record 5 without"),
+    "old.arrow": (as_arrow([{"text": "a", "n": 0}], use_legacy_format=True)[:-4], "ends behind record 1 without"),
     "joined.parquet": (as_parquet([{"text": "a"}]) + as_parquet([{"text": "b"}]), "joined end to end: write them as"),
     "joined.feather": (as_arrow([{"text": "a"}], False) + as_arrow([{"text": "b"}], False), "joined end to end"),
     "behind.arrow": (as_arrow([{"text": "a"}]) + b"what else" + b"\xff\xff\xff\xff\0\0\0\0", "cannot read the table"),

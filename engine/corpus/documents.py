@@ -92,8 +92,11 @@ def chunk_documents(
     wide = max(counters, key=lambda each: each.count(""))
     if tokens <= (around := wide.count("")):
         raise UsageError(f"--tokens {tokens}: {wide.model} puts {around} around a text: set more than that")
-    if not 0 <= overlap < tokens:
-        raise UsageError(f"--overlap {overlap}: expected less than --tokens, which is {tokens}: set it lower")
+    if not 0 <= overlap < tokens - around:
+        raise UsageError(
+            f"--overlap {overlap}: expected less than --tokens without the {around} that {wide.model} puts around a "
+            f"text, which is {tokens - around}: set it lower"
+        )
     report, root = ChunkedFiles(), Path(os.path.realpath(root))
     files = list(_documents(root, report))
     if not files and not report.refusals:

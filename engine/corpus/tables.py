@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
-from functools import partial
 from io import BufferedReader, TextIOWrapper
 from itertools import chain
 from typing import Any, BinaryIO
@@ -28,8 +27,8 @@ ROWS = 1000
 """Rows that are turned into Python at once."""
 PARQUETS, ARROWS, SCANNED = b"PAR1PAR1", b"ARROW1ARROW1\0\0", 1 << 20
 """How one file ends and the next begins where several were joined end to end; bytes that are looked through at once."""
-END = b"\xff\xff\xff\xff\0\0\0\0"
-"""How an Arrow stream ends."""
+END = b"\0\0\0\0"
+"""How the mark ends that an Arrow stream ends with, of 8 bytes or, before Arrow 0.15, of these alone."""
 DELIMITERS = ",;\t|"
 LINES = 100
 """Lines that the names of columns may take."""
@@ -110,7 +109,7 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
     if not magic:
         yield None, "empty file"
         return
-    ends, joined, number = True, False, 0
+    joined, number = False, 0
     batches: Iterator[Any]
     if magic[:4] == b"PAR1":
         table = pq.ParquetFile(handle)
@@ -121,14 +120,14 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
         reader = pa.ipc.open_file(handle)
         batches = map(reader.get_batch, range(reader.num_record_batches))
     else:
-        size = handle.seek(-len(END), 2) + len(END)
-        ends = handle.read() == END
-        handle.seek(0)
-        batches = chain.from_iterable(iter(partial(_stream, handle, size), None))
+        batches = _streamed(handle)
     if joined:  # Arrow would read the last by the places of the first
         yield None, "holds tables that were joined end to end: write them as files of their own"
         return
     for batch in batches:
+        if batch is None:  # cut between two batches, it reads as if it were whole
+            yield None, f"ends behind record {number} without the mark of its end: write it again"
+            return
         if problem := _twice(batch.schema.names) or unclear(batch.schema):
             yield None, problem
             return
@@ -137,15 +136,23 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
             for row in _rows(batch.slice(start, ROWS)):
                 number += 1
                 yield number, row if isinstance(row, str) else _encoded(row, texts)
-    if not ends:  # cut between two batches, it reads as if it were whole
-        yield None, f"ends behind record {number} without the mark of its end: write it again"
 
 
-def _stream(handle: BinaryIO, size: int) -> Any:
-    """The next of the streams that were joined end to end; None behind the last."""
+def _streamed(handle: BinaryIO) -> Iterator[Any]:
+    """The batches of streams that may have been joined end to end; None behind the last where no mark ends it."""
     import pyarrow as pa
 
-    return pa.ipc.open_stream(handle) if handle.tell() < size else None
+    size = handle.seek(-len(END), 2) + len(END)
+    ends, last = handle.read() == END, 0
+    handle.seek(0)
+    while handle.tell() < size:
+        reader = pa.ipc.open_stream(handle)
+        last = handle.tell()
+        for batch in reader:
+            last = handle.tell()
+            yield batch
+    if not ends or last == size:  # the bytes of a batch may end as the mark does
+        yield None
 
 
 def _end(metadata: Any) -> int:

@@ -223,13 +223,13 @@ def _parts(key: str) -> list[str | int]:
 
 
 def _values(value: object, parts: Sequence[str | int]) -> Iterator[object]:
-    """What is at a path, in each of a list at its end."""
-    first = parts[0] if parts else -1
-    if isinstance(value, list) and isinstance(first, int):
+    """What is at a path, in each of a list at its end; not in a list within that one, which the engine leaves too."""
+    first = parts[0] if parts else None
+    if not parts:
+        yield from value if isinstance(value, list) else [value]
+    elif isinstance(value, list) and isinstance(first, int):
         for each in value if first == -1 else value[first : first + 1]:
             yield from _values(each, parts[1:])
-    elif not parts:
-        yield value
     elif isinstance(value, dict) and first in value:
         yield from _values(value[first], parts[1:])
 
@@ -242,7 +242,8 @@ def _check_key(key: str) -> None:
     except ValueError as error:
         raise UsageError(
             f"--filter: {key!r:.100} is not the path of a key ({error}): put dots between keys, and quotes around one "
-            'with other signs, as in metadata."own key"'
+            'with other signs, as in metadata."own key"; rename one with a backslash or a quotation mark in it, which '
+            "nothing can ask for"
         ) from None
 
 
