@@ -753,6 +753,17 @@ def delivered_again(place, run, *flags):
     return place / "runs" / run
 
 
+def test_where_two_chunks_share_an_id_the_judgements_are_said_to_be_of_points(place, delivered, tmp_path):
+    for part in "ab":
+        records = [{"text": TEXTS[0], "metadata": {"chunk_id": "1"}}]
+        corpus(tmp_path / "in", {f"Docs/{part}": {f"{part}_chunks.json": records}})
+    given = ("--config", place / "interlock.toml", "--roster", "a", "--reuse", delivered, "--run-id", "r", "--no-ui")
+    interlock("run", tmp_path / "in", "--out", tmp_path, *given)
+    said = " (known by the ids of its points, as 2 chunks have the chunk_id '1')"
+    assert read_delivered(tmp_path / "r", None).known_by == said
+    assert read_delivered(delivered, None).known_by == ""
+
+
 JUDGED = ("--queries", "set/queries.jsonl", "--qrels", "set/qrels/test.tsv")
 BOTH = ("--roster", "a=1,b=3", "--sparse", "words")
 

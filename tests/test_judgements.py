@@ -88,6 +88,16 @@ def test_judgements_of_what_is_not_there_are_dropped_with_their_count_where_that
     ]
 
 
+def test_it_is_told_where_texts_are_known_by_other_ids_than_their_own(tmp_path):
+    (tmp_path / "judged.txt").write_text("q0 0 d0 1\nq0 0 1 1\n")
+    said, asked = " (known by the ids of its points)", {"q0": "a"}
+    with pytest.raises(UsageError, match=r"text '1' is not in the corpus \(known by the ids of its points\): add it"):
+        read_grades(tmp_path / "judged.txt", asked, {"d0"}, known_by=said)
+    for how in ("drop", "count"):
+        found = read_grades(tmp_path / "judged.txt", asked, {"d0"}, **{how: True}, known_by=said)
+        assert f"texts that are not in the corpus{said}" in found.notes[0]
+
+
 def test_texts_that_are_not_there_count_as_not_found_where_that_is_asked_as_trec_eval_has_it(tmp_path):
     file = tmp_path / "judged.txt"
     file.write_text("q0 0 d0 1\nq0 0 d9 1\nq7 0 d0 1\n")

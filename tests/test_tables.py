@@ -150,6 +150,9 @@ def test_what_json_has_no_kind_for_is_a_text_with_all_its_digits(tmp_path):
             "text": pa.array(["a"]).dictionary_encode(),
             "when": pa.array([datetime.datetime(2026, 1, 2, 3, 4, 5)], pa.timestamp("us")),
             "nano": pa.array([1_600_000_000_123_456_789], pa.timestamp("ns")),
+            "zoned": pa.array([1], pa.timestamp("ns", "Asia/Kolkata")),
+            "utc": pa.array([1], pa.timestamp("ns", "UTC")),
+            "late": pa.array([253_402_300_800_000], pa.timestamp("ms")),
             "day": pa.array([datetime.date(2026, 1, 2)]),
             "raw": pa.array([b"\x00\xff"]),
             "gone": pa.array([float("nan")]),
@@ -164,7 +167,10 @@ def test_what_json_has_no_kind_for_is_a_text_with_all_its_digits(tmp_path):
     (chunk,) = read(tmp_path / "a.parquet", Naming())
     assert json.loads(chunk.record) == {
         "when": "2026-01-02T03:04:05",
-        "nano": "2020-09-13 12:26:40.123456789",
+        "nano": "2020-09-13T12:26:40.123456789",
+        "zoned": "1970-01-01T05:30:00.000000001+05:30",
+        "utc": "1970-01-01T00:00:00.000000001Z",
+        "late": "10000-01-01T00:00:00.000",
         "day": "2026-01-02",
         "raw": "AP8=",
         "gone": None,
@@ -200,7 +206,7 @@ def test_a_cell_that_cannot_be_read_costs_its_own_row_and_times_beyond_python_ar
     assert first["since"] == "<value out of range: 1700000000000>"
     assert (first["took"], second["took"]) == ("1000001 ns", "PT0.000001S")
     assert second["until"] == "1970-01-01T00:00:00"
-    assert first["inner"] == {"at": "1970-01-01 00:00:00.000000001", "each": [2]}
+    assert first["inner"] == {"at": "1970-01-01T00:00:00.000000001", "each": [2]}
 
 
 def test_fields_that_cannot_be_told_apart_cost_their_rows(tmp_path):

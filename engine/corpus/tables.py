@@ -205,11 +205,20 @@ def _rows(batch: Any) -> list[dict[str, Any] | str]:
     arrays = []
     for column in batch.columns:  # Python has no type for times in nanoseconds: they are texts
         fine = (kinds.is_timestamp(column.type) or kinds.is_time(column.type)) and column.type.unit == "ns"
-        arrays.append(column.cast(pa.string()) if fine else column)
+        arrays.append(_moments(column) if fine else column)
     try:
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names).to_pylist()  # type: ignore[no-any-return]
     except (ArithmeticError, ValueError, pa.ArrowException):  # for one cell among all of them
         return [_by_cell(batch.schema.names, [column[place] for column in arrays]) for place in range(batch.num_rows)]
+
+
+def _moments(times: Any) -> Any:
+    """Times of a column, or of a cell, as texts in ISO 8601, where Arrow puts a blank before the hour."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    joined = compute.replace_substring(times.cast(pa.string()), " ", "T")
+    return compute.replace_substring_regex(joined, r"([+-]\d\d)(\d\d)$", r"\1:\2")
 
 
 def _by_cell(names: Sequence[str], cells: Sequence[Any]) -> dict[str, Any] | str:
@@ -240,9 +249,10 @@ def _value(cell: Any) -> Any:
     except UnicodeDecodeError:
         raise
     except (ArithmeticError, ValueError):
-        bare = cell.cast(pa.timestamp(cell.type.unit)) if pa.types.is_timestamp(cell.type) else cell
-        if (text := str(bare.cast(pa.string()))).startswith("<"):
-            return text  # a year that Arrow cannot write: in a time zone it writes another
+        if pa.types.is_timestamp(cell.type):
+            text = str(cell.cast(pa.timestamp(cell.type.unit)).cast(pa.string()))
+            # a year that Arrow cannot write: in a time zone it writes another
+            return text if text.startswith("<") else _moments(cell).as_py()
         return f"{cell.cast(pa.string()).as_py()}{f' {cell.type.unit}' if pa.types.is_duration(cell.type) else ''}"
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -65,6 +66,8 @@ class DeliveredCollection:
     store: Path | None
     smaller: str
     missing: Sequence[str]
+    known_by: str = ""
+    """Why chunks are known by their points, to be said of the corpus; empty where their own ids tell them apart."""
     began: float = 0.0
     """When the run was begun, in seconds since the epoch; 0: nobody knows."""
 
@@ -105,7 +108,9 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
     for rows in terms.values():
         there &= ~rows.parked
     kept = np.flatnonzero(there)
-    known = chunk_ids if len(set(chunk_ids)) == len(chunk_ids) else ids
+    twice, times = Counter(chunk_ids).most_common(1)[0] if chunk_ids else ("", 0)
+    known = ids if times > 1 else chunk_ids
+    shared = f" (known by the ids of its points, as {times} chunks have the chunk_id {twice!r:.100})"
     place = store_of(summary.configuration, summary.run_id, directory)
     store = place and place / delivered.qdrant_collection
     own = kept_in(manifest_at(store) if store else {}, spec_of(summary, run.roster, delivered, 0))
@@ -125,6 +130,7 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
         store=store,
         smaller=" ".join(f"{flag} {value}" for flag, value in smaller.items() if value not in (None, 0, "none")),
         missing=sorted({each.model for each in delivered.missing}),
+        known_by=shared if times > 1 else "",
         began=datetime.fromisoformat(summary.started_at).timestamp() if summary.started_at else 0.0,
     )
 

@@ -174,15 +174,16 @@ def read_grades(
     *,
     drop: bool = False,
     count: bool = False,
+    known_by: str = "",
 ) -> Judgements:
     """Read judgements: BEIR's `query-id<tab>corpus-id<tab>score` a line under a line of heads, or TREC's `query
     iteration text grade` with any blanks; `.gz` is read as it is. Keep the queries that have a word and an answer.
 
     Raises UsageError for a line that is none, for a query or a text that is not there (unless judgements of those are
     dropped, or texts counted as not found, or these are None and nobody knows), for a text that is judged twice, and
-    where no query has an answer.
+    where no query has an answer. `known_by` says of the corpus how its texts are known, where that is to be told.
     """
-    return _graded(judged_lines(file), str(file), queries, texts, drop=drop, count=count)
+    return _graded(judged_lines(file), str(file), queries, texts, drop=drop, count=count, known_by=known_by)
 
 
 def judged_lines(file: Path) -> Iterator[tuple[str, str, str, str]]:
@@ -210,6 +211,7 @@ def _graded(
     *,
     drop: bool,
     count: bool,
+    known_by: str = "",
 ) -> Judgements:
     grades, absent = dict[str, dict[str, int]](), Counter[str]()
     for place, query, text, score in rows:
@@ -223,7 +225,7 @@ def _graded(
         lacks = lacks or ("text" if texts is not None and text not in texts else "")
         if lacks and not (drop or count):
             where = f"query {query!r:.100} is not among the queries" if lacks == "query" else ""
-            where = where or f"text {text!r:.100} is not in the corpus"
+            where = where or f"text {text!r:.100} is not in the corpus{known_by}"
             raise UsageError(f"{place}: {where}: add it, drop the line, or pass --missing drop or count")
         absent[lacks] += 1
         if lacks and not (count and lacks == "text"):
@@ -240,11 +242,12 @@ def _graded(
     notes = [
         f"{several(absent[what], 'judgement')} dropped of {where} (--missing {'count' if count else 'drop'}): measures "
         "may be higher for it"
-        for what, where in (("text", "texts that are not in the corpus"), ("query", "unknown queries"))
+        for what, where in (("text", f"texts that are not in the corpus{known_by}"), ("query", "unknown queries"))
         if absent[what] and not (count and what == "text")
     ]
     if count and absent["text"]:
-        notes.append(f"{several(absent['text'], 'judgement')} of texts that are not in the corpus: these are not found")
+        what = f"texts that are not in the corpus{known_by}"
+        notes.append(f"{several(absent['text'], 'judgement')} of {what}: these are not found")
     if unanswered := len(asked) - len(answered):
         notes.append(f"{several(unanswered, 'judged query', 'judged queries')} without an answer skipped")
     return Judgements(answered, notes)

@@ -161,7 +161,7 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
     if request.split is not None:
         raise UsageError("--split: a run is judged by the file of --qrels: drop it")
     queries = read_queries(request.queries)
-    graded = read_grades(request.qrels, queries, found.texts.keys(), **request.absent)
+    graded = read_grades(request.qrels, queries, found.texts.keys(), **request.absent, known_by=found.known_by)
     judged = Judged(found.texts, queries, {"test": graded.grades}, (), graded.notes)
     registry, policy = extended(settings.models or models_of(request.data)), policy_of(settings)
     models = [card_of(entry, registry, policy) for entry in found.roster]

@@ -174,14 +174,17 @@ def _matches(condition: Condition, store: Searched) -> "list[_Match]":
         return [edge.IsEmptyCondition(key)]
     found: list[_Match] = [edge.FieldCondition(key, match=edge.MatchValue(value))]
     number = _number(value)
+    same = edge.FieldCondition(key, range=edge.RangeFloat(gte=number, lte=number))
     if re.fullmatch(r"[+-]?[0-9]{1,19}", value) and -(2**63) <= int(value) < 2**63:
         found.append(edge.FieldCondition(key, match=edge.MatchValue(int(value))))
+        if abs(int(value)) > EXACT and store.has(edge.Filter(must=[same], must_not=[*found])):
+            found.append(_looked_up(condition, store))  # a float may be that number, and no match of whole ones
     elif value in TRUTHS and store.tells_truths:
         found.append(edge.FieldCondition(key, match=edge.MatchAny([value])))
     elif value in TRUTHS or (number is not None and abs(number) > EXACT):
         found.append(_looked_up(condition, store))
     if number is not None and abs(number) <= EXACT:
-        found.append(edge.FieldCondition(key, range=edge.RangeFloat(gte=number, lte=number)))
+        found.append(same)
     return found
 
 
