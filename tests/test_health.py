@@ -59,7 +59,7 @@ def refusing(run: Snapshot, most: str) -> Snapshot:
 def test_what_the_run_may_do_without_is_no_alarm_and_the_end_agrees() -> None:
     going, done = (now(refusing(sample(phase=phase, parked=0), "1%,files")) for phase in ("running", "completed"))
     assert (going.word, going.level) == ("RUN", "ok")
-    assert going.detail == "2 inputs left out, as --max-refused 1%,files allows"
+    assert going.detail == "2 inputs left out, as allowed (--max-refused 1%,files)"
     assert (done.word, done.level) == ("DONE", "ok")
     assert "(first Python-Stdlib/a.json record 3: the text is empty)" in done.concerns[0].why
     counted = attention(refusing(sample(parked=0), "1%,files"))
@@ -292,7 +292,7 @@ def test_a_text_whose_file_nobody_wrote_down_counts_from_1_like_its_event() -> N
 def test_a_state_says_whether_anybody_is_needed() -> None:
     calm = sample(parked=0)
     for run, asks in (
-        (replace(calm, paused=True), "until you resume it"), (sample(phase="stopped", parked=0), "no hurry"),
+        (replace(calm, paused=True), "no hurry"), (sample(phase="stopped", parked=0), "no hurry"),
         (refusing(calm, "1%,files"), "all is well"), (sample(phase="completed", parked=0), "all is well"),
         (sample(phase="completed", parked=0, lost=(1,)), ""), (sample(parked=1), "nothing to do now"),
         (sample(phase="failed", parked=0), "needs you"),

@@ -12,7 +12,7 @@ AGAIN = "interlock demo --scripted --out . --run-id 20260901-080000 --resume"
 SAID = {
     "well": (
         "● RUN  all is well", "SIMULATED", "eta ",
-        "2 inputs left out, as --max-refused 1%,files allows: s says which and why",
+        "2 inputs left out, as allowed (--max-refused 1%,files): s says which and why",
     ),
     "taken": (
         "▲ CROWDED", "nothing to do now", "cuda:0: others hold 2.0 GiB (pid 4711 kim)", "next batch needs 740.0 MiB",
@@ -41,9 +41,8 @@ SAID = {
         "eta ",
     ),
     "server": (
-        "✖ WAITING FOR SERVER", "goes on by itself", "61% uploaded", "7 attempts",
-        "check the server: 503 Service Unavailable",
-        "retries by itself for 3:25 more",
+        "✖ WAITING FOR SERVER", "look at it", "61% uploaded", "7 attempts",
+        "check the server, tried again for 3:25 more: 503",
         "if it gives up, upload the rest with interlock upload runs/20260901-080000 --qdrant",
         "the run is INCOMPLETE: 1 text parked", "; after the upload retry it (upload it again after that) with",
         f"{AGAIN} --retry-parked", "interlock doctor --gpu",
@@ -52,7 +51,7 @@ SAID = {
         "▲ LATE", "may be more than the 0:40 to the deadline: if so it stops then, to be resumed", AGAIN, "eta ",
     ),
     "paused": (
-        "■ PAUSED  until you resume it", "by operator at the console 0:00 ago; P resumes it", "P Resume", "S Stop",
+        "■ PAUSED  no hurry", "by operator at the console 0:00 ago; P resumes it", "P Resume", "S Stop",
     ),
     "cpu": (
         "▲ DEGRADED", "sim-bge-m3 on the CPU, only slower: fits on no GPU", f"{AGAIN} --ceiling 3.5GiB", "eta ",
@@ -62,7 +61,7 @@ SAID = {
     "ended-parked": (
         "✖ INCOMPLETE  needs you  watch", "1 text parked, no vector of 3 models (part00_chunks.json record 1",
         f"retry it with {AGAIN} --retry-parked",
-        "1 GPU lost (cuda:1); before that check it with interlock doctor --gpu",
+        "1 GPU lost (cuda:1); check it first with interlock doctor --gpu",
     ),
     "died": (
         "✖ RUN PROCESS DIED  needs you  watch", f"continue it with {AGAIN}", "last 08:00:",

@@ -44,6 +44,10 @@ IN_WORDS = {"shared": "models side by side", "rotating": "models take turns"}
 NOTHING: Mapping[str, str] = {}
 
 
+Told = tuple[str, str | None]
+"""A piece of a line, and its style where that is its own."""
+
+
 class Field(NamedTuple):
     """A piece of the header; of low `rank` is what stays longest. With a `least` it may be cut to so many cells."""
 
@@ -94,22 +98,13 @@ def rows(
             first, *others = health.concerns or (Concern(health.detail),)
             health = replace(health, concerns=(first._replace(why=f"{health.asks}: {first.why}"), *others))
         reasons = _reasons(health, room, lines, over=over, commands=over or width >= COMMAND)
-        tone, does = chip[1].style, [each.remedy.command for each in health.concerns if each.remedy]
-        drawn = [_told(fit(line, room), tone if style is None else style, does) for line, style in reasons]
+        tone = chip[1].style
+        drawn = [[Span(text, tone if style is None else style) for text, style in line] for line in reasons]
         below = [fitted([Span(" " * indent), *each], width) for each in drawn]
     return [_laid(left, rest, width), *below]
 
 
-def _told(line: str, style: str, commands: Sequence[str]) -> list[Span]:
-    """A line of a reason, in which a command looks as it does on a line of its own."""
-    for command in commands:
-        before, found, after = line.partition(command)
-        if found:
-            return [Span(before, style), Span(found, "bold"), Span(after, style)]
-    return [Span(line, style)]
-
-
-def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool) -> list[tuple[str, str | None]]:
+def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool) -> list[list[Told]]:
     """Lay out why a state is as it is on so many lines at `most`, each concern by itself with what to do about it, and
     a style for each line that has its own. While a run goes on, commands give way to sentences: they are a key away,
     and not needed at once. Once it is `over`, sentences give way, what matters less first."""
@@ -122,11 +117,16 @@ def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool
         if laid := _within(whys, room, most - sum(map(len, does)), cut):
             break
     else:
-        return [(line, None) for line in _cut("; ".join(each.why for each in concerns), room, most)]
-    told = list[tuple[str, str | None]]()
+        return [[(line, None)] for line in _cut("; ".join(each.why for each in concerns), room, most)]
+    told = list[list[Told]]()
     for why, command, each in zip(laid, does, concerns, strict=True):
         style = None if each.level is None else "" if each.level == "ok" else words.LEVEL_STYLES[each.level]
-        told += [*((line, style) for line in why), *((line, "bold") for line in command)]
+        within = " ".join(why).find(each.remedy.command) if each.remedy and not command else -1
+        for line in why:  # a command looks the same in a sentence as on a line of its own
+            end = len(line) if within < 0 else min(len(line), within)
+            told.append([(line[:end], style), (line[end:], "bold")])
+            within = within if within < 0 else max(0, within - len(line) - 1)
+        told += [[(line, "bold")] for line in command]
     return told
 
 

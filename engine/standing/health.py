@@ -21,10 +21,10 @@ REFUSED = "INPUT REFUSED"
 TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED, "LATE", REFUSED)
 """The words of a run that goes on and is not well."""
 ACT = "act now"
-ASKS = dict.fromkeys((LOW_MEMORY, LOW_DISK), ACT) | {STALLED: "look at it", PAUSED: "until you resume it"}
+ASKS = dict.fromkeys((LOW_MEMORY, LOW_DISK), ACT) | dict.fromkeys((STALLED, "WAITING FOR SERVER"), "look at it")
 ASKS |= dict.fromkeys((CROWDED, DEGRADED, TEXT_PARKED, MODEL_FAILED, "LATE", REFUSED), "nothing to do now")
 ASKS |= dict.fromkeys(("INCOMPLETE", "FAILED", "RUN PROCESS DIED"), "needs you")
-ASKS |= {"STOPPED": "no hurry", "WAITING FOR SERVER": "goes on by itself"}
+ASKS |= dict.fromkeys((PAUSED, "STOPPED"), "no hurry")
 """Whether anybody is needed: where a run may end unless somebody acts, where it does nothing until it is told to, and
 where it goes on by itself, for now."""
 Level = Literal["ok", "idle", "warn", "error"]
@@ -105,8 +105,9 @@ class Health:
 
     @property
     def remedy(self) -> Remedy | None:
-        """What to do about the first concern about which a command does something."""
-        return next((each.remedy for each in self.concerns if each.remedy), None)
+        """What goes on with the run, or else the first command that does something about a concern."""
+        remedies = [each.remedy for each in self.concerns if each.remedy]
+        return next((each for each in remedies if each.command != CHECK), next(iter(remedies), None))
 
     @property
     def told(self) -> str:
@@ -194,7 +195,7 @@ def _at_end(snapshot: Snapshot) -> list[Concern]:
         found = [Concern(why, Remedy(kept + "when wanted, " * (status == "stopped") + "continue it with"))]
     mine = _to_check(lost_devices(snapshot), snapshot.reason)
     gone = f"{several(len(mine), 'GPU')} lost ({some(mine)})" * bool(mine)
-    return [*found, Concern(gone, Remedy("before that check it with", CHECK), "warn")]
+    return [Concern(gone, Remedy("check it first with", CHECK), "warn"), *found]  # in the order in which it is done
 
 
 def _paused(snapshot: Snapshot, now: float) -> str:
@@ -229,7 +230,7 @@ def _left_out(snapshot: Snapshot) -> Concern:
         where = f" ({'first ' * (number > 1)}{place}: {first.reason})"
     most = snapshot.config["max_refused"].value if "max_refused" in snapshot.config else ""
     if not over:
-        return Concern(f"{several(number, 'input')} left out, as --max-refused {most} allows{where}", level="ok")
+        return Concern(f"{several(number, 'input')} left out, as allowed (--max-refused {most}){where}", level="ok")
     needs = allowance([each.read for each in out], snapshot.config)
     why = f"{several(number, 'input')} refused{where}, more than --max-refused {most} allows"
     when = "mend it and run again, or do without it with"

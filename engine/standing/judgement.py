@@ -152,13 +152,14 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     found = _on_its_way(upload, now) if going else _broken_off(upload)
     worse = max(state.level, found.level, key=LEVELS.index)
     ran, concerns = f"the run is {state.word}" * (state.level in LEVELS[2:]), list(found.concerns)
+    named = next((each for each in state.concerns if not each.remedy or each.remedy.command != CHECK), None)
     for concern in state.concerns if ran else ():
-        told, first = concern.remedy, len(concerns) == len(found.concerns)
+        told = concern.remedy
         if told and told.command != CHECK:
             again = "upload it again after that" * (upload.to.url not in told.command)
             when = "after the upload " * going + told.when.removeprefix(KEPT)
             told = told._replace(when=uploading(when, again))
-        concerns.append(Concern(f"{ran}: " * first + concern.why, told, concern.level or state.level))
+        concerns.append(Concern(f"{ran}: " * (concern is named) + concern.why, told, concern.level or state.level))
     share = upload.latest.rows / upload.to.rows if upload.to.rows else float(bool(upload.to.collection))
     detail = "; ".join(filter(None, [found.detail, ran]))
     return dataclasses.replace(
@@ -176,7 +177,7 @@ def _on_its_way(upload: Upload, now: float) -> Health:
     ends = duration(max(0.0, latest.until - now))
     if latest.attempts:
         last = f"{safe(latest.waits, SAID)}, {several(latest.attempts, 'attempt')} in {since}"
-        why = f"check the server: {last}, retries by itself for {ends} more"
+        why = f"check the server, tried again for {ends} more: {last}"
     elif latest.at and now - latest.at > SLOW:
         why = f"check the server: no answer for {duration(now - latest.at)}, the upload waits for it"
     elif latest.waits:
