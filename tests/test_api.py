@@ -154,6 +154,18 @@ def test_fused_vectors_are_wider_than_each_models_own(run):
         (lambda run: interlock.search(run, 5), "the query is not text: expected UTF-8, got 5"),
         (lambda run: interlock.search(run, "\ud800"), "the query is not text"),
         (lambda run: interlock.search(run, "a", collection="other"), "no collection 'other' .* one of docs_all"),
+        (lambda run: interlock.search(run, "a", collection=0), "collection: expected a text, got 0"),
+        (lambda run: interlock.search(run, "a", sparse_share=""), "sparse_share: expected a number, got ''"),
+        (lambda run: interlock.search(run, "a", rerank=b"x"), "rerank: expected a list of texts, got b'x'"),
+        (lambda run: interlock.rerank("a", ["a"], model=0), "model: expected a list of texts, got 0"),
+        (lambda run: interlock.evaluate(run, rerank=0), "rerank: expected a list of texts, got 0"),
+        (lambda run: interlock.evaluate(run, measures=0), "measures: expected a list of texts, got 0"),
+        (lambda run: interlock.evaluate(run, seed=""), "seed: expected a whole number, got ''"),
+        (lambda run: interlock.compare(0, "q"), "runs: expected several files"),
+        (lambda run: interlock.encode(run, ["a"], only=-1), "only: expected a text, got -1"),
+        (lambda run: interlock.upload(run, 0), "url: expected a text, got 0"),
+        (lambda run: interlock.upload(run, "http://127.0.0.1:9", indexes=1), "indexes: expected a dict, got 1"),
+        (lambda run: run.vectors([]), r"no collection \[\]: available"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_there_is(run, ask, told):

@@ -280,6 +280,11 @@ def test_arrow_streams_that_were_joined_end_to_end_are_read_to_the_last(tmp_path
     assert [each.text for each in found] == ["a", "b"]
 
 
+def test_tables_of_cells_that_were_joined_end_to_end_have_no_record_of_their_heads(tmp_path):
+    (tmp_path / "a.csv").write_text("id,text\n1,a\n\ufeffid,text\n2,b\nid,text\n3,c\nid,d\n")
+    assert [each.text for each in read(tmp_path / "a.csv", Naming())] == ["a", "b", "c", "d"]
+
+
 def test_the_records_of_a_broken_table_add_up(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"id,text\n1,a\n1,a\n1,b\n2\n3,\n4,d\n")
     (rows,) = read_corpus(discover(tmp_path / "a.csv"), lambda _: None).rows

@@ -68,6 +68,8 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
             yield None, problem
             return
         for cells in filter(None, reader):  # an empty line is none
+            if len(cells) > 1 and [cells[0].removeprefix("\ufeff"), *cells[1:]] == columns:
+                continue  # the first line of the next of several files that were joined end to end
             number += 1
             yield number, _row(columns, cells)
     except csv.Error as error:

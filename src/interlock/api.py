@@ -21,6 +21,7 @@ from interlock.console.sources.session import Session, Work
 from interlock.console.text.event_text import SEVERE, describe
 from interlock.console.text.plan_text import plan_text
 from interlock.engine.compute.controls import Controls
+from interlock.engine.corpus.tokens import texts_in
 from interlock.engine.crash import reportable
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from interlock.engine.parsers import path_of
@@ -192,7 +193,6 @@ def term_weights(
     """
     configuration = configured(settings)
     check_side(side)
-    from interlock.engine.corpus.tokens import texts_in
     from interlock.engine.flows.models import term_rows
 
     with python_wording():
@@ -240,6 +240,8 @@ def upload(
     from interlock.engine.flows import upload as flow
     from interlock.engine.targets.layout import parse_indexes, payload_of, quantisation_of, topology_of, vector_type_of
 
+    check_kind(str, "a text", url=url, collection=collection, alias=alias)
+    check_kind(Mapping, "a dict", indexes=indexes)
     path, key_file = open_run(run).path, None if api_key_file is None else path_of(api_key_file, "api_key_file")
     with python_wording():
         request = flow.UploadRequest(
@@ -256,11 +258,23 @@ def upload(
             settle=settle,
             grpc_port=grpc_port,
             prune=prune,
-            incremental=incremental,
+            incremental=bool(incremental),
             streams=streams,
             payload=payload_of(payload),
         )
         return list(flow.upload(request, Listener(say=lambda text: say(in_python(text)))))
+
+
+def check_kind(kind: type, wanted: str, **given: object) -> None:
+    """Raise UsageError for the first value, by its name, that is neither None nor of this kind, `wanted` in words."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, kind):
+            raise UsageError(f"{name}: expected {wanted}, got {value!r:.100}: pass one")
+
+
+def names_in(given: object, what: str) -> list[str]:
+    """One name, or those of a list. Raises UsageError for what is neither."""
+    return [given] if isinstance(given, str) else texts_in(given, what)
 
 
 def check_side(side: object) -> None:

@@ -7,11 +7,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Real
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
-from interlock.api import DEFAULTS, Settings, check_side, configured, warned
+from interlock.api import DEFAULTS, Settings, check_kind, check_side, configured, names_in, warned
 from interlock.console.text.answer_text import cut_text
 from interlock.engine.corpus.tokens import texts_in
 from interlock.engine.errors import UsageError
@@ -154,8 +155,9 @@ class Searcher(OpenResource):
         place = _served(store, options) or (StoreCopy if options.get("copy") else Path)(_directory(store))
         if options.get("copy") and not isinstance(place, StoreCopy):
             raise UsageError("copy: a server has many readers: drop it")
-        rerank = options.get("rerank") or ()
-        names = [rerank] if isinstance(rerank, str) else list(rerank)
+        check_kind(str, "a text", collection=options.get("collection"))
+        check_kind(Real, "a number", sparse_share=options.get("sparse_share"))
+        names = names_in(options.get("rerank") or (), "rerank")
         with python_wording():
             ways = options.get("weights"), options.get("only"), options.get("hybrid"), options.get("sparse_share")
             self._ask = ask_of(1, *ways, options.get("where", ()))
@@ -195,6 +197,7 @@ class Searcher(OpenResource):
         """Encode texts as `interlock.encode` does, with models that stay in memory."""
         with self._turn():
             check_side(side)
+            check_kind(str, "a text", only=only)
             encoded = self._answering.searcher.encode(texts, side, only)
         return _warned_of(encoded)
 
@@ -243,6 +246,7 @@ def encode(
     configuration, found = configured(settings), _served(place, options) or _place(place)
     with python_wording():
         check_side(side)
+        check_kind(str, "a text", collection=collection, only=only)
         listener = Listener(warned)
         encoded = encode_for(configuration, found, collection, texts, side, only, listener, settings.models)
     return _warned_of(encoded)
@@ -307,7 +311,7 @@ class Reranker(OpenResource):
         """`model` is a key of the registry, a source or a directory, or several: the first that can be had is taken."""
         from interlock.engine.flows.rerank import free_devices, rerankers  # loads torch
 
-        names = [model] if isinstance(model, str) else list(model)
+        names = names_in(model, "model")
         configuration, stack = configured(settings), ExitStack()
         with python_wording():
             on = stack.enter_context(free_devices(configuration, warned))

@@ -1,11 +1,12 @@
 """What scripts and notebooks judge by what people said: a roster or a run, and ranked lists of any program."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from os import PathLike
 from typing import TYPE_CHECKING, Literal
 
-from interlock.api import DEFAULTS, Settings, configured
+from interlock.api import DEFAULTS, Settings, check_kind, configured, names_in
 from interlock.engine.errors import UsageError
 from interlock.engine.parsers import path_of
 from interlock.recorded import AnyPath, RecordedRun
@@ -47,9 +48,10 @@ def evaluate(
     from interlock.engine.flows.evaluate import EvaluationRequest
     from interlock.engine.flows.evaluate import evaluate as judge
 
-    names = [rerank] if isinstance(rerank, str) else list(rerank)
+    check_kind(Integral, "a whole number", limit=limit, seed=seed)
+    names = names_in(rerank, "rerank")
     place = data.path if isinstance(data, RecordedRun) else path_of(data, "data")
-    wanted = measures.split() if isinstance(measures, str) else list(measures)
+    wanted = measures.split() if isinstance(measures, str) else names_in(measures, "measures")
     files = {"queries": queries, "qrels": qrels, "run_out": run_out}
     asked, judged, lists = (None if each is None else path_of(each, name) for name, each in files.items())
     with python_wording(), progress() as done:
@@ -72,11 +74,11 @@ def compare(
     """
     from interlock.engine.evaluation.comparing import compare_files
 
-    if isinstance(runs, str | PathLike):
+    if isinstance(runs, str | PathLike) or not isinstance(runs, Iterable):
         raise UsageError("runs: expected several files: give a list of them, or a name for each")
     named = runs if isinstance(runs, Mapping) else {}
     files = [path_of(each, "runs") for each in (named.values() if named else runs)]
-    wanted = measures.split() if isinstance(measures, str) else list(measures)
+    wanted = measures.split() if isinstance(measures, str) else names_in(measures, "measures")
     with python_wording():
         asked = None if queries is None else path_of(queries, "queries")
         return compare_files(files, path_of(qrels, "qrels"), asked, wanted, list(named))

@@ -222,9 +222,9 @@ class RecordedRun:
 
     def _delivered(self, collection: str) -> "tuple[CollectionSummary, dict[str, Artefact]]":
         """A collection, and the files that were written of it, by name."""
-        collections = {each.name: each for each in self.summary.collections}
-        if (found := collections.get(collection)) is None:
-            there = ", ".join(collections) or "none yet"
+        collections = self.summary.collections
+        if (found := next((each for each in collections if each.name == collection), None)) is None:
+            there = ", ".join(each.name for each in collections) or "none yet"
             raise UsageError(f"run {self.id} has no collection {collection!r}: available {there}")
         return found, {Path(each.path).name: each for each in found.exports}
 
