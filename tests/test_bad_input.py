@@ -188,6 +188,11 @@ def test_trailing_data_after_the_list_is_reported(tmp_path, rest):
     assert len(texts) + len(refusals) >= 2
 
 
+def test_two_lists_under_one_key_are_refused(tmp_path):
+    texts, ((_, said),) = read(tmp_path, b'{"a": [1], "chunks": [' + GOOD + b'], "b": 1, "chunks": [{"text": "two"}]}')
+    assert texts == [] and said.startswith("two lists under one key")
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [

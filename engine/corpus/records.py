@@ -232,6 +232,11 @@ def _list(data: bytes) -> tuple[memoryview, list[str]]:
     held = {key: body for key in LIST_KEYS if (body := getattr(holder, key)) is not UNSET}
     if not held:
         raise _NoList(f"object with none of {', '.join(LIST_KEYS)}")
+    begin = _opening(data)
+    if begin and not any(data.startswith(bytes(each), begin - 1) for each in held.values()):
+        raise _NoList(
+            "two lists under one key, of which one alone can be read: name each of them otherwise, or join them"
+        )
     used, *others = held
     return memoryview(held[used]), [used, *(key for key in others if bytes(memoryview(held[key])[:1]) == b"[")]
 
