@@ -313,7 +313,8 @@ def test_an_upload_that_is_killed_again_and_again_is_finished_by_the_same_comman
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_upload_that_is_ended_by_a_signal_says_how_to_go_on(upload, capsys, number, code):
+def test_an_upload_that_is_ended_by_a_signal_says_how_to_go_on(upload, tmp_path, capsys, number, code):
+    run = shutil.copytree(upload.run, tmp_path / "run")
     sent = []
 
     def end(method: str, path: str, *_: object) -> None:
@@ -322,10 +323,10 @@ def test_an_upload_that_is_ended_by_a_signal_says_how_to_go_on(upload, capsys, n
 
     upload.bridge.before = end
     with serving(upload.bridge) as url:
-        words = ["upload", str(upload.run), "--qdrant", url]
+        words = ["upload", str(run), "--qdrant", url]
         assert main([*words, "--grpc-port", "0"]) == code
         assert capsys.readouterr().err.splitlines()[-1] == f"next: interlock {shlex.join(words)} --grpc-port 0"
-        assert upload_of(upload.run).latest.ended == INTERRUPTED
+        assert upload_of(run).latest.ended == INTERRUPTED
         assert main(words) == 0
 
 
