@@ -242,8 +242,14 @@ BROKEN = {
     "cut.arrow": (as_arrow([{"text": "a"}] * 5)[:-60], "cannot read the table"),
     "short.arrow": (as_arrow([{"text": str(each)} for each in range(5)])[:-8], "ends behind record 5 without"),
     "old.arrow": (as_arrow([{"text": "a", "n": 0}], use_legacy_format=True)[:-4], "ends behind record 1 without"),
-    "joined.parquet": (as_parquet([{"text": "a"}]) + as_parquet([{"text": "b"}]), "joined end to end: write them as"),
-    "joined.feather": (as_arrow([{"text": "a"}], False) + as_arrow([{"text": "b"}], False), "joined end to end"),
+    "joined.parquet": (
+        as_parquet([{"text": "a"}]) + as_parquet([{"text": "b"}]),
+        "another table behind the first: write",
+    ),
+    "joined.feather": (as_arrow([{"text": "a"}], False) + as_arrow([{"text": "b"}], False), "another table behind"),
+    "after.parquet": (as_parquet([{"text": "a"}])[:-1] + as_parquet([{"text": "b"}]), "another table behind"),
+    "begun.parquet": (as_parquet([{"text": "a"}])[:-40] + b"\n" + as_parquet([{"text": "b"}]), "another table behind"),
+    "cut.feather": (as_arrow([{"text": "a"}], False)[:-8] + as_arrow([{"text": "b"}], False), "another table behind"),
     "behind.arrow": (as_arrow([{"text": "a"}]) + b"what else" + b"\xff\xff\xff\xff\0\0\0\0", "cannot read the table"),
     "no.feather": (b"FEA1" + bytes(40), "cannot read the table"),
     "empty.csv": (b"", "empty file"),
@@ -270,6 +276,7 @@ def test_what_is_wrong_with_a_table_is_named_and_the_rest_is_kept(tmp_path, name
     assert reason in "\n".join(each.reason for each in found if not isinstance(each, Chunk))
     kept = {"open.csv": 1, "ragged.csv": 2, "latin.csv": 1, "null.parquet": 1, "blank.parquet": 1, "short.arrow": 5}
     kept |= {"joined.parquet": 0, "joined.feather": 0, "behind.arrow": 1}
+    kept |= {"after.parquet": 0, "begun.parquet": 0, "cut.feather": 0}
     if name in kept:
         assert sum(isinstance(each, Chunk) for each in found) == kept[name]
 

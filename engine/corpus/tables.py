@@ -25,8 +25,9 @@ from interlock.engine.record.words import safe
 
 ROWS = 1000
 """Rows that are turned into Python at once."""
-PARQUETS, ARROWS, SCANNED = b"PAR1PAR1", b"ARROW1ARROW1\0\0", 1 << 20
-"""How one file ends and the next begins where several were joined end to end; bytes that are looked through at once."""
+PARQUETS, ARROWS, SCANNED = b"PAR1\x15", b"ARROW1\0\0", 1 << 20
+"""How a file begins, a second one too that was written behind a whole or a cut one; bytes that are looked through at
+once."""
 END = b"\0\0\0\0"
 """How the mark ends that an Arrow stream ends with, of 8 bytes or, before Arrow 0.15, of these alone."""
 DELIMITERS = ",;\t|"
@@ -118,13 +119,13 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
         joined = _has(handle, PARQUETS, _end(table.metadata))
         batches = table.iter_batches(batch_size=ROWS)
     elif magic[:6] == b"ARROW1":
-        joined = _has(handle, ARROWS, 0)
+        joined = _has(handle, ARROWS, len(ARROWS))
         reader = pa.ipc.open_file(handle)
         batches = map(reader.get_batch, range(reader.num_record_batches))
     else:
         batches = _streamed(handle)
-    if joined:  # Arrow would read the last by the places of the first
-        yield None, "holds tables that were joined end to end: write them as files of their own"
+    if joined:  # Arrow would read the first by the places of the last
+        yield None, "holds another table behind the first: write each as a file of its own"
         return
     for batch in batches:
         if batch is None:  # cut between two batches, it reads as if it were whole
@@ -162,7 +163,7 @@ def _end(metadata: Any) -> int:
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     columns = (group.column(at) for group in groups for at in range(metadata.num_columns))
     starts = ((each.dictionary_page_offset or each.data_page_offset, each) for each in columns)
-    return max((start + each.total_compressed_size for start, each in starts), default=0)
+    return max((start + each.total_compressed_size for start, each in starts), default=4)
 
 
 def _has(handle: BinaryIO, mark: bytes, start: int) -> bool:
