@@ -109,11 +109,12 @@ def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool
     a style for each line that has its own. While a run goes on, commands give way to sentences: they are a key away,
     and not needed at once. Once it is `over`, sentences give way, what matters less first."""
     concerns = health.concerns or (Concern(health.detail),)
-    first = next((at for at, each in enumerate(concerns) if each.remedy), -1)
-    shapes = [(last, flows) for last in (len(concerns), first) for flows in (False, True)] if commands else []
+    every = range(len(concerns))
+    goes_on_with = [at for at in every if concerns[at].remedy and concerns[at].remedy is health.remedy]
+    shapes = [(stand, flows) for stand in (every, goes_on_with) for flows in (False, True)] if commands else []
     tries = [(*shape, cut) for shape in shapes for cut in range(1 + 3 * (over and not shape[1]))]
-    for last, flows, cut in [*tries, *((-1, False, cut) for cut in range(4))]:
-        whys, does = zip(*(_phrased(each, room, at <= last, flows) for at, each in enumerate(concerns)), strict=True)
+    for stand, flows, cut in [*tries, *(([], False, cut) for cut in range(4))]:
+        whys, does = zip(*(_phrased(each, room, at in stand, flows) for at, each in enumerate(concerns)), strict=True)
         if laid := _within(whys, room, most - sum(map(len, does)), cut):
             break
     else:
