@@ -126,7 +126,7 @@ def questions(options: argparse.Namespace) -> int:
         numbered = bool(options.queries) and options.queries.suffix == ".txt"
         judging, new = Judging(answering, sheet), sheet.new(asked, numbered=numbered)
         if again := sheet.outdated(judging.asked_of):
-            kept = "another store, or the ways to ask it, come since; what is judged stays"
+            kept = "the store, the ways to ask it or --depth have changed; judgements stay"
             say(f"asking {several(len(again), 'question')} anew: {kept}")
         if new:
             say(f"asking {several(len(new), 'question')} in every way")

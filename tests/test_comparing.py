@@ -161,9 +161,9 @@ def test_a_measure_that_looks_further_than_some_lists_go_is_told_of():
         return [note for note in notes if "end after" in note]
 
     (note,) = told(runs, "AP", "R@3", "P@2", "RR@1")
-    assert note == "the lists of short end after 2 hits, those of long after 4: by AP, R@3 nothing is found beyond"
+    assert note == "the lists of short end after 2 hits, those of long after 4: AP, R@3 find nothing beyond"
     assert told(runs, "P@2", "RR@1") == told(["long"], "AP", "R@4") == []
-    assert told(["short"], "AP", "R@100") == ["the lists of short end after 2 hits: by R@100 nothing is found beyond"]
+    assert told(["short"], "AP", "R@100") == ["the lists of short end after 2 hits: R@100 find nothing beyond"]
 
 
 def test_few_queries_have_no_star_and_a_query_that_is_not_answered_counts_nothing():

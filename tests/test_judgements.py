@@ -80,7 +80,7 @@ def test_a_packed_file_that_was_cut_is_told_with_the_line_that_it_reaches(tmp_pa
 def test_judgements_of_what_is_not_there_are_dropped_with_their_count_where_that_is_asked(tmp_path):
     file = tmp_path / "judged.txt"
     file.write_text(TREC + "q0 0 d8 1\nq0 0 d9 1\nq7 0 d0 1\nq1 0 d2 0\n")
-    found = read_grades(file, {"q0": "a", "q1": "a"}, {"d0", "d1", "d2"}, drop=True)
+    found = read_grades(file, {"q0": "a", "q1": "a"}, {"d0", "d1", "d2"}, missing="drop")
     assert found.grades == {**GRADES, "q1": {"d1": 1, "d2": 0}}
     assert [note.partition(" (")[0] for note in found.notes] == [
         "2 judgements dropped of texts that are not in the corpus",
@@ -94,14 +94,14 @@ def test_it_is_told_where_texts_are_known_by_other_ids_than_their_own(tmp_path):
     with pytest.raises(UsageError, match=r"text '1' is not in the corpus \(known by the ids of its points\): add it"):
         read_grades(tmp_path / "judged.txt", asked, {"d0"}, known_by=said)
     for how in ("drop", "count"):
-        found = read_grades(tmp_path / "judged.txt", asked, {"d0"}, **{how: True}, known_by=said)
+        found = read_grades(tmp_path / "judged.txt", asked, {"d0"}, missing=how, known_by=said)
         assert f"texts that are not in the corpus{said}" in found.notes[0]
 
 
 def test_texts_that_are_not_there_count_as_not_found_where_that_is_asked_as_trec_eval_has_it(tmp_path):
     file = tmp_path / "judged.txt"
     file.write_text("q0 0 d0 1\nq0 0 d9 1\nq7 0 d0 1\n")
-    found = read_grades(file, {"q0": "a"}, {"d0"}, count=True)
+    found = read_grades(file, {"q0": "a"}, {"d0"}, missing="count")
     assert found.grades == {"q0": {"d0": 1, "d9": 1}}
     assert measured([{"d0": 1.0}], [*found.grades.values()])["R@100"][0] == 0.5
     assert [note.partition(" (")[0] for note in found.notes] == [
@@ -112,7 +112,7 @@ def test_texts_that_are_not_there_count_as_not_found_where_that_is_asked_as_trec
 
 def test_a_query_that_lost_its_answers_is_no_longer_measured_and_told(tmp_path):
     (tmp_path / "judged.txt").write_text("q0 0 d0 1\nq1 0 d0 0\nq1 0 d9 1\n")
-    found = read_grades(tmp_path / "judged.txt", {"q0": "a", "q1": "a"}, {"d0"}, drop=True)
+    found = read_grades(tmp_path / "judged.txt", {"q0": "a", "q1": "a"}, {"d0"}, missing="drop")
     assert set(found.grades) == {"q0"} and "1 judged query without an answer skipped" in found.notes
 
 

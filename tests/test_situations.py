@@ -42,7 +42,7 @@ SAID = {
     ),
     "server": (
         "✖ WAITING FOR SERVER", "look at it", "61% uploaded", "7 attempts",
-        "check the server, tried again for 3:25 more: 503",
+        "check the server, which is retried for 3:25 more: 503",
         "if it gives up, upload the rest with interlock upload runs/20260901-080000 --qdrant",
         "the run is INCOMPLETE: 1 text parked", "; after the upload retry it (upload it again after that) with",
         f"{AGAIN} --retry-parked", "interlock doctor --gpu",

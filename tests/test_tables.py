@@ -308,7 +308,7 @@ def test_a_title_that_no_record_has_is_refused_and_an_id_that_one_lacks_costs_th
     assert refused.reason.startswith('no field "key" with an id: add it')
     (tmp_path / "b.csv").write_bytes(b"key,text\n1,a\n,b\n")
     kept, refused = read(tmp_path / "b.csv", Naming(id="key"))
-    assert refused.reason == 'field "key" is empty or no id: give this record one, or drop --id-field'
+    assert refused.reason == 'field "key" is empty or not an id: give this record one, or drop --id-field'
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_what_is_told_of_a_server_is_no_older_than_its_answer(tmp_path, monkeypa
         moment[0] += 9
         open_one.note("no route", 2, 51.0)
         found = after(1).detail
-        assert found.startswith("check the server, tried again for 0:50 more: no route, 2 attempts in 0:10; ")
+        assert found.startswith("check the server, which is retried for 0:50 more: no route, 2 attempts in 0:10; ")
         open_one.note()
         assert after(0).word == "UPLOADING"
         open_one.acknowledge(300)

@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +33,7 @@ from interlock.engine.models.registry import REGISTRY, label
 from interlock.engine.record import summary
 from interlock.engine.removed import PREDECESSOR
 from interlock.engine.settings import ON_SCREEN, flag_of, knobs, variable_of
-from interlock.engine.standing.health import ENDED, MEANS, TROUBLES, Health, Level
+from interlock.engine.standing.health import ENDED, TROUBLES, Health, Level
 from interlock.engine.targets.files.formats import FORMATS
 from tools import dashboard, messages
 
@@ -217,10 +218,14 @@ def command_list() -> str:
     return "\n".join(f"- `{name}`: {text}" for name, text in COMMANDS.items())
 
 
+STATES = tomllib.loads((Path(__file__).parent / "states.toml").read_text())
+"""What each word for how a run stands means, and what to do."""
+
+
 def states() -> str:
     """Every word for how a run stands; of one without a meaning nothing is written."""
     levels: dict[str, Level] = {"RUN": "ok", **dict.fromkeys(TROUBLES, "warn"), **dict(ENDED.values())}
-    rows = [[f"`{word}`", Health(word, level).asks, *MEANS[word]] for word, level in levels.items()]
+    rows = [[f"`{word}`", Health(word, level).asks, *STATES[word]] for word, level in levels.items()]
     return _table(["state", "whether anybody is needed", "what it means", "what to do"], rows)
 
 

@@ -61,8 +61,9 @@ class PassExecutor:
                 self._free = self._rooms()
                 self._stop_without_gpus()
                 now = self._next(controls.schedule, self._source.left)
-                if now is None:  # what was left has just become another source's
-                    continue
+                if now is None:
+                    assert not self._source.last, "there are batches left"
+                    continue  # they have just become another source's
                 for model_pass, reason in now.refused.items():
                     self._source.fail(model_pass, reason)
                 if now.assignments and self._in_time(now):

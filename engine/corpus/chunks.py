@@ -237,7 +237,7 @@ def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> 
     if naming.id and not own:
         name, there = safe(naming.id, NAME), found_in(inner | fields)
         if given and naming != BEIR:
-            raise _Refused(f'field "{name}" is empty or no id: give this record one, or drop --id-field')
+            raise _Refused(f'field "{name}" is empty or not an id: give this record one, or drop --id-field')
         such = f", such as {other('--id-field', inner | fields, naming.id)}" if there else ""
         otherwise = "" if naming == BEIR else f", name another{such}, or drop --id-field"
         raise _Refused(f'no field "{name}" with an id{there}: add it{otherwise}')

@@ -148,9 +148,7 @@ def _depths(lists: Mapping[str, Lists], measures: Sequence[str]) -> list[str]:
     if not deeper:
         return []
     beside = f", those of {long} after {depths[long]}" if depths[short] < depths[long] else ""
-    return [
-        f"the lists of {short} end after {depths[short]} hits{beside}: by {', '.join(deeper)} nothing is found beyond"
-    ]
+    return [f"the lists of {short} end after {depths[short]} hits{beside}: {', '.join(deeper)} find nothing beyond"]
 
 
 def _outcomes(apart: report.Values) -> dict[str, int]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -20,6 +21,8 @@ from interlock.engine.corpus.questions import LISTED, decoded, lines_of, of_json
 from interlock.engine.errors import UnavailableError, UsageError, meant
 from interlock.engine.record.words import several
 
+Missing = Literal["error", "drop", "count"]
+"""What becomes of judgements of texts and queries that are not there; a text counts as not found."""
 Grades = Mapping[str, Mapping[str, int]]
 """How well each judged text answers, by query and text; 0 and less: not at all."""
 Found = Mapping[str, float]
@@ -88,12 +91,11 @@ def read_judged(
     queries: Path | None = None,
     qrels: Path | None = None,
     *,
-    drop: bool = False,
-    count: bool = False,
+    missing: Missing = "error",
 ) -> Judged:
     """Read a judged collection: of its splits `split` is measured (None: `test`, or the only one), unless `queries` and
-    `qrels` are read instead; `drop` judgements of what is not there, or `count` its texts as not found. Raises
-    UsageError for what cannot be used, with its file and line."""
+    `qrels` are read instead; `missing` says what becomes of judgements of what is not there. Raises UsageError for what
+    cannot be used, with its file and line."""
     texts, left_out = dict[str, str](), list[str]()
     files, notes = ({"test": qrels}, []) if qrels else _splits(directory / "qrels", split)
     for place, line in _texts(directory / "corpus.jsonl"):
@@ -101,7 +103,7 @@ def read_judged(
         if not texts[line.id]:
             left_out.append(place)
     asked = read_queries(queries or directory / "queries.jsonl")
-    found = {name: read_grades(file, asked, texts.keys(), drop=drop, count=count) for name, file in files.items()}
+    found = {name: read_grades(file, asked, texts.keys(), missing=missing) for name, file in files.items()}
     splits = {name: each.grades for name, each in found.items()}
     if both := sorted(splits["test"].keys() & splits.get("train", {}).keys()):
         raise UsageError(
@@ -132,7 +134,7 @@ def _splits(directory: Path, wanted: str | None) -> tuple[dict[str, Path], list[
     return files, [f"judged by the split {chosen}"] if chosen != "test" else []
 
 
-def read_named(name: str, *, drop: bool = False, count: bool = False) -> Judged:
+def read_named(name: str, *, missing: Missing = "error") -> Judged:
     """Read the collection that ir_datasets knows by this name, which it fetches where it has not yet. Raises UsageError
     for one that cannot be judged by, UnavailableError where it cannot be had."""
     try:
@@ -152,7 +154,7 @@ def read_named(name: str, *, drop: bool = False, count: bool = False) -> Judged:
     except (OSError, RuntimeError) as error:
         raise UnavailableError(f"ir_datasets cannot read {name}: {error}: fetch it where there is a network") from error
     places = ((f"{name}, judgement {number}", *row) for number, row in enumerate(rows, 1))
-    found = _graded(places, name, queries, texts.keys(), drop=drop, count=count)
+    found = _graded(places, name, queries, texts.keys(), missing=missing)
     left_out = [id for id, text in texts.items() if not text]
     return Judged(
         {id: text for id, text in texts.items() if text}, queries, {"test": found.grades}, left_out, found.notes
@@ -172,8 +174,7 @@ def read_grades(
     queries: Mapping[str, str] | None,
     texts: Members[str] | None,
     *,
-    drop: bool = False,
-    count: bool = False,
+    missing: Missing = "error",
     known_by: str = "",
 ) -> Judgements:
     """Read judgements: BEIR's `query-id<tab>corpus-id<tab>score` a line under a line of heads, or TREC's `query
@@ -183,7 +184,7 @@ def read_grades(
     dropped, or texts counted as not found, or these are None and nobody knows), for a text that is judged twice, and
     where no query has an answer. `known_by` says of the corpus how its texts are known, where that is to be told.
     """
-    return _graded(judged_lines(file), str(file), queries, texts, drop=drop, count=count, known_by=known_by)
+    return _graded(judged_lines(file), str(file), queries, texts, missing=missing, known_by=known_by)
 
 
 def judged_lines(file: Path) -> Iterator[tuple[str, str, str, str]]:
@@ -209,8 +210,7 @@ def _graded(
     queries: Mapping[str, str] | None,
     texts: Members[str] | None,
     *,
-    drop: bool,
-    count: bool,
+    missing: Missing,
     known_by: str = "",
 ) -> Judgements:
     grades, absent = dict[str, dict[str, int]](), Counter[str]()
@@ -223,12 +223,12 @@ def _graded(
             raise UsageError(f"{place}: a score of {score:.30} is above {MOST}: use grades from 0 to {MOST}")
         lacks = "query" if queries is not None and query not in queries else ""
         lacks = lacks or ("text" if texts is not None and text not in texts else "")
-        if lacks and not (drop or count):
+        if lacks and missing == "error":
             where = f"query {query!r:.100} is not among the queries" if lacks == "query" else ""
             where = where or f"text {text!r:.100} is not in the corpus{known_by}"
             raise UsageError(f"{place}: {where}: add it, drop the line, or pass --missing drop or count")
         absent[lacks] += 1
-        if lacks and not (count and lacks == "text"):
+        if lacks and (missing, lacks) != ("count", "text"):
             continue
         if text in grades.setdefault(query, {}):
             raise UsageError(f"{place}: text {text!r:.100} is judged twice for query {query!r:.100}: drop one line")
@@ -240,12 +240,11 @@ def _graded(
     if not answered:
         raise UsageError(f"{source}: no query has a text with a score above 0: nothing can be judged by it")
     notes = [
-        f"{several(absent[what], 'judgement')} dropped of {where} (--missing {'count' if count else 'drop'}): measures "
-        "may be higher for it"
+        f"{several(absent[what], 'judgement')} dropped of {where} (--missing {missing}): measures may be higher for it"
         for what, where in (("text", f"texts that are not in the corpus{known_by}"), ("query", "unknown queries"))
-        if absent[what] and not (count and what == "text")
+        if absent[what] and (missing, what) != ("count", "text")
     ]
-    if count and absent["text"]:
+    if missing == "count" and absent["text"]:
         what = f"texts that are not in the corpus{known_by}"
         notes.append(f"{several(absent['text'], 'judgement')} of {what}: these are not found")
     if unanswered := len(asked) - len(answered):

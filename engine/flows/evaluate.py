@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -18,7 +18,15 @@ from interlock.engine.evaluation import report
 from interlock.engine.evaluation.comparing import hardest
 from interlock.engine.evaluation.delivered import DeliveredCollection, calibrate, card_of, read_delivered
 from interlock.engine.evaluation.encoding import Amount, TextEncoder, bm25_side, sides_of
-from interlock.engine.evaluation.judgements import NAMED, Judged, read_grades, read_judged, read_named, read_queries
+from interlock.engine.evaluation.judgements import (
+    NAMED,
+    Judged,
+    Missing,
+    read_grades,
+    read_judged,
+    read_named,
+    read_queries,
+)
 from interlock.engine.evaluation.judging import Judge
 from interlock.engine.evaluation.strata import PooledEvaluation, pool_evaluations
 from interlock.engine.evaluation.ways import check_run_out, write_runs
@@ -61,21 +69,16 @@ class EvaluationRequest:
     split: str | None = None
     measures: Sequence[str] = ()
     run_out: Path | None = None
-    missing: str = "error"
+    missing: Missing = "error"
     """What becomes of judgements of texts and queries that are not there: error, drop, or count as not found."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"--limit: expected a whole number of at least 1, got {self.limit}")
-        if self.missing not in ("error", "drop", "count"):
+        if self.missing not in get_args(Missing):
             raise UsageError(f"--missing: got {self.missing!r:.30}: use error or drop, or count")
         if self.seed < 0:
             raise UsageError(f"--seed: expected a whole number of at least 0, got {self.seed}")
-
-    @property
-    def absent(self) -> dict[str, bool]:
-        """What becomes of these, as readers of judgements take it."""
-        return {how: self.missing == how for how in ("drop", "count")}
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,10 @@ def subject_of(settings: Configuration, request: EvaluationRequest) -> Subject:
     for flag in (flag for flag, value in idle.items() if value is not None):
         raise UsageError(f"--{flag} says nothing about {name}{' with --qrels' if request.qrels else ''}: drop it")
     if listed:
-        judged = read_named(name.removeprefix(NAMED), **request.absent)
+        judged = read_named(name.removeprefix(NAMED), missing=request.missing)
     else:
         _check_place(request.data)
-        judged = read_judged(request.data, request.split, request.queries, request.qrels, **request.absent)
+        judged = read_judged(request.data, request.split, request.queries, request.qrels, missing=request.missing)
     registry, policy = extended(settings.models), policy_of(settings)
     specs = settings.settings.members(registry)
     models = [(spec, read_card(spec, resolve(spec, policy, lambda _: None), "cpu")) for spec in specs]
@@ -161,7 +164,7 @@ def _run(settings: Configuration, request: EvaluationRequest) -> Subject:
     if request.split is not None:
         raise UsageError("--split: a run is judged by the file of --qrels: drop it")
     queries = read_queries(request.queries)
-    graded = read_grades(request.qrels, queries, found.texts.keys(), **request.absent, known_by=found.known_by)
+    graded = read_grades(request.qrels, queries, found.texts.keys(), missing=request.missing, known_by=found.known_by)
     judged = Judged(found.texts, queries, {"test": graded.grades}, (), graded.notes)
     registry, policy = extended(settings.models or models_of(request.data)), policy_of(settings)
     models = [card_of(entry, registry, policy) for entry in found.roster]

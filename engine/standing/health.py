@@ -42,28 +42,6 @@ ENDED: dict[str, tuple[str, Level]] = {
 }
 
 
-MEANS = {
-    "RUN": ("it goes on; what it was allowed to leave out is told", ""),
-    PAUSED: ("somebody paused it", "`P`, or `interlock ctl RUN resume`"),
-    STALLED: ("no batch was committed for long", "if that lasts, stop it and continue it"),
-    CROWDED: ("others hold memory that the next batch needs", "let them end; red where nothing is computed until then"),
-    DEGRADED: ("a GPU or node was lost, or a CPU computes a model", "check a lost GPU before the next run"),
-    LOW_MEMORY: ("its host has hardly any memory free", "end what is named, or continue it with `--warm 0`"),
-    LOW_DISK: ("its disk is nearly full", "make room; if it stops for that, continue it"),
-    MODEL_FAILED: ("it goes on without a model", "mend what is named, and continue it"),
-    TEXT_PARKED: ("a text has no vector yet", "after the run retry it with `--retry-parked`"),
-    "LATE": ("its deadline comes before its end", "after that continue it"),
-    REFUSED: ("more input was refused than `--max-refused` allows", "mend it or allow it, and run again"),
-    "DONE": ("all is there that was asked for", ""),
-    "INCOMPLETE": ("vectors or inputs lack", "retry what is parked, or mend what was refused"),
-    "STOPPED": ("somebody, a signal or its deadline stopped it", "continue it: no finished batch is lost"),
-    "FAILED": ("a fault ended it", "mend what is named, and continue it"),
-    "SKIPPED": ("there was nothing to embed", "look at the path of the chunks"),
-    "RUN PROCESS DIED": ("its process is gone without a word", "continue it: no finished batch is lost"),
-}
-"""What each word for a run means, and what to do; the command stands below the state."""
-
-
 class Remedy(NamedTuple):
     """A `command`, whole, and what an operator runs it for, or when; none yet where it is the one that goes on."""
 

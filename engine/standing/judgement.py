@@ -177,7 +177,7 @@ def _on_its_way(upload: Upload, now: float) -> Health:
     ends = duration(max(0.0, latest.until - now))
     if latest.attempts:
         last = f"{safe(latest.waits, SAID)}, {several(latest.attempts, 'attempt')} in {since}"
-        why = f"check the server, tried again for {ends} more: {last}"
+        why = f"check the server, which is retried for {ends} more: {last}"
     elif latest.at and now - latest.at > SLOW:
         why = f"check the server: no answer for {duration(now - latest.at)}, the upload waits for it"
     elif latest.waits:
