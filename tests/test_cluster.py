@@ -716,6 +716,63 @@ def test_bytes_that_changed_on_the_way_are_not_kept(shop):
     assert sorted(batches) == list(range(10))
 
 
+def read_slowly(stand: Stand) -> list[int]:
+    """Have texts read until every node that was there has given its devices back; how many that were."""
+    begin, let_go = stand.crew.begin, list[int]()
+
+    def late(*plan: Any) -> None:
+        links = [link for _, link in stand.threads.links]
+        assert until(lambda: all(link.dead for link in links))
+        assert len(stand.crew.welcomed) == len(links)  # what is planned for stays known
+        let_go.append(len(links))
+        begin(*plan)
+
+    stand.crew.begin = late  # type: ignore[method-assign]
+    return let_go
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether it is so within some seconds."""
+    ends = time.monotonic() + seconds
+    while not true() and time.monotonic() < ends:
+        time.sleep(0.01)
+    return true()
+
+
+def test_nodes_give_their_devices_back_while_texts_are_read_and_come_again_with_the_plan(shop):
+    stand = Stand(shop, 2, patience=replace(IMPATIENT, idle=0.05))
+    let_go = read_slowly(stand)
+    stand.run()
+    assert (let_go, len(stand.threads.links)) == ([2], 4)
+    assert stand.whole() and not stand.of(ev.NodeLost)
+    assert {event.node for event in stand.of(ev.NodeJoined)} == {"node-1", "node-2"}
+
+
+def test_a_node_whose_devices_another_has_when_the_plan_is_there_is_waited_for(shop):
+    stand = Stand(shop, 1, patience=replace(IMPATIENT, idle=0.05))
+    let_go = read_slowly(stand)
+
+    def busy(machine: str, node: ClusterNode) -> None:
+        if let_go and len(stand.threads.links) < 4:
+            node.welcome = lambda hello: Welcome(versions=versions(), trouble="busy")  # type: ignore[method-assign]
+
+    stand.spoils = busy
+    stand.run()
+    assert len(stand.threads.links) == 5
+    assert stand.whole()
+
+
+def test_a_run_that_ends_while_its_nodes_are_away_waits_for_none(shop):
+    stand = Stand(shop, 2, patience=replace(IMPATIENT, idle=0.05))
+    stand.crew.gather()
+    assert until(lambda: all(link.dead for _, link in stand.threads.links))
+    began = time.monotonic()
+    stand.crew.close()
+    assert until(lambda: not any(each.name in ("node-1", "node-2") for each in threading.enumerate()))
+    assert time.monotonic() - began < 5
+    assert len(stand.threads.links) == 2
+
+
 def test_a_machine_that_is_busy_again_and_again_is_out_for_good(shop):
     stand = Stand(shop, 2, patience=replace(IMPATIENT, tries=2))
     stand.seconds = {"m0": 0.15}

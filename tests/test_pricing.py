@@ -41,7 +41,8 @@ def test_more_nodes_are_faster_until_the_head_limits_and_only_cost_from_then_on(
     assert {each.limits for each in prices[2:]} == {"reading and tokenising"}
     assert priced(replace(WORK, reading=1.0), 64).limits == "the nodes"
     assert priced(replace(WORK, reading=1.0), 1024).limits == "vectors on their way to the head"
-    assert [each.idle for each in prices] == [nodes * 105.0 for nodes in (1, 8, 64, 1024)]
+    assert [each.idle for each in prices] == [nodes * 70.0 for nodes in (1, 8, 64, 1024)]
+    assert priced(replace(WORK, reading=20.0), 8).idle == 8 * 25.0
     assert prices[1].sent_bytes == 8 * prices[0].sent_bytes and len({each.disk_bytes for each in prices}) == 1
 
 

@@ -7,8 +7,7 @@ import time
 from types import SimpleNamespace
 
 from interlock.console.text.event_text import describe
-from interlock.engine.compute.cluster.members import RemoteDevice
-from interlock.engine.compute.cluster.messages import RemoteFacts
+from interlock.engine.compute.cluster.messages import RemoteDevice, RemoteFacts
 from interlock.engine.flows.computing import at_work
 from interlock.engine.gpu import cpu
 from interlock.engine.gpu.cpu import CpuDevice

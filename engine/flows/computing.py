@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from interlock.engine.compute.cluster.head import ClusterExecutor
-from interlock.engine.compute.cluster.members import ClusterMembers, RemoteDevice
-from interlock.engine.compute.cluster.messages import Cluster, GridPlan, Hello
+from interlock.engine.compute.cluster.members import ClusterMembers
+from interlock.engine.compute.cluster.messages import Cluster, GridPlan, Hello, RemoteDevice
 from interlock.engine.compute.cluster.node import pack, versions
 from interlock.engine.compute.context import Backend, Deadline, RunContext
 from interlock.engine.compute.controls import Controls

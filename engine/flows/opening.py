@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import convert
 from msgspec.structs import replace
 
-from interlock.engine.compute.cluster.members import RemoteDevice
+from interlock.engine.compute.cluster.messages import RemoteDevice
 from interlock.engine.compute.job import Job, token_bytes
 from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import DiskError, InterlockError, UnavailableError, UsageError, check_apart, reason

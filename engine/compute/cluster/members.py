@@ -21,24 +21,12 @@ from interlock.engine.compute.cluster.messages import (
     NodeMachine,
     Ready,
     RemoteFacts,
-    Welcome,
 )
 from interlock.engine.errors import InterlockError, Stopped, UnavailableError, reason
-from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.record.events import Emit, NodeRefused
 
 KINDS = {"cuda": "GPUs", "sim": "simulated GPUs", "cpu": "no GPU"}  # the first that any node has is computed on
 GLANCE = 0.02  # seconds between two looks while nodes are waited for
-
-
-class RemoteDevice(CpuDevice):
-    """A device of a node as the head sees it: named and described for planning, never computed on here."""
-
-    def __init__(self, told: RemoteFacts) -> None:
-        super().__init__()
-        self.name, self.kind, self.label = told.facts.name, told.facts.kind, told.facts.label
-        self.total = told.facts.total_bytes
-        self.capability, self.processors = told.capability, told.processors
 
 
 @dataclass(frozen=True)
@@ -51,6 +39,8 @@ class ClusterTimeouts:
     """For a node's process to start and to look at its devices: torch is imported meanwhile."""
     prepare: float = 1800.0
     """For it to be ready: weights are hashed where they never were, and sent where they are lacking."""
+    idle: float = 60.0
+    """That a node keeps its devices while texts are read; its process then ends, and the next comes with the plan."""
     again: float = 2.0
     """Before a machine whose node was lost or busy is tried again: twice as long each time."""
     tries: int = 5
@@ -160,7 +150,11 @@ class ClusterMembers:
         self._lowest = min((each.capability for each in self.devices if each.capability), default=None)
         self._pack = pack
         self._planned.set_result(self._cluster.shared(plan))
-        if not self._wait(lambda: all(each.ready for each in self.welcomed), stops):
+
+        def got_ready() -> bool:  # what one gave back while texts were read, another may have for a moment
+            return all(each.ready for each in self.welcomed) and bool(self.ready or not self.hopes())
+
+        if not self._wait(got_ready, stops):
             raise Stopped("stopped by the operator while nodes got ready: --resume continues")
         self._check(self.ready)
 
@@ -229,9 +223,8 @@ class ClusterMembers:
             if self._over.done():
                 return
             self._over.set_result(None)
-            for member in self.members.values():
-                if member.link:
-                    member.link.close()
+        for member in self.members.values():
+            self._end(member)
         self._cluster.close()
 
     def _wait(self, until: Callable[[], bool], stops: Callable[[], bool]) -> bool:
@@ -269,10 +262,8 @@ class ClusterMembers:
                 member.failures += 1
                 if member.failures > self.timeouts.tries:
                     member.out = f"lost or refused {member.failures} times, at last: {member.trouble}"
-            with self._lock:
-                if member.link:
-                    member.link.close()
-                member.link, member.starting, member.welcomed, member.ready = None, False, False, False
+            member.starting, member.welcomed, member.ready = False, False, False
+            self._end(member)
 
     def _pause(self, member: ClusterMember) -> None:
         """Wait before a machine is tried again, and until it is seen there."""
@@ -282,20 +273,12 @@ class ClusterMembers:
             wait_for([self._over], self.timeouts.look / 4)
 
     def _bring_up(self, member: ClusterMember) -> None:
-        began, hello = time.monotonic(), replace(self._hello, node=member.name, granted=member.granted)
-        with self._lock:
-            if self._over.done():
-                raise _Over
-            link = member.link = self._cluster.start(member.machine, hello)
-        member.starting, member.sent_bytes, member.refused = True, 0, {}
-        welcome = self.answer(link.welcome(), self.timeouts.start)
-        self._compare_versions(welcome)
-        if welcome.trouble:
-            raise NodeGone(welcome.trouble)
-        member.devices, member.environment = welcome.devices, welcome.environment
-        member.welcomed, member.starting = True, False
-
-        plan = self._result(self._planned)
+        link = self._welcome(member)
+        if not wait_for([self._planned, self._over], self.timeouts.idle, FIRST_COMPLETED).done:
+            self._end(member)
+            self._result(self._planned)
+            link = self._welcome(member)
+        plan, began = self._result(self._planned), time.monotonic()
         self._compare_devices(member)
         ready: Ready = self.answer(link.begin(plan), self.timeouts.prepare)
         while ready.lacking and not ready.trouble:
@@ -304,8 +287,31 @@ class ClusterMembers:
             ready = self.answer(link.take(sent), self.timeouts.prepare)
         if ready.trouble:
             raise _Refused(ready.trouble)
-        member.refused, member.seconds = dict(ready.refused), time.monotonic() - began
-        member.ready = True
+        member.seconds += time.monotonic() - began
+        member.refused, member.ready = dict(ready.refused), True
+
+    def _welcome(self, member: ClusterMember) -> NodeLink:
+        """Start a member's process, and hear of its devices."""
+        began, hello = time.monotonic(), replace(self._hello, node=member.name, granted=member.granted)
+        with self._lock:
+            if self._over.done():
+                raise _Over
+            link = member.link = self._cluster.start(member.machine, hello)
+        member.starting, member.sent_bytes, member.refused = True, 0, {}
+        welcome = self.answer(link.welcome(), self.timeouts.start)
+        if different := welcome.unlike(self._versions):
+            raise _Refused(f"has {different}: install the same versions on every node, of the same commit")
+        if welcome.trouble:
+            raise NodeGone(welcome.trouble)
+        member.devices, member.environment = welcome.devices, welcome.environment
+        member.welcomed, member.starting, member.seconds = True, False, time.monotonic() - began
+        return link
+
+    def _end(self, member: ClusterMember) -> None:
+        with self._lock:
+            if member.link:
+                member.link.close()
+            member.link = None
 
     def _result(self, of: "Future[Any]") -> Any:
         """What another thread has yet to say."""
@@ -313,15 +319,6 @@ class ClusterMembers:
         if self._over.done():
             raise _Over
         return of.result()
-
-    def _compare_versions(self, welcome: Welcome) -> None:
-        different = [
-            f"{name} {welcome.versions.get(name, 'missing')}, the head has {version}"
-            for name, version in self._versions.items()
-            if welcome.versions.get(name) != version
-        ]
-        if different:
-            raise _Refused(f"has {', '.join(different)}: install the same versions on every node, of the same commit")
 
     def _compare_devices(self, member: ClusterMember) -> None:
         """Refuse a node of another kind than the run computes on, or with less than it is planned for."""

@@ -17,6 +17,7 @@ from interlock.engine.compute.job import Job, Layout
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.corpus.tokens import Ids, Lengths, Specials
 from interlock.engine.errors import Stopped
+from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.device import RESERVE
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec
@@ -50,6 +51,16 @@ class RemoteFacts:
     processors: int
 
 
+class RemoteDevice(CpuDevice):
+    """A device of a node as the head sees it: named and described for planning, never computed on here."""
+
+    def __init__(self, told: RemoteFacts) -> None:
+        super().__init__()
+        self.name, self.kind, self.label = told.facts.name, told.facts.kind, told.facts.label
+        self.total = told.facts.total_bytes
+        self.capability, self.processors = told.capability, told.processors
+
+
 @dataclass(frozen=True)
 class Welcome:
     """What a node says of itself; `trouble` is why it cannot compute."""
@@ -58,6 +69,13 @@ class Welcome:
     versions: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     trouble: str = ""
+
+    def unlike(self, versions: Mapping[str, str]) -> str:
+        """Name each version that is another one than the head's; empty: none is."""
+        theirs = {name: self.versions.get(name, "missing") for name in versions}
+        return ", ".join(
+            f"{name} {theirs[name]}, the head has {own}" for name, own in versions.items() if theirs[name] != own
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ and are the same for any number of nodes.
 
 from dataclasses import dataclass
 
+from interlock.engine.compute.cluster.members import ClusterTimeouts
+
 START, END = 5.0, 0.4
 """Seconds until Ray's nodes take their first batch, beside the start of the run itself, and behind the last one."""
 EXCHANGE = 1.2e-3
@@ -60,13 +62,14 @@ def priced(work: ClusterWork, nodes: int) -> ClusterPrice:
     if work.computing is not None:
         spans["the nodes"] = (work.computing + work.batches * EXCHANGE) / nodes
     limits = max(spans, key=lambda name: spans[name])
-    known = work.computing is not None
-    wall = START + work.reading + spans[limits] + END if known else None
+    known, kept = work.computing is not None, min(work.reading, ClusterTimeouts.idle)
+    starts = START if kept == work.reading else 2 * START  # nodes that were let go come again for the plan
+    wall = starts + work.reading + spans[limits] + END if known else None
     return ClusterPrice(
         nodes,
         wall,
         ("reading and tokenising" if work.reading > spans[limits] else limits) if known else "unknown",
-        nodes * (START + work.reading),
+        nodes * (starts + kept),
         nodes * (work.texts * PLANNED + work.model_bytes),
         work.vector_bytes,
         work.texts * HELD,
