@@ -22,6 +22,7 @@ from interlock.engine.compute.cluster.messages import (
     Ready,
     RemoteFacts,
 )
+from interlock.engine.compute.cluster.pricing import IDLE
 from interlock.engine.errors import InterlockError, Stopped, UnavailableError, reason
 from interlock.engine.record.events import Emit, NodeRefused
 
@@ -39,8 +40,8 @@ class ClusterTimeouts:
     """For a node's process to start and to look at its devices: torch is imported meanwhile."""
     prepare: float = 1800.0
     """For it to be ready: weights are hashed where they never were, and sent where they are lacking."""
-    idle: float = 60.0
-    """That a node keeps its devices while texts are read; its process then ends, and the next comes with the plan."""
+    idle: float = IDLE
+    """For a plan, while texts are read: a node then gives its devices back, and comes again with it."""
     again: float = 2.0
     """Before a machine whose node was lost or busy is tried again: twice as long each time."""
     tries: int = 5

@@ -8,10 +8,10 @@ and are the same for any number of nodes.
 
 from dataclasses import dataclass
 
-from interlock.engine.compute.cluster.members import ClusterTimeouts
-
 START, END = 5.0, 0.4
 """Seconds until Ray's nodes take their first batch, beside the start of the run itself, and behind the last one."""
+IDLE = 60.0
+"""Seconds that a node keeps its devices while texts are read; it then ends, and another comes with the plan."""
 EXCHANGE = 1.2e-3
 """Seconds of each batch in which a node waits for its head."""
 TEXT, BATCH, BATCH_NODE = 13.2e-6, 37e-6, 0.27e-6
@@ -62,7 +62,7 @@ def priced(work: ClusterWork, nodes: int) -> ClusterPrice:
     if work.computing is not None:
         spans["the nodes"] = (work.computing + work.batches * EXCHANGE) / nodes
     limits = max(spans, key=lambda name: spans[name])
-    known, kept = work.computing is not None, min(work.reading, ClusterTimeouts.idle)
+    known, kept = work.computing is not None, min(work.reading, IDLE)
     starts = START if kept == work.reading else 2 * START  # nodes that were let go come again for the plan
     wall = starts + work.reading + spans[limits] + END if known else None
     return ClusterPrice(
