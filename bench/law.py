@@ -33,7 +33,7 @@ from interlock.engine.models.registry import Kind
 from tests.architectures import ARCHITECTURES, LIMITS, SPARSE
 from tests.oracle import Oracle
 
-SOURCES = ("engine/models/memory.py", "engine/gpu/meter.py", "engine/models/*.py")
+SOURCES = ("engine/models/memory.py", "engine/models/networks", "engine/gpu/meter.py")
 MEDIAN, WORST = 0.01, 0.02
 GRAIN = 8 << 10
 """Bytes that rounding may add to a forward."""

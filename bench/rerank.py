@@ -33,7 +33,10 @@ from interlock.engine.models.members import rerankers
 from interlock.engine.search.rerank import Rerankers
 from tests.builders import ENDINGS, WORDS, tiny_scorer
 
-SOURCES = ("engine/compute", "engine/models", "engine/search/rerank.py", "engine/corpus/tokens.py")
+SOURCES = (
+    "engine/compute/*.py", "engine/compute/pairs", "engine/compute/parts", "engine/corpus/tokens.py",
+    "engine/models/networks", "engine/models/members.py", "engine/models/weights.py", "engine/search/rerank.py",
+)  # fmt: skip
 SHAPE: dict[str, Any] = {
     "hidden_size": 384,
     "intermediate_size": 1536,
