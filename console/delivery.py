@@ -41,14 +41,10 @@ def export(options: argparse.Namespace) -> int:
     def hear(event: AnyEvent) -> None:
         if isinstance(event, StoreVerified):
             verified[event.qdrant_collection] = event.ok
-        tell(safe(_of_export(line_of(event)), LONG), error=describe(event).severity in SEVERE)
+        tell(safe(line_of(event), LONG), error=describe(event).severity in SEVERE)
 
     request = ExportRequest(options.to, options.to_store, options.vectors, options.collection, options.chunks)
-    try:
-        made = deliver(options.run, configuration(options), request, hear)
-    except InterlockError as error:
-        error.args = (_of_export(str(error)),)
-        raise
+    made = deliver(options.run, configuration(options), request, hear)
     for collection, losses in made.losses.items():
         for each in losses:
             tell(safe(f"{collection}: {each.name} in {options.vectors}: {_cost(each)}", 2000))
@@ -62,11 +58,6 @@ def export(options: argparse.Namespace) -> int:
     if verified:
         tell(f"next: {search_command(str(options.to_store), [*verified])}")
     return ExitCode.COMPLETED
-
-
-def _of_export(text: str) -> str:
-    """What is said of a store, with the flag that `export` names it by."""
-    return text.replace("--qdrant DIR", "--to-store DIR")
 
 
 def _cost(loss: "Loss") -> str:

@@ -442,8 +442,8 @@ def test_a_store_is_written_after_the_fact_and_the_run_is_left_as_it_was(run, ve
         assert each.vector["bm25"].indices
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["docs"]
     again = "export", run, "--to-store", tmp_path / "store", "--collection", "Docs"
-    assert "choose another --to-store DIR" in call(*again, "--keep", "fused")[2]
-    assert "choose another --to-store DIR" in call(*again, "--payload", "flat")[2]
+    assert "choose another store directory" in call(*again, "--keep", "fused")[2]
+    assert "choose another store directory" in call(*again, "--payload", "flat")[2]
 
 
 @pytest.mark.parametrize("last", ["shard.load", "embedded.Store.flush"])

@@ -112,7 +112,7 @@ def test_a_store_of_older_versions_keeps_both_when_it_is_delivered_into_again(pl
     as_of_older_versions(store)
     again = place.run("again", qdrant=str(store))
     (told,) = [each.message for each in events_of(again, Warned) if "--keep" in each.message]
-    assert "was made with --keep both and stays so, not --keep fused: choose another --qdrant DIR" in told
+    assert "was made with --keep both and stays so, not --keep fused: choose another store directory" in told
     assert events_of(again, StoreVerified)[-1].ok
     with Store.open_for_read(store, "docs") as opened:
         assert opened.dims.keys() == MEMBERS | {"fused"}

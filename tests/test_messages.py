@@ -51,7 +51,7 @@ def test_an_event_line_agrees_with_its_number(kind, count):
         "nothing to embed: {refusals}",  # in two parts
         "--fusion mean mixes unrelated vector spaces and scored below concat in every measurement",  # in a variable
         "{name} was {had}, is now {have}: the last bits of vectors may differ",  # handed out one by one
-        "{path} was written with other settings ({few}): choose another --qdrant DIR, or delete that directory",
+        "{path} was written with other settings ({few}): choose another store directory, or delete that directory",
         "no chunk files",  # in one arm of a choice
         "streaming layers from the host",  # in the ladder's table
     ],

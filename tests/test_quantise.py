@@ -86,7 +86,7 @@ def test_a_store_stays_in_the_numbers_that_it_was_made_with(run, tmp_path, first
     run("one", quantise=first)
     two = run("two", quantise=second)
     (told,) = [each.message for each in events_of(two, Warned) if "stays so" in each.message]
-    assert "--quantise int8" in told and "choose another --qdrant DIR" in told
+    assert "--quantise int8" in told and "choose another store directory" in told
     assert events_of(two, StoreVerified)[-1].ok
     with Store.open_for_read(tmp_path / "store", "docs") as store:
         assert store.quantise == first

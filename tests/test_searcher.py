@@ -639,7 +639,7 @@ def test_a_store_in_use_names_no_other_place_where_nothing_is_delivered(place: P
         assert interlock("prune", place / "concat", check=2).stderr.endswith(f"{used}\n")
         said = interlock("search", place / "concat", "a", check=2).stderr
         assert said.endswith(f"{used}, or ask a copy of it with --copy\n")
-        with pytest.raises(UsageError, match="wait for its end, or choose another --qdrant DIR"):
+        with pytest.raises(UsageError, match="wait for its end, or choose another store directory"):
             Store.open_for_write(place / "concat", "docs", searcher.store.dims, searcher.store.manifest)
 
 

@@ -43,7 +43,7 @@ from interlock.engine.record.state import RunState
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.standing import outcome
 from interlock.engine.targets.delivery import DeliveryBuilder
-from interlock.engine.targets.shard import read_manifest
+from interlock.engine.targets.shard import ELSEWHERE, read_manifest
 from interlock.engine.targets.stores import is_store
 from interlock.engine.vectors import SPARSE_SHARE
 from interlock.engine.vectors.fusion import Fusion, shares
@@ -143,7 +143,7 @@ def _as_stored(
             if [each.model for each in models] == keys and not np.allclose(now, [each.weight for each in models]):
                 roster = tuple((name, each.weight) for (name, _), each in zip(settings.roster, models, strict=True))
                 told = ", ".join(f"{name}={weight:.3g}" for name, weight in roster)
-                note = f"{path} was written with {told}: these weights are kept; choose another --qdrant DIR for others"
+                note = f"{path} was written with {told}: these weights are kept; {ELSEWHERE} for others"
                 changed = replace(settings, roster=roster)
                 return replace(configuration, settings=changed, usual=False, notes=(*configuration.notes, note))
     return configuration

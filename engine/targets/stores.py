@@ -187,15 +187,15 @@ def outgrown(path: Path, spec: CollectionSpec) -> bool:
         if now:
             raise UsageError(
                 f"{path} was not written without {', '.join(sorted(now))}, and is not made worse: "
-                f"choose another --qdrant DIR, or --resume once nothing is missing"
+                f"{ELSEWHERE}, or --resume once nothing is missing"
             )
         return False
     names = ", ".join(map(str, lacks)) if isinstance(lacks, list) else "models"
     if not isinstance(run, dict) or (run.get("run_id"), run.get("began")) != (spec.run_id, spec.began):
         whose = run.get("run_id") if isinstance(run, dict) else "another"
         raise UsageError(
-            f"{path} lacks {names}, which run {whose} can still add: resume that run, choose another "
-            "--qdrant DIR, or delete that directory"
+            f"{path} lacks {names}, which run {whose} can still add: resume that run, {ELSEWHERE}, or "
+            "delete that directory"
         )
     return not isinstance(lacks, list) or {*lacks} != now
 
