@@ -26,7 +26,7 @@ SIZE = (80, HEIGHT + 2)
 
 
 def line(seq: int, text: str = "", severity: str = "note", word: str = "lease") -> Line:
-    return Line(seq, 1_795_000_000.0 + seq, float(seq), severity, word, text or f"line {seq}")
+    return Line(seq, 1_795_000_000.0 + seq, severity, word, text or f"line {seq}")
 
 
 def lines(count: int, first: int = 0) -> tuple[Line, ...]:
@@ -81,7 +81,7 @@ def texts(app: Tiny) -> list[str]:
     pattern=st.one_of(HOSTILE, st.sampled_from(["a", " ", ".*", "x"])),
 )
 def test_hostile_lines_fill_the_width_exactly_and_steer_nothing(found, size, chosen, pattern):
-    told = [Line(seq, at, 0.0, severity, word, text) for seq, (severity, word, text, at) in enumerate(found)]
+    told = [Line(seq, at, severity, word, text) for seq, (severity, word, text, at) in enumerate(found)]
     width, height = size
     made = rows(told, chosen, 0, width, height, sieve=Sieve(pattern=pattern))
     assert len(made) == (height if width else 0)
@@ -243,7 +243,7 @@ async def test_the_cursor_stays_near_its_line_whatever_is_let_through():
 )  # fmt: skip
 def test_one_line_asks_for_what_went_wrong_for_kinds_and_for_a_text(typed, left):
     kinds = ("lease", "pass", "cache")
-    told = [Line(seq, 0.0, 0.0, SEVERITIES[seq % 4], kinds[seq % 3], f"line {seq}") for seq in range(12)]
+    told = [Line(seq, 0.0, SEVERITIES[seq % 4], kinds[seq % 3], f"line {seq}") for seq in range(12)]
     assert [each.seq for each in Sieve.of(typed, kinds).shown(told)] == [*left]
 
 
@@ -349,4 +349,4 @@ async def test_copying_the_detail_puts_its_json_on_the_clipboard(monkeypatch):
 
 
 def test_a_line_whose_time_is_none_is_saved_all_the_same():
-    assert exported(Line(0, 1e300, 0.0, "note", "run", "a")) == "--:--:-- note    run        a"
+    assert exported(Line(0, 1e300, "note", "run", "a")) == "--:--:-- note    run        a"

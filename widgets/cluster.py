@@ -16,7 +16,7 @@ from interlock.engine.record.words import several
 from interlock.widgets import gauges
 from interlock.widgets.formats import several_devices
 from interlock.widgets.gauges import Devices
-from interlock.widgets.pane import Cursor, around
+from interlock.widgets.pane import Cursor
 from interlock.widgets.text import CURSOR, FOLDED, UNFOLDED, Row, Span, fit, fitted, width_of
 
 STEPS, LONGEST_NAME = 20, 16
@@ -73,11 +73,6 @@ def _calm(line: NodeLine) -> tuple[bool, bool, int, int, str]:
     left = [each.share for each in line.devices if not each.lost]
     full = int(max(left) * STEPS) if left else 0
     return bool(left), len(left) == len(line.devices), -full, len(line.node), line.node
-
-
-def in_sight(count: int, place: int, height: int) -> range:
-    """Choose the lines that are shown, the chosen one in the middle; where they are not all, one line is left over."""
-    return around(count, place, height if count <= height else max(1, height - 1))
 
 
 def rows(

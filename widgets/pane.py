@@ -176,6 +176,15 @@ def around(count: int, place: int, room: int) -> range:
     return range(first, min(first + room, count))
 
 
+def zoomed_on(names: Sequence[str], view: View, share: int, *, first: int = 0, top: int = 1) -> Cursor | None:
+    """Choose one of these in a pane that is zoomed, the `first` before anybody did; those around it have a `share` of
+    the lines, from line `top` on. None where nothing can be chosen."""
+    if not view.zoomed or not names:
+        return None
+    place = names.index(view.chosen) if view.chosen in names else first
+    return Cursor(names, place, around(len(names), place, max(1, min(len(names), view.height // share))), top)
+
+
 class PaneKind(NamedTuple):
     """A pane of the main screen: a pure function from what there is to see to rows, and what is said about it."""
 

@@ -135,6 +135,17 @@ def in_columns(line: Sequence[Span], columns: Sequence[Column], sizes: Mapping[i
     return spans[1:]
 
 
+def columned(
+    lines: Sequence[Sequence[Span]], columns: Sequence[Column], width: int, *, titled: bool = True, gap: int = 1
+) -> list[Row]:
+    """Draw lines in rows of `width` cells, below the titles of those columns that say anything."""
+    said = [place for place in range(len(columns)) if any(line[place].text for line in lines)]
+    columns, titles = [columns[at] for at in said], [Span(columns[at].title, "dim") for at in said]
+    lines = [*[titles] * titled, *([line[at] for at in said] for line in lines)]
+    sizes = sized(lines, columns, width, gap)
+    return [fitted(in_columns(line, columns, sizes, gap), width) for line in lines]
+
+
 TABLE_GAP = 2
 LEAST_TEXT = 14
 """Cells that a column of texts keeps, where it needs as many."""

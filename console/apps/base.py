@@ -90,8 +90,6 @@ class Frame(App[T]):
     BINDINGS: ClassVar = []
     runs: "RunList | None" = None
     """The list of runs that is shown, where it outlasts the application."""
-    now: Callable[[], float] = staticmethod(time.time)
-    """What time it is, in seconds since the epoch."""
     CSS = """
     Screen {
         overflow: hidden;
@@ -181,7 +179,7 @@ class Frame(App[T]):
 
         if not any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
             runs = self.runs or RunList(self.runs_in)
-            self.push_screen(RunsScreen(runs, self.look, self.now, self.run_shown))
+            self.push_screen(RunsScreen(runs, self.look, time.time, self.run_shown))
 
     def leave_for(self, words: Sequence[str]) -> None:
         """Leave; what made the application does the command of these arguments then."""

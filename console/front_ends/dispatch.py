@@ -222,8 +222,8 @@ def _console(session: Session, configuration: Configuration) -> int:
     app = Console(live, look, session=session, painted=session.start, uploaded=uploaded)
     left, failure = None, "it exited"
     stops: dict[signal.Signals, Handler] = {  # after the batch in flight; the console leaves when the run has ended
-        signal.SIGINT: lambda *_: session.stop(ExitCode.INTERRUPTED),
-        signal.SIGTERM: lambda *_: session.stop(ExitCode.TERMINATED),
+        signal.SIGINT: lambda *_: session.controls.stop(ExitCode.INTERRUPTED),
+        signal.SIGTERM: lambda *_: session.controls.stop(ExitCode.TERMINATED),
     }
     try:
         with quiet_descriptors(), handling(stops):
@@ -237,7 +237,7 @@ def _console(session: Session, configuration: Configuration) -> int:
     session.start()  # where the screen was gone before it was painted
     session.detach()
     if left is Leave.STOP or (left is Leave.HANGUP and configuration.settings.on_hangup == "stop"):
-        session.stop(ExitCode.HANGUP if left is Leave.HANGUP else ExitCode.STOPPED)
+        session.controls.stop(ExitCode.HANGUP if left is Leave.HANGUP else ExitCode.STOPPED)
     elif session.alive and left is None:
         say(f"the console failed ({failure}), the run continues: ^C stops it after the current batch")
     elif session.alive:
@@ -253,7 +253,9 @@ def watch_journal(
     arguments of the command that it was left for, if any. One that was `listed` is left for its list by escape too."""
     paged = in_browser()
     if not paged and (reason := why_headless()):
-        raise UsageError(f"watch needs a terminal ({reason}){_instead(journal_at(run).with_name(SUMMARY))}")
+        there = journal_at(run).parent
+        instead = f": `{command(['view', argument(there)])}` prints the summary" * (there / SUMMARY).exists()
+        raise UsageError(f"watch needs a terminal ({reason}){instead}")
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
     from interlock.console.sources.journal import Replayed, Watched
@@ -305,10 +307,6 @@ def _driver(paged: bool) -> "type[Driver]":
     from interlock.console.terminal.driver import HangupSafeDriver
 
     return HangupSafeDriver
-
-
-def _instead(summary: Path) -> str:
-    return f": `{command(['view', argument(summary.parent)])}` prints the summary" if summary.exists() else ""
 
 
 def set_up(configuration: Configuration, filled: "Filled | None" = None, failed: str = "") -> "Filled | None":

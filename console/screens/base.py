@@ -99,6 +99,12 @@ class Keyed(Screen[None]):
     def say(self, text: str) -> None:
         """Tell the operator something."""
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        """Draw all of it for the cells that there are."""
+
     def offers(self, action: Action) -> bool:
         """Tell whether an action has its place on what this screen shows."""
         return True

@@ -38,14 +38,9 @@ class EventScreen(DetailScreen):
         return rows(self.entry, width)
 
     def action_copy(self) -> None:
-        """Copy the entry as one line of JSON, through the terminal (OSC 52)."""
-        self.app.copy_to_clipboard(json_of(self.entry))
+        """Copy the entry as one line of JSON, without its checksum, through the terminal (OSC 52)."""
+        self.app.copy_to_clipboard(msgspec.json.encode(self.entry).decode())
         self.notify("copied as JSON", markup=False)
-
-
-def json_of(entry: Entry) -> str:
-    """Write an entry as the journal has it, without its checksum."""
-    return msgspec.json.encode(entry).decode()
 
 
 def rows(entry: Entry, width: int) -> list[Row]:
@@ -74,17 +69,13 @@ def _fields(depth: int, name: str, value: object) -> Iterator[tuple[int, str, st
     inner = [*value.items()] if isinstance(value, dict) else [*enumerate(value, 1)] if isinstance(value, list) else None
     if inner is None:
         yield depth, name, _text(name, value)
-    elif any(_deep(each) for _, each in inner) or (named and len(inner) > 2):
+    elif any(isinstance(each, Mapping | list) for _, each in inner) or (named and len(inner) > 2):
         yield depth, name, "" if named else several(len(inner), "item")
         for key, each in inner:
             yield from _fields(depth + 1, str(key), each)
     else:
         told = (f"{key} = {_text(str(key), each)}" if named else _text("", each) for key, each in inner)
         yield depth, name, ", ".join(told) or "none"
-
-
-def _deep(value: object) -> bool:
-    return isinstance(value, Mapping | list)
 
 
 def _text(name: str, value: object) -> str:

@@ -14,8 +14,6 @@ from interlock.engine.standing.runs import Overview
 from interlock.widgets.choices import Choices
 from interlock.widgets.text import Row, Span, fitted
 
-STEADY = 1.0
-"""Seconds after which a list that is open is drawn anew."""
 KEYS = "enter fills the form as that run was begun  esc cancels"
 
 
@@ -45,7 +43,6 @@ class Listing(ModalScreen[Hashable]):
     def on_mount(self) -> None:
         self._list.entitle("Earlier runs", KEYS)
         self._list.focus()
-        self.set_interval(STEADY, self.draw)
 
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self.draw)

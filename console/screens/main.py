@@ -94,9 +94,8 @@ class Main(Seeking):
         self._events.focus()
         self._arrange()
 
-    def on_resize(self, event: events.Resize) -> None:
+    def on_resize(self) -> None:
         self._arrange()
-        self.call_after_refresh(self._draw)
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         if event.widget.id in self._panes and event.widget.id != self._chosen:
@@ -119,7 +118,7 @@ class Main(Seeking):
         lines = self._feed.take(entries)
         if snapshot.phase == GONE:
             died = safe(f"process died: {snapshot.reason}")
-            lines = (*lines, Line(self.seen + 1, snapshot.latest_at, 0.0, "error", "run", died))
+            lines = (*lines, Line(self.seen + 1, snapshot.latest_at, "error", "run", died))
         self.snapshot = snapshot
         self.follow_question()
         marks = [(each.batches_done, each.mitigations, each.parked) for each in snapshot.passes]
@@ -152,9 +151,6 @@ class Main(Seeking):
         """Write in the footer, until the next key."""
         self._notice = text
         self._draw_footer()
-
-    def asked(self) -> None:
-        self._draw_header()
 
     @property
     def _picture(self) -> Picture:

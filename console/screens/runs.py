@@ -72,9 +72,6 @@ class RunsScreen(Keyed):
     def on_unmount(self) -> None:
         self._runs.close()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
-
     def on_key(self, event: events.Key) -> None:
         if self._notice:
             self.say("")

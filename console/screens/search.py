@@ -103,9 +103,6 @@ class SearchScreen(Keyed):
         self.set_interval(TICK, self._draw_status)
         self._answer_on()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
-
     # What is asked
 
     @on(Input.Changed, "#question")

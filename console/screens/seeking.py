@@ -82,13 +82,10 @@ class Seeking(Steering):
             self._watched.go_to(position)
             self.gone()
 
-    def action_faster(self) -> None:
-        self._faster(+1)
+    def action_faster(self, times: float = 2.0) -> None:
+        if run := self._watched:
+            run.go_at(run.speed * times)
+            self.gone()
 
     def action_slower(self) -> None:
-        self._faster(-1)
-
-    def _faster(self, step: int) -> None:
-        if run := self._watched:
-            run.go_at(run.speed * 2.0**step)
-            self.gone()
+        self.action_faster(0.5)

@@ -108,9 +108,6 @@ class Setup(Keyed):
         if self._first.text("chunks"):
             self._look_at_chunks()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
-
     @property
     def filled(self) -> Filled:
         """What is filled in."""

@@ -35,9 +35,6 @@ class Steering(Keyed):
     _question: Dialog | None = None
     """The latest question whether to stop or to leave."""
 
-    def asked(self) -> None:
-        """Show that something is pending now."""
-
     @property
     def readonly(self) -> bool:
         return self.source.controls is None
@@ -85,7 +82,7 @@ class Steering(Keyed):
         lines = wording.staying(self.snapshot) if then.unaffected else wording.foreseen(wanted, then, self.snapshot)
         shared = wanted is Schedule.SHARED
         title = "Keep models resident side by side?" if shared else "Run one model at a time?"
-        since = "the next lease" if then.unaffected else "the next batch"
+        since = "the next batch" if then.leases and not then.unaffected else "the next lease"
         self.confirm(title, lines, f"yes, from {since}", lambda: self._ask("schedule", wanted), "y,enter")
 
     def action_fallback(self) -> None:
@@ -154,7 +151,7 @@ class Steering(Keyed):
         self.stopping = True
         abort = f"; {self.shown_key('quit')} asks whether to abort now" if self.source.kind == "live" else ""
         self.say(f"stopping after the current batch{abort}")
-        self.asked()
+        self._draw()
 
     def _controls(self, name: str) -> Controls | Remote | None:
         """The box of controls, where this action may use it now; else the operator is told why not."""
@@ -167,4 +164,4 @@ class Steering(Keyed):
         controls = self.source.controls
         if refused := controls.ask(control, value, self.host.who) if controls else self.source.unsteered:
             self.say(refused)
-        self.asked()
+        self._draw()

@@ -81,9 +81,6 @@ class SummaryScreen(Keyed):
     def on_mount(self) -> None:
         self._tree.focus()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
-
     @on(Tree.NodeHighlighted)
     def _chosen(self) -> None:
         self._draw_detail()
@@ -154,10 +151,10 @@ class SummaryScreen(Keyed):
 
     def action_move(self, where: str) -> None:
         """Move in the tree; in the other pane, where that has the focus, scroll."""
-        if self._detail.has_focus and where in SCROLLS:
-            getattr(self._detail, SCROLLS[where])(animate=False)
-        elif where in ("in", "out"):
+        if where in ("in", "out"):
             (self._tree.inward if where == "in" else self._tree.outward)()
+        elif self._detail.has_focus:
+            getattr(self._detail, f"scroll_{ENDS.get(where, where)}")(animate=False)
         else:
             page, every = max(1, self._tree.scrollable_content_region.height - 1), self._tree.last_line
             lines = {"down": 1, "up": -1, "page_down": page, "page_up": -page, "first": -every, "last": every}
@@ -235,13 +232,10 @@ class SummaryScreen(Keyed):
         self._draw_detail()
 
     def action_copy(self) -> None:
-        self._copy(self._tree.node.path, "the path")
+        self.say(copied(self.app, self._tree.node.path, "the path"))
 
     def action_copy_value(self) -> None:
-        self._copy(detail.copied(self._tree.node.value), "the value")
-
-    def _copy(self, text: str, what: str) -> None:
-        self.say(copied(self.app, text, what))
+        self.say(copied(self.app, detail.copied(self._tree.node.value), "the value"))
 
     def action_open(self) -> None:
         run = Path(self._document.name).absolute().parent  # the next summary probably is beside this one
@@ -300,10 +294,8 @@ class Search:
         return "" if not self.text else said if self.over else f"{said} so far, searching..."
 
 
-SCROLLS = {
-    "down": "scroll_down", "up": "scroll_up", "page_down": "scroll_page_down", "page_up": "scroll_page_up",
-    "first": "scroll_home", "last": "scroll_end",
-}  # fmt: skip
+ENDS = {"first": "home", "last": "end"}
+"""What Textual calls the ends of what is scrolled."""
 
 
 def _first_opened(node: Node) -> list[Steps]:

@@ -62,10 +62,6 @@ class Session:
             self._thread.start()
             threading.Thread(target=self._look_for_hung, name="watchdog", daemon=True).start()
 
-    def stop(self, code: ExitCode) -> None:
-        """Ask for an end after the batch in flight; one that was asked for before keeps its code."""
-        self.controls.stop(code)
-
     def detach(self) -> None:
         """Lift a pause that nobody is left to lift."""
         if self.controls.pause_lasts:

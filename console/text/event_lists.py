@@ -70,7 +70,7 @@ class Feed:
             return False
         self._row = ""
         text = f"{several(gone, 'event')} skipped, too fast to show (the journal has them all)"
-        self._held.append(HeldLine(Line(entry.seq - 1, entry.at, entry.elapsed, "notice", "missed", text), entry))
+        self._held.append(HeldLine(Line(entry.seq - 1, entry.at, "notice", "missed", text), entry))
         return True
 
     def _append(self, entry: Entry) -> bool:
@@ -86,5 +86,5 @@ class Feed:
             last = self._held.pop()
             self._held.append(HeldLine(replace(last.line, text=text), last.entry))
         else:
-            self._held.append(HeldLine(Line(entry.seq, entry.at, entry.elapsed, severity, word, text), entry))
+            self._held.append(HeldLine(Line(entry.seq, entry.at, severity, word, text), entry))
         return True

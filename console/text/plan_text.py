@@ -34,9 +34,9 @@ PASSES: Mapping[str, "Callable[[int, PassForecast], str]"] = {
     "on": lambda _, each: each.place,
 }
 REFUSALS_SHOWN = 5
+"""Of a collection; how many more there are is told."""
 IDS = 46
 """Bytes that a store takes for a point's id and for where its payload is, as they lie on a disk."""
-"""Of a collection; how many more there are is told."""
 
 
 def plan_text(seen: "Forecast") -> str:

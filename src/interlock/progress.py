@@ -50,14 +50,14 @@ def follow(session: Session, how: Literal["auto", "lines", "none"]) -> None:
                     session.wait(POLL_SECONDS)
                     show()
                     if _cancellations() > cancelled:
-                        session.stop(ExitCode.INTERRUPTED)
+                        session.controls.stop(ExitCode.INTERRUPTED)
                 except KeyboardInterrupt:
                     if session.controls.code is not None:
                         raise
-                    session.stop(ExitCode.INTERRUPTED)
+                    session.controls.stop(ExitCode.INTERRUPTED)
     finally:
         if session.alive:  # nobody looks any more
-            session.stop(ExitCode.INTERRUPTED)
+            session.controls.stop(ExitCode.INTERRUPTED)
 
 
 def _cancellations() -> int:

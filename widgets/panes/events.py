@@ -33,12 +33,11 @@ _TIMED, _WORDED, _SPELT = 24, 44, 100
 
 @dataclass(frozen=True)
 class Line:
-    """Something that happened. `seq` rises from line to line; `at` is seconds since the epoch, `elapsed` since the
-    session began; `word` is its kind in a word (lease, cache, pass, ...)."""
+    """Something that happened. `seq` rises from line to line; `at` is seconds since the epoch; `word` is its kind in a
+    word (lease, cache, pass, ...)."""
 
     seq: int
     at: float
-    elapsed: float
     severity: Severity
     word: str
     text: str

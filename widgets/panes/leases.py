@@ -5,7 +5,6 @@ what this process occupied on the device where it was the most, in GiB.
 """
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 
 from interlock.engine.record.facts import Receipt, node_of
 from interlock.engine.record.snapshot import Snapshot
@@ -13,8 +12,8 @@ from interlock.engine.record.state import LeaseState
 from interlock.engine.record.words import duration, human_bytes
 from interlock.engine.standing.health import goes_on
 from interlock.widgets.formats import clock, devices_of, gib
-from interlock.widgets.pane import Cursor, PaneKind, View, around
-from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows
+from interlock.widgets.pane import Cursor, PaneKind, View, zoomed_on
+from interlock.widgets.text import CURSOR, Column, Row, Span, columned, fitted, table_rows
 
 LEAST_MODEL, WHOLE_MODEL, MOST_MODEL, WIDE, ROOMY = 12, 20, 28, 56, 100
 STYLES = {"HELD": "accent", "RELEASED": "", "ENDED": "dim", "LOST": "error"}
@@ -22,11 +21,7 @@ STYLES = {"HELD": "accent", "RELEASED": "", "ENDED": "dim", "LOST": "error"}
 
 def cursor(view: View) -> Cursor | None:
     """Zoomed it tells of one lease, at first of the first."""
-    names = [lease.lease for lease in _ordered(view.snapshot)]
-    if not view.zoomed or not names:
-        return None
-    place = names.index(view.chosen) if view.chosen in names else 0
-    return Cursor(names, place, around(len(names), place, max(1, min(len(names), view.height // 3))), 1)
+    return zoomed_on([lease.lease for lease in _ordered(view.snapshot)], view, 3)
 
 
 def rows(view: View) -> list[Row]:
@@ -102,16 +97,11 @@ def _table(leases: Sequence[LeaseState], snapshot: Snapshot, width: int, *, titl
     for lease in leases:
         told = [(text(lease, snapshot), column) for column, text in COLUMNS]
         lines.append([Span(text, _style(text, column, lease)) for text, column in told])
-    columns, titles = [column for column, _ in COLUMNS], [Span(column.title, "dim") for column, _ in COLUMNS]
+    columns = [column for column, _ in COLUMNS]
     columns[1] = columns[1]._replace(least=WHOLE_MODEL if width >= WIDE else LEAST_MODEL)
     if not any(line[RESIDUE_AT].text.startswith("!") for line in lines):
         columns[RESIDUE_AT] = columns[RESIDUE_AT]._replace(rank=USUAL)  # that nothing stayed matters less
-    said = [place for place in range(len(columns)) if any(line[place].text for line in lines)]
-    pick = itemgetter(*said)
-    columns, lines = list(pick(columns)), [pick(line) for line in ([titles] * titled + lines)]
-    gap = 2 if width >= ROOMY else 1
-    sizes = sized(lines, columns, width, gap)
-    shown = [fitted(in_columns(line, columns, sizes, gap), width) for line in lines]
+    shown = columned(lines, columns, width, titled=titled, gap=2 if width >= ROOMY else 1)
     if earlier := snapshot.leases_in_all - len(leases):
         shown.append(fitted([Span(f"and {earlier} earlier (zoomed and in the summary)", "dim")], width))
     return shown

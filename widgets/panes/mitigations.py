@@ -14,8 +14,8 @@ from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import human_bytes, several
 from interlock.engine.standing.health import goes_on
 from interlock.widgets.formats import RUNGS, clock, count, lack_style
-from interlock.widgets.pane import Cursor, PaneKind, View, around
-from interlock.widgets.text import CURSOR, Column, Row, Span, fitted, in_columns, sized, table_rows
+from interlock.widgets.pane import Cursor, PaneKind, View, zoomed_on
+from interlock.widgets.text import CURSOR, Column, Row, Span, columned, fitted, table_rows
 
 TRYING = "still trying"
 STYLES = {TRYING: "warn", "failed": "error", "open": "warn"}
@@ -91,11 +91,7 @@ def pace(ladder: Ladder, view: View) -> str:
 
 def cursor(view: View) -> Cursor | None:
     """Zoomed it tells of one ladder, at first of the first."""
-    names = [each.name for each in _ordered(view)] if view.zoomed else []
-    if not names:
-        return None
-    place = names.index(view.chosen) if view.chosen in names else 0
-    return Cursor(names, place, around(len(names), place, max(1, min(len(names), view.height // 2))), 1)
+    return zoomed_on([each.name for each in _ordered(view)] if view.zoomed else [], view, 2)
 
 
 def rows(view: View) -> list[Row]:
@@ -131,13 +127,8 @@ def _style(text: str, view: View) -> str:
 
 
 def _table(listed: Sequence[Ladder], view: View, width: int, *, titled: bool) -> list[Row]:
-    columns = [column for column, _ in COLUMNS]
     lines = [[Span(text, _style(text, view)) for text in (tell(each, view) for _, tell in COLUMNS)] for each in listed]
-    titles = [Span(column.title, "dim") for column in columns]
-    said = [place for place in range(len(columns)) if any(line[place].text for line in lines)]
-    columns, lines = [columns[at] for at in said], [[line[at] for at in said] for line in [titles] * titled + lines]
-    sizes = sized(lines, columns, width)
-    return [fitted(in_columns(line, columns, sizes), width) for line in lines]
+    return columned(lines, [column for column, _ in COLUMNS], width, titled=titled)
 
 
 def _steps(ladder: Ladder, width: int) -> list[Row]:

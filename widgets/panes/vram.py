@@ -14,7 +14,7 @@ from interlock.engine.standing.health import goes_on
 from interlock.widgets import cluster, gauges, glyphs
 from interlock.widgets.formats import amount, last, unit
 from interlock.widgets.gauges import Devices
-from interlock.widgets.pane import Cursor, PaneKind, View
+from interlock.widgets.pane import Cursor, PaneKind, View, around
 from interlock.widgets.text import Row, Span, fitted, kept, width_of
 
 LEAST_CELL, MOST_PAIRED, SPELT = 28, 8, 110
@@ -63,7 +63,8 @@ def _folded(view: View) -> list[cluster.NodeLine]:
 def _cursor(found: Sequence[cluster.NodeLine], view: View) -> Cursor:
     names = [line.name for line in found]
     place = names.index(view.chosen) if view.chosen in names else 0
-    return Cursor(names, place, cluster.in_sight(len(names), place, view.height), branch=found[place].node)
+    room = view.height - (len(names) > view.height)  # a line tells of what is not in sight
+    return Cursor(names, place, around(len(names), place, max(1, room)), branch=found[place].node)
 
 
 def rows(view: View) -> list[Row]:
