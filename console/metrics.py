@@ -25,7 +25,7 @@ from interlock.engine.standing.outlook import Outlook, told_of
 
 PHASES = ("starting", "resolving", "reading", "planning", "running", "delivering", *get_args(Status))
 HEALTHS = ("ok", *map(str.lower, TROUBLES))
-UPLOADS = ("not begun", "uploading", "waiting for server", "stopped", "died", "failed", "completed")
+UPLOADS = ("not begun", "uploading", "waiting", "stopped", "died", "failed", "completed")
 UNITS = ("bytes", "seconds", "ratio", "celsius", "watts")
 
 

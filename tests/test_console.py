@@ -191,11 +191,11 @@ async def test_what_costs_something_is_shown_first_and_pending_until_the_engine_
         await pilot.press("x")
         assert "batches on cuda:" in whole(app)
         await pilot.press("y", "P")
-        assert "EXCL off*" in text_of(app)[0] and "PAUSING" in text_of(app)[0]
+        assert "side by side*" in text_of(app)[0] and "PAUSING" in text_of(app)[0]
         assert {each.who for each in recorded.controls.pending()} == {app.who}
         recorded.play_until(lambda now: now.paused)
         header = (await seen(app, pilot))[0]
-        assert "EXCL off" in header and "off*" not in header and "PAUSED" in header
+        assert "side by side" in header and "side*" not in header and "PAUSED" in header
         assert "P Resume" in text_of(app)[-1]
 
 
@@ -203,11 +203,11 @@ async def test_keys_of_the_footer_and_answers_can_be_clicked(recorded):
     recorded.play_to(0.35)
     async with shown(recorded, (120, 40)) as (app, pilot):
         footer = text_of(app)[-1]
-        await pilot.click("#footer", offset=(footer.index("x Excl") + 2, 0))
+        await pilot.click("#footer", offset=(footer.index("x Exclusive") + 2, 0))
         assert isinstance(app.screen, Dialog)
         await pilot.click(list(app.screen.query(DialogAnswer))[-1])
         assert isinstance(app.screen, Main) and asked(recorded) == []
-        await pilot.click("#footer", offset=(footer.index("x Excl"), 0))
+        await pilot.click("#footer", offset=(footer.index("x Exclusive"), 0))
         await pilot.click(app.screen.query(DialogAnswer).first())
         assert asked(recorded) == [("schedule", "shared")]
         await pilot.click("#footer", offset=(footer.index("  S Stop"), 0))
@@ -218,12 +218,12 @@ async def test_what_steers_is_offered_only_where_a_run_can_be_steered_and_else_s
     recorded.play_to(0.35)
     steers = {action.name for action in actions_of(MAIN) if action.changes}
     async with shown(recorded, (120, 40)) as (app, pilot):
-        assert steers <= {action.name for action in offered(app.screen)} and "x Excl" in text_of(app)[-1]
+        assert steers <= {action.name for action in offered(app.screen)} and "x Exclusive" in text_of(app)[-1]
         recorded.play_to(1.0)
         await seen(app, pilot)
         await pilot.press("escape")
         assert steers.isdisjoint(action.name for action in offered(app.screen))
-        assert not any(key in text_of(app)[-1] for key in ("Excl", "CPU-FB", "Pause", "Stop"))
+        assert not any(key in text_of(app)[-1] for key in ("Exclusive", "CPU", "Pause", "Stop"))
         await pilot.press("P")
         assert "the run is over" in text_of(app)[-1]
 
@@ -568,7 +568,7 @@ async def test_the_palette_changes_nothing_that_was_not_looked_for_by_its_name(r
         await pilot.press("colon")
         await pilot.pause(0.6)
         labels = [option.hit.text for option in app.screen.query_one(CommandList).options]
-        assert {"Excl", "CPU-FB", "Pause", "Stop"} == set(labels[-4:])  # what steers comes last
+        assert {"Exclusive", "CPU", "Pause", "Stop"} == set(labels[-4:])  # what steers comes last
         await pilot.press(*"pause")
         await pilot.pause(0.6)
         await pilot.press("enter")
@@ -727,7 +727,7 @@ async def test_the_past_of_a_watched_run_is_gone_through_by_keys_that_a_run_of_i
         await pilot.press("home", "space")
         assert not source.paused and source.position < now / 2
         await pilot.press("end")
-        assert " watch " in text_of(app)[0] and not source.past
+        assert " past " not in text_of(app)[0] and not source.past
     source.close()
 
 

@@ -28,7 +28,7 @@ def now(run: Snapshot, later: float = 0.0) -> Health:
 @pytest.mark.parametrize(
     ("phase", "word", "level"),
     [("running", "RUN", "ok"), ("reading", "READING", "idle"), ("completed", "DONE", "ok"),
-     ("incomplete", "INCOMPLETE", "warn"), ("stopped", "STOPPED", "warn"), ("failed", "FAILED", "error"),
+     ("incomplete", "INCOMPLETE", "error"), ("stopped", "STOPPED", "warn"), ("failed", "FAILED", "error"),
      (GONE, "RUN PROCESS DIED", "error")],
 )  # fmt: skip
 def test_every_phase_has_its_word_and_how_bad_it_is(phase: str, word: str, level: str) -> None:
@@ -66,14 +66,19 @@ def test_what_the_run_may_do_without_is_no_alarm_and_the_end_agrees() -> None:
     assert (counted.refused, counted.allowed, counted.rest.refused) == (0, 2, 0)
 
 
-def test_what_it_may_not_do_without_is_amber_from_the_first_look_to_the_last_with_the_command_that_allows_it() -> None:
-    for phase, word, told in (
-        ("running", "INPUT REFUSED", "allows: the run ends INCOMPLETE, all else is computed"),
-        ("incomplete", "INCOMPLETE", "2 inputs refused (first Python-Stdlib/a.json record 3: the text is empty)"),
+def test_what_it_may_not_do_without_is_amber_from_the_first_look_and_red_in_the_end_with_what_allows_it() -> None:
+    for phase, word, level, told in (
+        ("running", "INPUT REFUSED", "warn", "allows: the run ends INCOMPLETE, all else is computed"),
+        (
+            "incomplete",
+            "INCOMPLETE",
+            "error",
+            "2 inputs refused (first Python-Stdlib/a.json record 3: the text is empty",
+        ),
     ):
         run = refusing(sample(phase=phase, parked=0), "0")
         found = health(run, run.latest_at, Path("runs/r"))
-        assert (found.word, found.level) == (word, "warn")
+        assert (found.word, found.level) == (word, level)
         assert told in found.concerns[0].why
         assert found.remedy is not None
         assert found.remedy.command.endswith(" --resume --max-refused 1,files")
@@ -108,8 +113,8 @@ def test_a_run_on_gpus_that_computes_on_the_cpu_is_degraded_and_one_that_has_non
 
 
 @pytest.mark.parametrize(("phase", "lost", "level"), [
-    ("running", {"parked": 1}, "warn"), ("incomplete", {"parked": 1}, "error"), ("stopped", {"parked": 1}, "error"),
-    ("running", {"lost": (1,)}, "warn"), ("completed", {"lost": (1,)}, "ok"), ("incomplete", {}, "warn"),
+    ("running", {"parked": 1}, "warn"), ("incomplete", {"parked": 1}, "error"), ("stopped", {"parked": 1}, "warn"),
+    ("running", {"lost": (1,)}, "warn"), ("completed", {"lost": (1,)}, "ok"), ("incomplete", {}, "error"),
     ("stopped", {"lost": (1,)}, "warn"),
 ])  # fmt: skip
 def test_what_results_lack_is_red_and_what_is_only_computed_elsewhere_is_not(phase, lost, level) -> None:
@@ -123,7 +128,7 @@ def test_a_run_that_has_ended_says_by_whom_and_has_its_lost_gpus_checked_but_not
     by = "by kim at the console between batches"
     assert now(run).detail == f"{by}; cuda:1 was lost: check it with interlock doctor --gpu"
     assert now(sample(phase="stopped", reason=reason, parked=0)).detail == by
-    there = ended("stopped", reason, lacks=False, lost=["node-2/cuda:0"])
+    there = ended("stopped", reason, lost=["node-2/cuda:0"])
     assert there.detail == by
 
 
@@ -143,7 +148,7 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
 
 @pytest.mark.parametrize(("changes", "remedy"), [
     ({"hosted": ("--ceiling", "3.5GiB")}, ("faster on a GPU: stop it and continue it with", "--ceiling 3.5GiB")),
-    ({"deadline": 1.0}, ("after that continue it with", "")),
+    ({"deadline": 1.0}, ("no finished batch is lost: continue it after that with", "")),
     ({"memory_free": 1}, ("or stop it and, to keep no weights in memory, continue it with", "--warm 0")),
     ({"disk_free": 1}, ("if it stops for that, continue it with", "")),
     ({"parked": 1}, ("after the run retry with", "--retry-parked")),
@@ -262,7 +267,7 @@ def test_a_run_that_will_not_be_done_by_its_deadline_is_late_and_one_that_may_no
     told = {}
     for still in (left.seconds - left.spread - 1, left.seconds, left.seconds + left.spread + 1):
         found = now(replace(run, deadline=run.latest_at + still))
-        told[found.word, "may be" in found.detail] = found.level
+        told[found.word, "may stop" in found.detail] = found.level
     assert told == {("LATE", False): "warn", ("LATE", True): "warn", ("RUN", False): "ok"}
 
 
@@ -323,5 +328,5 @@ def test_of_several_things_that_are_wrong_none_hides_another() -> None:
     full = replace(first, readings=Readings(used=1, total=2, disk_free=5 << 20))
     found = now(replace(run, devices=(full, *rest), deadline=run.latest_at + left.seconds / 2))
     assert (found.word, found.level, found.asks) == ("LOW DISK", "warn", "act now")  # what may end the run first
-    assert "5.0 MiB free" in found.detail and "1 GPU lost (cuda:1)" in found.detail and "to be resumed" in found.detail
+    assert "5.0 MiB free" in found.detail and "1 GPU lost (cuda:1)" in found.detail and "unfinished" in found.detail
     assert "; 1 text parked, no vector; " in found.detail

@@ -203,7 +203,7 @@ def parked(tmp_path, spoilt):
 
 def test_a_text_that_failed_before_is_tried_again_only_when_that_is_asked_for(parked):
     said, batches, run = parked()
-    assert "error: Docs/a_chunks.json record 13, chunk " in said
+    assert "warning: Docs/a_chunks.json record 13, chunk " in said
     assert "next: " in said and "--resume --retry-parked" in said
     (again,) = re.findall(r"next: (interlock run .*)", said)
     assert overview(run, 0.0).onward == shlex.split(again)[1:]  # what the list of runs does

@@ -248,7 +248,7 @@ def test_a_simulated_device_is_called_so_and_has_no_seconds(device_kind, word):
         ("completed", "warning"),
         ("skipped", "notice"),
         ("stopped", "warning"),
-        ("incomplete", "warning"),
+        ("incomplete", "error"),
         ("failed", "error"),
     ],
 )
@@ -341,4 +341,4 @@ def test_what_somebody_asked_for_is_told_as_what_it_does(control, value, said):
 
 
 def test_a_parked_text_is_counted_from_1_among_those_of_the_run():
-    assert line_of(parked(396)).startswith("error: text 397 of the run (Docs) has no minilm vector: ")
+    assert line_of(parked(396)).startswith("warning: text 397 of the run (Docs) has no minilm vector: ")

@@ -151,7 +151,7 @@ def test_a_narrow_header_still_says_that_a_run_is_not_real(width: int, kind: str
     asked = {"schedule": "shared", "cpu_fallback": "no"}
     line = _text(_head(snapshot, width, pending=asked, frozen=True, dropped=99_999))
     state = "INCOMPLETE  two rows have no vector", {"sim": "SIMULATED", "scripted": "SCRIPTED"}[kind], "46%", "FROZEN"
-    for word in (*state, "EXCL off*", *["CPU-FB off*"] * (width > 80)):
+    for word in (*state, "side by side*", *["no CPU fallback*"] * (width > 80)):
         assert word in line, line
 
 
@@ -170,8 +170,11 @@ def test_the_word_of_a_phase_comes_first_without_colour(phase: str, word: str) -
 
 def test_a_requested_control_has_a_star_and_a_word() -> None:
     snapshot = sample()
-    assert _text(_head(snapshot, 80, pending={"schedule": "exclusive"})).splitlines()[0].split()[-2:] == ["EXCL", "on*"]
-    assert "EXCL" not in _text(_head(snapshot, 200)) and "CPU-FB" not in _text(_head(snapshot, 200))
+    assert (
+        _text(_head(snapshot, 80, pending={"schedule": "exclusive"})).splitlines()[0].split("  ")[-1].strip()
+        == "one at a time*"
+    )
+    assert "one at a time" not in _text(_head(snapshot, 200)) and "CPU" not in _text(_head(snapshot, 200))
     assert _text(_head(snapshot, 80, pending={"pause": "yes"})).startswith(" ■ PAUSING")
     paused = replace(snapshot, paused=True)
     assert _text(_head(paused, 80)).startswith(" ■ PAUSED")
@@ -183,8 +186,8 @@ def test_a_requested_control_has_a_star_and_a_word() -> None:
 
 
 def test_a_wide_header_says_everything_it_knows() -> None:
-    line = _text(_head(sample(collection="RFCs"), 200, source_kind="watch", stale=65.0, dropped=12))
-    for word in ("▲ TEXT PARKED", "watch", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs",
+    line = _text(_head(sample(collection="RFCs"), 210, source_kind="watch", stale=65.0, dropped=12))
+    for word in ("▲ TEXT PARKED", "watching", "46%", "pass 2/3", "all-mpnet-base-v2", "batch 209/512", "RFCs",
                  "elapsed 4:12", "eta 3:23", "texts/s", "STALE 1:05", "dropped 12"):  # fmt: skip
         assert word in line, word
 
@@ -192,21 +195,21 @@ def test_a_wide_header_says_everything_it_knows() -> None:
 def test_what_went_wrong_is_named_in_a_wide_header_and_counted_in_a_narrow_one_unless_the_reason_tells_it() -> None:
     fresh = Attention(parked=1, warnings=2, mitigations=9)
     for width, phase, told in (
-        (120, "stopped", [("1 text parked", "error"), ("2 warnings", "warn")]),
-        (40, "stopped", [("1 text parked", "error"), ("!2", "warn")]),
+        (120, "stopped", [("1 text parked", "warn"), ("2 warnings", "warn")]),
+        (40, "stopped", [("1 text parked", "warn"), ("!2", "warn")]),
         (80, "incomplete", [("2 warnings", "warn")]),
         (120, "running", [("2 warnings", "warn")]),
     ):
         spans = _head(sample(phase=phase), width, fresh=fresh)[0]
         assert [tuple(span) for span in spans if span in told] == told
         assert "mitigation" not in _text([spans])  # which were answered
-        assert (("1 text parked", "error") in spans) == (phase == "stopped")
+        assert (("1 text parked", "warn") in spans) == (phase == "stopped")
     assert "!" not in _text(_head(sample(), 80))
 
 
 def test_a_warning_is_named_where_there_is_room_and_else_the_keys_that_show_it_are() -> None:
     one = Attention(warnings=1)
-    for width, told in ((200, "1 warning (type /!)  the index is old"), (80, "1 warning (/!)"), (40, "!1")):
+    for width, told in ((200, "1 warning (type /!)  latest: the index is old"), (80, "1 warning (/!)"), (40, "!1")):
         line = _text(_head(sample(), width, fresh=one, find="/!", warned="the index is old")).splitlines()[0]
         assert line.rstrip().endswith(told)
     calm = dataclasses.replace(_now(sample(parked=0)), health=Health("RUN", "ok", "2 inputs left out"))
@@ -218,7 +221,7 @@ def test_a_warning_is_named_where_there_is_room_and_else_the_keys_that_show_it_a
 def test_what_a_state_asks_stands_before_its_reason_where_the_first_line_is_full() -> None:
     more = {"fresh": Attention(warnings=1), "find": "/!", "pending": {"schedule": "shared"}}
     first, below = plain(_head(sample(kind="sim"), 80, **more))
-    assert "EXCL off*" in first and below.strip() == "nothing to do now: 1 text parked, no vector"
+    assert "side by side*" in first and below.strip() == "nothing to do now: 1 text parked, no vector"
     (whole,) = plain(_head(sample(kind="sim"), 160, **more))
     assert "  1 text parked, no vector  nothing to do now  " in whole
 
@@ -283,10 +286,13 @@ def test_bars_under_one_another_have_one_scale_whatever_is_known_of_one_device()
 def test_a_run_that_is_watched_or_replayed_never_looks_live() -> None:
     for kind, sign in (("watch", "◇"), ("replay", "▷")):
         for width in (40, 80, 200):
+            word = kind if kind == "replay" or width == 40 else "watching"
             row = _head(sample(parked=0), width, source_kind=kind)[0]
-            assert row[1] == (f"{sign} RUN", "accent") and (kind, "dim") in row
+            assert row[1] == (f"{sign} RUN", "accent") and (word, "dim") in row
             lossy = _head(sample(lost=(1,), parked=0), width, source_kind=kind)[0]
-            assert lossy[1] == ("▲ DEGRADED", "warn") and (kind, "dim") in lossy
+            assert lossy[1] == ("▲ DEGRADED", "warn") and (word, "dim") in lossy
+            over = _head(sample(phase="completed"), width, source_kind=kind)[0]
+            assert ((word, "dim") in over) is (kind == "replay")  # one that is over goes on nowhere
         assert kind in _text(_head(sample(), 39, lines=0, source_kind=kind))
     stopping = _head(sample(), 39, lines=0, source_kind="watch", pending={"stop": "yes"})
     assert _text(stopping).startswith(" ▲ STOPPING  watch")
@@ -401,9 +407,9 @@ def test_the_header_counts_nodes_and_a_toggle_waits_for_all_of_them() -> None:
     assert "2 of 3 nodes" in _text(_head(run, 160)) and "1 node lost" in _text(_head(run, 80))
     assert "3 nodes" in _text(_head(on_nodes(3), 120)) and "node" not in _text(_head(sample(), 200))
     waits = replace(run, schedule="shared")
-    assert "EXCL off*" in _text(_head(waits, 140))
+    assert "side by side*" in _text(_head(waits, 140))
     heard = tuple(replace(node, reached={"schedule": "shared"}) for node in run.nodes)
-    assert "EXCL off " in _text(_head(replace(waits, nodes=heard), 140))
+    assert "side by side " in _text(_head(replace(waits, nodes=heard), 140))
 
 
 def test_a_pass_in_detail_tells_how_fast_its_nodes_are_the_slowest_first() -> None:

@@ -279,7 +279,7 @@ def test_those_that_need_somebody_stand_first_and_history_last(out):
         "parked": (Health("RUN", "error"), Attention(parked=1), 0.0, True),
         "lacking": (Health("INCOMPLETE", "error"), CALM, 60.0, False),
         "crowded": (Health("CROWDED", "warn"), CALM, 0.0, True),
-        "incomplete": (Health("INCOMPLETE", "warn"), CALM, 60.0, False),
+        "stopped": (Health("STOPPED", "warn"), CALM, 60.0, False),
         "truncated": (Health("RUN", "ok"), Attention(warnings=27), 0.0, True),
         "done": (Health("DONE", "ok"), CALM, 60.0, False),
         "failed last week": (Health("FAILED", "error", stuck=True), CALM, 7 * 86_400.0, False),
@@ -562,7 +562,7 @@ def test_an_operator_goes_from_the_list_to_a_run_and_back_on_a_terminal(running)
         terminal.wait_for("RUN PROCESS DIED", PATIENCE)
         terminal.wait_for(lambda screen: any("▸" in line and " running " in line for line in screen.lines), PATIENCE)
         terminal.press("\r")
-        terminal.wait_for(lambda screen: " watch " in screen.lines[0], PATIENCE)
+        terminal.wait_for(lambda screen: " watching " in screen.lines[0], PATIENCE)
         terminal.press("\x1b")
         terminal.wait_for("in use", PATIENCE)
         terminal.press("q")

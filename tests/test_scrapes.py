@@ -228,7 +228,7 @@ def test_uploads_are_told_once_the_run_is_over_all_collections_together(tmp_path
         assert set_in(found, "upload_state") == "uploading" and found["upload_remaining_seconds",] >= 0
         second.note("connection refused", attempts=3, seconds=200)
         found = numbers_of(over, uploads_of(tmp_path), time.time())
-        assert (set_in(found, "upload_state"), found["upload_failed_attempts",]) == ("waiting_for_server", 3)
+        assert (set_in(found, "upload_state"), found["upload_failed_attempts",]) == ("waiting", 3)
         second.acknowledge(100)
     assert set_in(numbers_of(over, uploads_of(tmp_path), time.time()), "upload_state") == "completed"
     with suppress(RuntimeError), journal("c"):

@@ -41,14 +41,15 @@ SAID = {
         "eta ",
     ),
     "server": (
-        "✖ WAITING FOR SERVER", "look at it", "61% uploaded", "7 attempts",
+        "✖ UPLOAD WAITING", "look at it", "61% uploaded", "7 attempts",
         "check the server, which is retried for 3:25 more: 503",
         "if it gives up, upload the rest with interlock upload runs/20260901-080000 --qdrant",
-        "the run is INCOMPLETE: 1 text parked", "; after the upload retry it (upload it again after that) with",
+        "the run is over (INCOMPLETE): 1 text parked", "; after the upload retry it (upload it again after that) with",
         f"{AGAIN} --retry-parked", "interlock doctor --gpu",
     ),
     "deadline": (
-        "▲ LATE", "may be more than the 0:40 to the deadline: if so it stops then, to be resumed", AGAIN, "eta ",
+        "▲ LATE", "of work left, 0:40 to the deadline: it may stop then, unfinished", AGAIN, "eta ",
+        "no finished batch is lost: continue it after that with",
     ),
     "paused": (
         "■ PAUSED  no hurry", "by operator at the console 0:00 ago; P resumes it", "P Resume", "S Stop",
@@ -57,18 +58,18 @@ SAID = {
         "▲ DEGRADED", "sim-bge-m3 on the CPU, only slower: fits on no GPU", f"{AGAIN} --ceiling 3.5GiB", "eta ",
         "on CPU", "left cpu",
     ),
-    "shared": ("▲ TEXT PARKED", "nothing to do now", "at once", "eta ", "1 warning", "EXCL off"),
+    "shared": ("▲ TEXT PARKED", "nothing to do now", "eta ", "1 warning", "side by side"),
     "ended-parked": (
-        "✖ INCOMPLETE  needs you  watch", "1 text parked, no vector of 3 models (part00_chunks.json record 1",
+        "✖ INCOMPLETE  needs you", "1 text parked, no vector of 3 models (part00_chunks.json record 1",
         f"retry it with {AGAIN} --retry-parked",
         "1 GPU lost (cuda:1); check it first with interlock doctor --gpu",
     ),
     "died": (
-        "✖ RUN PROCESS DIED  needs you  watch", f"continue it with {AGAIN}", "last 08:00:",
+        "✖ RUN PROCESS DIED  needs you", f"continue it with {AGAIN}", "last 08:00:",
         "process died: no", "y Copy",
     ),
     "stopped": (
-        "▲ STOPPED  no hurry  watch", "by kim@gpu-1 (pid 4711)", f"when wanted, continue it with {AGAIN}", "y Copy",
+        "▲ STOPPED  no hurry", "by kim@gpu-1 (pid 4711)", f"when wanted, continue it with {AGAIN}", "y Copy",
     ),
     "resumed": ("● RUN", "resumed", "eta ", "2 on disk", "0:24 with its process", "kept"),
 }  # fmt: skip

@@ -82,7 +82,7 @@ def test_a_server_that_is_too_busy_is_waited_for_in_all_lists_alike_until_it_ans
     upload.bridge.before = busy(2)
     assert now(run) == DONE
     process = going()
-    until(lambda: now(run).word == "WAITING FOR SERVER" and "2 attempts" in now(run).detail)
+    until(lambda: now(run).word == "UPLOAD WAITING" and "2 attempts" in now(run).detail)
     with pytest.raises(UsageError, match="in use"):
         delete(run)
     found = now(run)
@@ -94,13 +94,13 @@ def test_a_server_that_is_too_busy_is_waited_for_in_all_lists_alike_until_it_ans
     until(lambda: listed.complete and watched.upload)
     (seen,) = listed.seen
     shown = plain(header.rows(watched.snapshot(), 120, judge(watched.snapshot(), time.time(), watched.upload), lines=5))
-    assert seen.health.word == "WAITING FOR SERVER" and "WAITING FOR SERVER  17%" in status(run, as_json=False)
+    assert seen.health.word == "UPLOAD WAITING" and "UPLOAD WAITING  17%" in status(run, as_json=False)
     for told in (json.loads(status(run, as_json=True)), *json.loads(runs_text.as_json([seen]))):
-        assert (told["state"], told["done"], told["upload"]["state"]) == ("DONE", 1.0, "WAITING FOR SERVER")
+        assert (told["state"], told["done"], told["upload"]["state"]) == ("DONE", 1.0, "UPLOAD WAITING")
         assert told["upload"]["done"] == pytest.approx(16 / 90)
-    assert "WAITING FOR SERVER" in shown[0] and "17%" in shown[0]
+    assert "UPLOAD WAITING" in shown[0] and "17%" in shown[0]
     assert "16 of 90 points at 127.0.0.1:" in " ".join("".join(shown).split())
-    assert "WAITING FOR SERVER" in interlock("runs", "--plain", "--out", run.parent).stdout
+    assert "UPLOAD WAITING" in interlock("runs", "--plain", "--out", run.parent).stdout
     upload.bridge.before = lambda *_: None
     process.communicate(60)
     assert now(run) == DONE
@@ -151,7 +151,7 @@ def test_an_upload_that_was_killed_between_two_collections_is_not_done(upload, t
 def test_an_upload_whose_process_died_says_so_until_the_same_command_has_done_it(upload, run, going):
     upload.bridge.before = busy(3)
     process = going()
-    until(lambda: now(run).word == "WAITING FOR SERVER")
+    until(lambda: now(run).word == "UPLOAD WAITING")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(60)
     found = now(run)
@@ -168,7 +168,7 @@ def test_the_command_that_continues_an_upload_has_the_flags_it_was_begun_with_an
     (key := run.parent / "a key").write_text("k")
     flags = ["--index", "lang:keyword", "--index", "n:integer", "--vector-type", "float16", "--api-key-file", str(key)]
     process = going(*flags, "--settle", "60", "--prune", "--patience", "300")
-    until(lambda: now(run).word == "WAITING FOR SERVER")
+    until(lambda: now(run).word == "UPLOAD WAITING")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(60)
     when, told = now(run).remedy
@@ -209,7 +209,7 @@ def test_why_an_upload_ended_is_told_and_that_it_was_stopped(upload, run, going)
     assert (found.word, found.level) == ("UPLOAD FAILED", "error")
     assert "503: overloaded" in found.detail and "8 of 90 points" in found.detail
     process = going()
-    until(lambda: now(run).word == "WAITING FOR SERVER")
+    until(lambda: now(run).word == "UPLOAD WAITING")
     os.kill(process.pid, signal.SIGINT)
     process.communicate(60)
     assert (now(run).word, now(run).level) == ("UPLOAD STOPPED", "warn")
@@ -226,7 +226,7 @@ def test_a_server_that_takes_a_request_and_does_not_answer_is_waited_for(upload,
     upload.bridge.before = busy(2, answer)
     process = going()
     until(lambda: now(run).word == "UPLOADING")
-    until(lambda: now(run).word == "WAITING FOR SERVER" and "no answer for" in now(run).detail)
+    until(lambda: now(run).word == "UPLOAD WAITING" and "no answer for" in now(run).detail)
     late.clear()
     process.communicate(60)
     assert now(run) == DONE
@@ -246,7 +246,7 @@ def test_indexes_that_are_built_are_waited_for_and_grey_ones_are_a_warning(
     upload.bridge.before = before
     process = going()
     until(lambda: f"({state})" in now(run).detail)
-    assert (now(run).word, now(run).level) == ("WAITING FOR SERVER", level)
+    assert (now(run).word, now(run).level) == ("UPLOAD WAITING", level)
     assert "90 of 90 points" in now(run).detail and "gives up in" in now(run).detail
     states[0] = "green"
     process.communicate(60)
@@ -273,7 +273,7 @@ def test_what_is_told_of_a_server_is_no_older_than_its_answer(tmp_path, monkeypa
         assert after(0).word == "UPLOADING"
         open_one.acknowledge(300)
         assert after(0).detail == "300 of 1,000 points at gpu-9:6333 (docs), 0:35 left"
-        assert after(judgement.SLOW + 1).word == "WAITING FOR SERVER"
+        assert after(judgement.SLOW + 1).word == "UPLOAD WAITING"
         open_one.stand("its indexes are built (yellow)", 60)
         open_one.note("502", 1, 10.0)
         open_one.note()  # it answers, and still builds
@@ -302,7 +302,7 @@ def test_how_a_run_ended_is_not_hidden_by_its_upload():
     at_it = Upload(Path("runs/one"), TO, Acknowledged(rows=10, at=5.0), True)
     found = uploaded(Judgement(health=Health("INCOMPLETE", "warn", "no vectors of a")), at_it, 5.0)
     assert (found.health.word, found.health.level, found.share_done) == ("UPLOADING", "warn", 0.01)
-    assert found.health.detail.endswith("; the run is INCOMPLETE")
+    assert found.health.detail.endswith("; the run is over (INCOMPLETE)")
     assert found.health.concerns[0].why.startswith("10 of 1,000 points")  # how far it is stands before what it lacks
     again = Remedy("continue it with", "interlock run in --resume")
     waits = at_it._replace(latest=Acknowledged(rows=10, at=5.0, since=4.0, waits="503", attempts=2, until=65.0))
@@ -312,6 +312,6 @@ def test_how_a_run_ended_is_not_hidden_by_its_upload():
     first, second = found.health.concerns
     assert first.remedy == ("if it gives up, upload the rest with", waits.onward)
     anew = "(upload it again after that)"
-    assert second.told == f"the run is INCOMPLETE: why; after the upload continue it {anew} with {again.command}"
+    assert second.told == f"the run is over (INCOMPLETE): why; after the upload continue it {anew} with {again.command}"
     whole = uploaded(Judgement(health=Health("DONE", "ok")), waits, 5.0)
     assert whole.health.remedy == first.remedy

@@ -88,8 +88,8 @@ def parked(texts: int) -> str:
 
 
 def lack_style(snapshot: Snapshot) -> str:
-    """The style of a text without a vector: while the run goes on, there may yet be one."""
-    return "warn" if goes_on(snapshot) else "error"
+    """The style of a text without a vector: until the run is over for good, there may yet be one."""
+    return "error" if snapshot.phase == "incomplete" else "warn"
 
 
 def devices_of(names: Sequence[str], lost: Collection[str] = ()) -> str:

@@ -12,7 +12,7 @@ from rich.cells import chop_cells
 
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, pass_of, percent, remaining, several
-from interlock.engine.standing.health import ACT, PAUSED, Concern, Health, at_rest, batches_of, goes_on
+from interlock.engine.standing.health import PAUSED, Concern, Health, at_rest, batches_of, goes_on
 from interlock.engine.standing.judgement import CALM, Attention, Judgement
 from interlock.engine.standing.outlook import Outlook
 from interlock.widgets import formats as words
@@ -39,13 +39,8 @@ ELAPSED = 40
 END, PASS, ASKS = 4, 10, 13
 """The ranks of when it ends, of how far which pass is, and of what it asks of whoever looks."""
 SPREAD, NAMES, ENDS = 16, 18, 19
-IN_WORDS = {"shared": "models side by side", "rotating": "models take turns"}
-"""What EXCL off means."""
-NOTHING: Mapping[str, str] = {}
-
-
-Told = tuple[str, str | None]
-"""A piece of a line, and its style where that is its own."""
+IN_WORDS = {"exclusive": "one at a time", "shared": "side by side", "rotating": "in turns"}
+"""How models stand on devices in each schedule."""
 
 
 class Field(NamedTuple):
@@ -65,7 +60,7 @@ class Field(NamedTuple):
 
 def rows(
     snapshot: Snapshot, width: int, judged: Judgement,
-    *, where: str = "", fresh: Attention = CALM, source_kind: str = "live", pending: Mapping[str, str] = NOTHING,
+    *, where: str = "", fresh: Attention = CALM, source_kind: str = "live", pending: Mapping[str, str] = {},
     stale: float | None = None, dropped: int = 0, frozen: bool = False, readonly: bool = False,
     find: str = "", warned: str = "", lines: int = 2,
 ) -> list[Row]:  # fmt: skip
@@ -75,19 +70,19 @@ def rows(
     asked for and do not count yet, `stale` the seconds since anything was heard, `dropped` the events not shown."""
     kind = "past" if where and source_kind == "watch" else source_kind
     moment = _moment(where, kind)
-    marks = _marks(snapshot, kind, readonly)
+    marks = _marks(snapshot, kind, readonly, width)
     reason = 0 if lines else min(WHOLE, max(10, width - 32 - sum(each.size + GAP for each in [*marks, *moment][:1])))
     chip = _chip(snapshot, judged, kind, pending, reason)
     health, counts = judged.health, _counts(fresh, judged.health, width, find, warned)
     told = health.asks and len(chip) > 1 and not where and not (health.level == "ok" and counts)  # or all is not well
-    asks = [Field(ASKS, health.asks, "error" if health.asks == ACT else chip[0].style)] * bool(told)
+    asks = [Field(ASKS, health.asks, chip[0].style)] * bool(told)
     left = [*chip, *asks, *marks, *moment, *_where(snapshot, judged, spelt=width >= SPELT)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]
     if width < ROOMY:  # where each cell counts, numbers have none to grow into
         left = [field._replace(text=field.text.strip()) for field in left]
-    below, rest = list[Row](), [Field(90, "(enlarge to 40x10)", "dim")] if not lines else _toggles(snapshot, pending)
-    rest = [*counts, *rest, *_warnings(snapshot, stale, dropped, frozen)]
+    toggles = _toggles(snapshot, pending) if lines else [Field(90, "(enlarge to 40x10)", "dim")]
+    below, rest = list[Row](), [*counts, *toggles, *_warnings(snapshot, stale, dropped, frozen)]
     whole = {1, 2} if asks and width >= COMMAND else {1}
     if lines and len(chip) > 1 and (width_of(chip[1].text) > WHOLE or not whole <= {*_standing(left, width)}):
         indent = 3 if width >= ROOMY else 1
@@ -97,37 +92,33 @@ def rows(
         if len(whole) > 1 and 1 not in _standing([*left, *rest], width):
             first, *others = health.concerns or (Concern(health.detail),)
             health = replace(health, concerns=(first._replace(why=f"{health.asks}: {first.why}"), *others))
-        reasons = _reasons(health, room, lines, over=over, commands=over or width >= COMMAND)
-        tone = chip[1].style
-        drawn = [[Span(text, tone if style is None else style) for text, style in line] for line in reasons]
-        below = [fitted([Span(" " * indent), *each], width) for each in drawn]
+        reasons = _reasons(health, chip[1].style, room, lines, over=over, commands=over or width >= COMMAND)
+        below = [fitted([Span(" " * indent), *each], width) for each in reasons]
     return [_laid(left, rest, width), *below]
 
 
-def _reasons(health: Health, room: int, most: int, *, over: bool, commands: bool) -> list[list[Told]]:
-    """Lay out why a state is as it is on so many lines at `most`, each concern by itself with what to do about it, and
-    a style for each line that has its own. While a run goes on, commands give way to sentences: they are a key away,
-    and not needed at once. Once it is `over`, sentences give way, what matters less first."""
+def _reasons(health: Health, tone: str, room: int, most: int, *, over: bool, commands: bool) -> list[list[Span]]:
+    """Lay out why a state is as it is on so many lines at `most`, each concern by itself with what to do about it, in
+    the `tone` of the state unless it has its own. While a run goes on, commands give way to sentences: they are a key
+    away, and not needed at once. Once it is `over`, sentences give way, what matters less first."""
     concerns = health.concerns or (Concern(health.detail),)
-    every = range(len(concerns))
-    goes_on_with = [at for at in every if concerns[at].remedy and concerns[at].remedy is health.remedy]
-    shapes = [(stand, flows) for stand in (every, goes_on_with) for flows in (False, True)] if commands else []
-    tries = [(*shape, cut) for shape in shapes for cut in range(1 + 3 * (over and not shape[1]))]
-    for stand, flows, cut in [*tries, *(([], False, cut) for cut in range(4))]:
-        whys, does = zip(*(_phrased(each, room, at in stand, flows) for at, each in enumerate(concerns)), strict=True)
-        if laid := _within(whys, room, most - sum(map(len, does)), cut):
+    goes_on_with = [each for each in concerns if each.remedy and each.remedy is health.remedy]
+    shapes = [(standing, flows) for standing in (concerns, goes_on_with) for flows in (False, True)]
+    for standing, flows in [*(shapes if commands else ()), ((), False)]:
+        whys, does = zip(*(_phrased(each, room, each in standing, flows) for each in concerns), strict=True)
+        if laid := _within(whys, room, most - sum(map(len, does)), cut=not standing or (over and not flows)):
             break
     else:
-        return [[(line, None)] for line in _cut("; ".join(each.why for each in concerns), room, most)]
-    told = list[list[Told]]()
+        return [[Span(line, tone)] for line in _cut("; ".join(each.why for each in concerns), room, most)]
+    told = list[list[Span]]()
     for why, command, each in zip(laid, does, concerns, strict=True):
-        style = None if each.level is None else "" if each.level == "ok" else words.LEVEL_STYLES[each.level]
+        style = tone if each.level is None else "" if each.level == "ok" else words.LEVEL_STYLES[each.level]
         within = " ".join(why).find(each.remedy.command) if each.remedy and not command else -1
         for line in why:  # a command looks the same in a sentence as on a line of its own
             end = len(line) if within < 0 else min(len(line), within)
-            told.append([(line[:end], style), (line[end:], "bold")])
+            told.append([Span(line[:end], style), Span(line[end:], "bold")])
             within = within if within < 0 else max(0, within - len(line) - 1)
-        told += [[(line, "bold")] for line in command]
+        told += [[Span(line, "bold")] for line in command]
     return told
 
 
@@ -141,16 +132,19 @@ def _phrased(concern: Concern, room: int, stands: bool, flows: bool) -> tuple[st
     return (concern.told, []) if flows else (f"{why}; {remedy.when}", wrapped(remedy.command, room))
 
 
-def _within(sentences: Sequence[str], room: int, most: int, cut: int) -> list[list[str]]:
-    """Lay sentences out on so many lines at `most`, none where they do not fit: with a `cut` of 1 those behind the
-    first lose what is in their middle, the last one first, with 2 that one too, with 3 down to a line each."""
-    laid = [_laid_out(each, room) for each in sentences]
-    for place in reversed(range(max(0, 2 - cut) if cut else len(laid), len(laid))):
-        spare = most - sum(len(lines) for at, lines in enumerate(laid) if at != place)
-        if len(laid[place]) > spare:
-            end = width_of(sentences[place].rpartition("; ")[2])  # which says what to do, and stays
-            laid[place] = _cut(sentences[place], room, max(1 + (end + 1 + MIDDLE) // room * (cut < 3), spare))
-    return laid if sum(map(len, laid)) <= most else []
+def _within(sentences: Sequence[str], room: int, most: int, *, cut: bool) -> list[list[str]]:
+    """Lay sentences out on so many lines at `most`, none where they do not fit; where they may be `cut`, they lose what
+    is in their middle, the last one first, and if that is not enough all but a line each."""
+    ends = [width_of(each.rpartition("; ")[2]) for each in sentences]  # which say what to do, and stay
+    for least in ([1 + (end + 1 + MIDDLE) // room for end in ends], [1] * len(ends)):
+        laid = [_laid_out(each, room) for each in sentences]
+        for place in reversed(range(len(laid) * cut)):
+            spare = most - sum(map(len, laid)) + len(laid[place])
+            if len(laid[place]) > spare:
+                laid[place] = _cut(sentences[place], room, max(least[place], spare))
+        if sum(map(len, laid)) <= most:
+            return laid
+    return []
 
 
 def _laid_out(reason: str, room: int) -> list[str]:
@@ -207,10 +201,11 @@ def _moment(where: str, kind: str) -> list[Field]:
     return [Field(1, f"at {at}", style), Field(12, of_what, style)] if where else []
 
 
-def _marks(snapshot: Snapshot, kind: str, readonly: bool) -> list[Field]:
+def _marks(snapshot: Snapshot, kind: str, readonly: bool, width: int) -> list[Field]:
     """What makes this other than a run that goes on in this process and can be steered."""
-    fields = [Field(1, kind, "dim")] * (kind in MARKS)
-    fields += [Field(2, word.upper(), "accent")] if (word := words.unreal(snapshot)) else []
+    word = kind + "ing" * (kind == "watch" and width >= ROOMY)
+    fields = [Field(1, word, "dim")] * (kind in MARKS and (kind != "watch" or goes_on(snapshot)))
+    fields += [Field(2, unreal.upper(), "accent")] if (unreal := words.unreal(snapshot)) else []
     return fields + [Field(60, "READ-ONLY", "accent")] * (readonly and kind == "live")
 
 
@@ -225,9 +220,9 @@ def _counts(fresh: Attention, health: Health, width: int, find: str, warned: str
     fields = [Field(5, "  ".join(losses), "error" if lost else "warn")] * bool(losses)
     keys = f" ({'type ' * (width >= SPELT)}{find})" * bool(find)
     short = f"!{count}" if width < ROOMY else several(count, "warning") + keys
-    names = ", ".join([*refused, *[warned] * bool(warned and fresh.warnings)])
+    names = ", ".join([*refused, *[f"latest: {warned}"] * bool(warned and fresh.warnings)])
     names = fit(names, min(width_of(names), ROOMY)) * (width >= ROOMY)
-    more = [Field(5, short, "warn"), Field(NAMES, names, "warn", least=MIDDLE)]
+    more = [Field(5, short, "warn"), Field(NAMES, names, "warn", least=MIDDLE + len("latest: "))]
     return fields + more[: 1 + bool(names)] * bool(count)
 
 
@@ -282,17 +277,16 @@ def _times(snapshot: Snapshot, left: Outlook | None) -> list[Field]:
 def _toggles(snapshot: Snapshot, pending: Mapping[str, str]) -> list[Field]:
     """Those that are not as usual; a star where something else was asked for than counts everywhere."""
     schedule = pending.get("schedule", snapshot.schedule)
-    fallback = pending.get("cpu_fallback", words.yes_no(snapshot.cpu_fallback))
-    fields = [Field(55, IN_WORDS.get(schedule, schedule), "dim")] * (schedule != "exclusive")
-    for place, rank, name, control, on in (
-        (0, 5, "EXCL", "schedule", schedule == "exclusive"),
-        (2, 5, "CPU-FB", "cpu_fallback", fallback == "yes"),
+    fallback = pending.get("cpu_fallback", words.yes_no(snapshot.cpu_fallback)) == "yes"
+    fields = list[Field]()
+    for control, usual, text in (
+        ("schedule", schedule == "exclusive", IN_WORDS.get(schedule, schedule)),
+        ("cpu_fallback", fallback, "no " * (not fallback) + "CPU fallback"),
     ):
         done, of = snapshot.reached(control)  # by the nodes of a cluster
         asked = control in pending or done < of
-        if asked or not on:
-            text = f"{name} {'on' if on else 'off'}{'*' * asked}"
-            fields.insert(place, Field(rank, text, "warn" if asked else ""))
+        if asked or not usual:
+            fields.append(Field(5, text + "*" * asked, "warn" if asked else ""))
     return fields
 
 
@@ -300,7 +294,7 @@ def _warnings(snapshot: Snapshot, stale: float | None, dropped: int, frozen: boo
     """What is wrong with the picture itself."""
     fields = []
     if stale is not None and stale > STALE_SECONDS and not snapshot.over:
-        fields.append(Field(6, f"STALE {duration(stale)}", "error"))
+        fields.append(Field(6, f"STALE {duration(stale)}", "warn"))
     if frozen:
         fields.append(Field(4, "FROZEN", "warn"))
     if dropped:

@@ -41,7 +41,7 @@ def call(text: str) -> str:
 def words(snapshot: Snapshot) -> str:
     """Say how the run ended. It begins with a word, because terminals read numbers after OSC 9 as something else."""
     kind = " SCRIPTED" if snapshot.scripted else " SIMULATED" if snapshot.simulated else ""
-    state = ended(snapshot.phase, snapshot.reason, lacks=False)
+    state = ended(snapshot.phase, snapshot.reason)
     return f"interlock{kind} {snapshot.run_id or 'run'} {': '.join(filter(None, [state.word, state.detail]))}"
 
 
@@ -124,7 +124,7 @@ class Console(Frame[Leave]):
         path = self._summary_path
         if path is None:
             return
-        columns = Recap.columns(self.size.width)
+        columns = min(Recap.WIDTH, self.size.width) - Recap.FRAME
         lines = recap(self.seen(), path.parent, columns)
         if sum(len(wrapped(line, columns)) for line in lines) > self.size.height - Recap.TAKEN:
             lines.sort(key=lambda line: not line.startswith("next: "))  # what there is to do is never below the edge

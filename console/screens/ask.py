@@ -110,11 +110,6 @@ class Recap(Dialog):
     WIDTH, FRAME, TAKEN = 108, 4, 5
     """Cells across at most, those of its frame and margin, and the lines that its frame and answers take."""
 
-    @classmethod
-    def columns(cls, screen: int) -> int:
-        """Say how many cells a line has on a screen so wide."""
-        return min(cls.WIDTH, screen) - cls.FRAME
-
 
 class Find(ModalScreen[str | None]):
     """One line to type in, above the keys: gives what was typed, None when it was left with escape.
@@ -181,14 +176,11 @@ AREAS = {
 LEGEND = (
     ("RUN", "healthy; DEGRADED: no work is lost, it takes longer; STALLED: no progress for long"),
     ("1 lost !2", "GPUs, nodes, texts; warnings, refused rows that you have not looked at: {find} ! shows them"),
-    ("EXCL on*", "* marks a request that the engine has not answered yet"),
+    ("side by side*", "* marks a request that the engine has not answered yet"),
     ("STALE", "time since the last event"),
     ("SIMULATED", "the GPUs are not real: the logic is, the speed is not"),
 )
 """What the signs mean that are in no pane; `{find}` is the key of that action."""
-
-
-NOTHING: Mapping[str, str] = {}
 
 
 class HelpLine(NamedTuple):
@@ -254,7 +246,7 @@ class Help(ModalScreen[None]):
 
     def __init__(
         self, screen: str, look: Look, pane: str = "", offers: Callable[[Action], bool] = lambda _: True,
-        told: Mapping[str, str] = NOTHING,
+        told: Mapping[str, str] = {},
     ) -> None:  # fmt: skip
         """`told` comes before the keys: how a run stands, whole, and the command that goes on with it."""
         super().__init__()

@@ -174,13 +174,11 @@ def header(document: Document) -> list[Fact]:
     mitigations = steps.total()
     seconds = data.get("seconds")
     models = len({str(each.get("model_pass")) for each in passes})
-    lacks = any(each.get("parked") or each.get("missing") for each in collections)
-    lacks |= any(each.get("status") == "failed" for each in passes)
     kind, code = data.get("device_kind"), data.get("exit_code")
     facts = [
         Fact("SUMMARY", "title", 8),
         Fact(safe(data.get("run_id", "?"), 32), "bold", 0),
-        Fact(safe(status, 16), ended(status, "", lacks=lacks).level if status in ENDED else "", 0),
+        Fact(safe(status, 16), ended(status, "").level if status in ENDED else "", 0),
         Fact(f"exit {safe('-' if code is None else code, 6)}", "", 1),
         Fact("SIMULATED", "warn", 0) if kind == "sim" else Fact("SCRIPTED", "warn", 0) if kind == "scripted" else None,
         Fact(duration(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else "", "", 2),

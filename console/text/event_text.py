@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # plain output loads no terminal library
     from interlock.widgets.panes.events import Severity
 
 BY_STATUS: "dict[Status, Severity]" = {
-    "completed": "notice", "skipped": "notice", "stopped": "warning", "incomplete": "warning", "failed": "error",
+    "completed": "notice", "skipped": "notice", "stopped": "warning", "incomplete": "error", "failed": "error",
 }  # fmt: skip
 
 SEVERE = ("warning", "error")

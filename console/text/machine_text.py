@@ -87,8 +87,8 @@ def planned(event: ev.Plans | ev.Ends, real: bool) -> Description:
             return Description("warning" if lost else "notice", "lease", text, more)
         case ev.ResidueFound():
             size, left = distinct_sizes(event.bytes, event.left_bytes)
-            text = f"{size} not freed on {event.device} ({event.action}); {left} remain after a second gc"
-            return Description("warning", "lease", f"lease {event.lease}: {text}")
+            text = f"{left} stay on {event.device} after lease {event.lease}"
+            return Description("warning", "lease", f"{text} ({size} before a second gc; {event.action})")
         case ev.EnsemblePassCompleted():
             return Description("notice", "pass", _completed(event, real))
         case ev.PassFailed():
@@ -137,7 +137,7 @@ def computed(event: ev.Scores | ev.Computes, real: bool) -> Description:
             place = in_collection(event.collection, event.place)
             place = place if event.place else f"text {event.row + 1:,} of the run ({event.collection})"
             text = f"{place} has no {event.model} vector: {event.reason}"
-            return Description("error", "parked", text, f"in {event.collection} without a {event.model} vector")
+            return Description("warning", "parked", text, f"in {event.collection} without a {event.model} vector")
     assert_never(event)
 
 

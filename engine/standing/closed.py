@@ -107,14 +107,6 @@ class ClosedRun(msgspec.Struct):
         )
 
     @property
-    def loses(self) -> bool:
-        """Whether it lacks what was wanted of it: a model, a text's vector."""
-        return any(
-            place.parked or place.missing or any(each.status == "failed" for each in place.passes)
-            for place in self.collections
-        )
-
-    @property
     def models(self) -> tuple[str, ...]:
         """Name the models of its passes, in their order."""
         models = {each.model_pass: each.model for place in self.collections for each in place.passes}

@@ -21,7 +21,7 @@ REFUSED = "INPUT REFUSED"
 TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED, "LATE", REFUSED)
 """The words of a run that goes on and is not well."""
 ACT = "act now"
-ASKS = dict.fromkeys((LOW_MEMORY, LOW_DISK), ACT) | dict.fromkeys((STALLED, "WAITING FOR SERVER"), "look at it")
+ASKS = dict.fromkeys((LOW_MEMORY, LOW_DISK), ACT) | dict.fromkeys((STALLED, "UPLOAD WAITING"), "look at it")
 ASKS |= dict.fromkeys((CROWDED, DEGRADED, TEXT_PARKED, MODEL_FAILED, "LATE", REFUSED), "nothing to do now")
 ASKS |= dict.fromkeys(("INCOMPLETE", "FAILED", "RUN PROCESS DIED"), "needs you")
 ASKS |= dict.fromkeys((PAUSED, "STOPPED"), "no hurry")
@@ -34,7 +34,7 @@ in one that has not, which may be reading its weights; and in any case the time 
 CHECK, KEPT = command(["doctor", "--gpu"]), "no finished batch is lost: "
 ENDED: dict[str, tuple[str, Level]] = {
     "completed": ("DONE", "ok"),
-    "incomplete": ("INCOMPLETE", "warn"),
+    "incomplete": ("INCOMPLETE", "error"),
     "stopped": ("STOPPED", "warn"),
     "failed": ("FAILED", "error"),
     "skipped": ("SKIPPED", "warn"),
@@ -104,13 +104,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
         return tuple(_solved(each, snapshot, run) for each in concerns if each.why)
 
     if snapshot.over or snapshot.phase == GONE:
-        state = ended(
-            snapshot.phase,
-            snapshot.reason,
-            lacks=loses(snapshot),
-            lost=lost_devices(snapshot),
-            exit_code=snapshot.exit_code,
-        )
+        state = ended(snapshot.phase, snapshot.reason, lost=lost_devices(snapshot), exit_code=snapshot.exit_code)
         return replace(state, concerns=solved(_at_end(snapshot)))
     if not snapshot.paused and (still := now - snapshot.progressed_at) > _patience(snapshot):
         concern = Concern(f"no progress for {duration(still)}", Remedy("if that lasts, stop it and continue it with"))
@@ -131,7 +125,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
         TEXT_PARKED: _missing(snapshot),
         DEGRADED: _degraded(snapshot),
         CROWDED: Concern(crowd * bool(taken)),
-        "LATE": Concern(outlook.late(snapshot, now), Remedy("after that continue it with")),
+        "LATE": Concern(outlook.late(snapshot, now), Remedy(f"{KEPT}continue it after that with")),
         REFUSED: _left_out(snapshot),
     }
     go_on = Remedy("resume it with", command(["ctl", argument(run), "resume"])) if run else None
@@ -224,13 +218,14 @@ def _failed(snapshot: Snapshot) -> Concern:
     return Concern(why, Remedy("mend it, continue with"))
 
 
-def ended(status: str, reason: str, *, lacks: bool, lost: Sequence[str] = (), exit_code: int | None = 0) -> Health:
-    """Say how a run stands that has ended so, and `lacks` vectors or not; one that is completed is well, unless its
-    exit code says otherwise (--strict). Devices that were `lost` want a check."""
+def ended(status: str, reason: str, *, lost: Sequence[str] = (), exit_code: int | None = 0) -> Health:
+    """Say how a run stands that has ended so; one that is completed is well, unless its exit code says otherwise
+    (--strict). Devices that were `lost` want a check."""
     word, level = ENDED.get(status, (status.upper(), "error"))
     why, mine = _why(status, reason), _to_check(lost, reason)
     told = "; ".join(filter(None, [why, f"{some(mine)} was lost: check it with {CHECK}" * bool(mine)]))
-    return Health(word, "error" if lacks else "warn" if level == "ok" and exit_code else level, told, level == "error")
+    stuck = level == "error" and status != "incomplete"
+    return Health(word, "warn" if level == "ok" and exit_code else level, told, stuck)
 
 
 def _why(status: str, reason: str) -> str:
@@ -248,7 +243,7 @@ def _degraded(snapshot: Snapshot) -> Concern:
     gone, lost = [node.node for node in snapshot.nodes if node.lost], lost_devices(snapshot)
     there = [device.facts.name for device in snapshot.devices if not device.lost]
     to = "the other devices" if any(map(node_of, there)) else some(there) or "the CPU" * snapshot.cpu_fallback
-    whole = to and snapshot.phase == "running" and not loses(snapshot)
+    whole = to and snapshot.phase == "running" and not snapshot.parked and not _failed(snapshot).why
     goes = f"no work lost: the batches go to {to}, only the end comes later"
     goes = goes if whole else "the rest goes on" + f", {snapshot.phase}" * (snapshot.phase != "running")
     parts = [f"{several(len(gone), 'node')} lost ({some(gone)})"] * bool(gone)
@@ -265,11 +260,6 @@ def _degraded(snapshot: Snapshot) -> Concern:
         if move.flags and not when:
             when, flags = "faster on a GPU: stop it and continue it with", [*move.flags]
     return Concern("; ".join(told), Remedy(when, CHECK * bool(lost)) if when else None, flags=flags)
-
-
-def loses(snapshot: Snapshot) -> bool:
-    """Tell whether a run lacks, or will lack in the end, what was wanted of it: a model, a text's vector."""
-    return bool(snapshot.parked) or any(each.failure for each in snapshot.passes)
 
 
 def goes_on(snapshot: Snapshot) -> bool:

@@ -151,7 +151,7 @@ def uploaded(judged: J, upload: Upload | None, now: float) -> J:
     going, state = upload.live and upload.latest.ended is None, judged.health
     found = _on_its_way(upload, now) if going else _broken_off(upload)
     worse = max(state.level, found.level, key=LEVELS.index)
-    ran, concerns = f"the run is {state.word}" * (state.level in LEVELS[2:]), list(found.concerns)
+    ran, concerns = f"the run is over ({state.word})" * (state.level in LEVELS[2:]), list(found.concerns)
     named = next((each for each in state.concerns if not each.remedy or each.remedy.command != CHECK), None)
     for concern in state.concerns if ran else ():
         told = concern.remedy
@@ -189,7 +189,7 @@ def _on_its_way(upload: Upload, now: float) -> Health:
         return Health("UPLOADING", "ok", told, concerns=(Concern(told, level="ok"),))
     told = f"{why}; {_points(upload)}"
     again = Remedy("if it gives up, upload the rest with", upload.onward)
-    return Health("WAITING FOR SERVER", level, told, concerns=(Concern(told, again, level),))
+    return Health("UPLOAD WAITING", level, told, concerns=(Concern(told, again, level),))
 
 
 def _broken_off(upload: Upload) -> Health:

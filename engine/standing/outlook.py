@@ -212,6 +212,5 @@ def late(snapshot: Snapshot, now: float) -> str:
     left, still = time_left(snapshot) if snapshot.deadline else None, max(0.0, snapshot.deadline - now)
     if not left or left.seconds + left.spread <= still:
         return ""
-    sure, then = ("is", "it") if left.seconds - left.spread > still else ("may be", "if so it")
-    more = f"of work {sure} more than the {duration(still)} to the deadline"
-    return f"{duration(left.seconds)} {more}: {then} stops then, to be resumed"
+    stops = "stops" if left.seconds - left.spread > still else "may stop"
+    return f"{duration(left.seconds)} of work left, {duration(still)} to the deadline: it {stops} then, unfinished"

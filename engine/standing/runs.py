@@ -209,7 +209,7 @@ def _closed(directory: Path) -> Overview | None:
     lost = [each.name for each in said.devices if each.lost]
     return Overview(
         path=directory,
-        health=ended(said.status, said.reason, lacks=said.loses, lost=lost, exit_code=said.exit_code),
+        health=ended(said.status, said.reason, lost=lost, exit_code=said.exit_code),
         attention=said.attention,
         share_done=1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
         devices=tuple(

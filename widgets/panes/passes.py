@@ -16,7 +16,7 @@ from interlock.engine.standing.health import at_rest, goes_on, outputs_of
 from interlock.engine.standing.outlook import doing, time_left_of
 from interlock.widgets import glyphs
 from interlock.widgets.formats import count, devices_of, lack_style, parked, tally
-from interlock.widgets.pane import Cursor, PaneKind, View, around
+from interlock.widgets.pane import Cursor, PaneKind, View, around, zoomed_on
 from interlock.widgets.panes import cache
 from interlock.widgets.text import CURSOR, Column, Row, Span, fit, fitted, in_columns, sized, width_of
 
@@ -24,7 +24,7 @@ LEAST_BAR, USUAL_BAR, LEAST_MODEL, MOST_MODEL = 6, 14, 8, 28
 WHOLE_MODEL, WIDE = 20, 56
 """Cells of a name that are never cut in a pane that is wide: other columns go first."""
 STYLES = {"running": "accent", "done": "ok", "reused": "ok", "failed": "error", "waiting": "warn", "queued": "dim"}
-STYLES |= {"completed": "ok", "incomplete": "warn", "stopped": "warn", "skipped": "warn", "reading": "accent"}
+STYLES |= {"completed": "ok", "incomplete": "error", "stopped": "warn", "skipped": "warn", "reading": "accent"}
 STYLES |= {"on CPU": "warn", "died": "error", "paused": "warn", "missing": "error", "not begun": "dim"}
 ENDED = {"running": "died", "waiting": "stopped", "queued": "not begun"}
 """How a pass stands of a run that does not go on."""
@@ -35,13 +35,8 @@ SECONDS, CELL_GAP, MOST_NODES = 6, 2, 4
 
 def cursor(view: View) -> Cursor | None:
     """Zoomed it tells of one pass, before one was chosen of that at work."""
-    count = len(view.snapshot.passes)
-    if not view.zoomed or not count:
-        return None
-    place = int(view.chosen) if view.chosen else view.snapshot.current_pass or 0
-    place = max(0, min(place, count - 1))
-    names = [str(each) for each in range(count)]
-    return Cursor(names, place, around(count, place, max(1, min(count, view.height // 3))))
+    names = [str(each.model_pass) for each in view.snapshot.passes]
+    return zoomed_on(names, view, 3, first=view.snapshot.current_pass or 0, top=0)
 
 
 def rows(view: View) -> list[Row]:
