@@ -2,8 +2,10 @@
 
 import hashlib
 import struct
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,3 +104,17 @@ def test_what_is_spooled_is_read_back_in_order(monkeypatch):
     assert found.tolist() == list(range(50))
     places.release(found[3:])  # of a view too, and what is given back is read again
     assert found.tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("view", [lambda one: one, lambda one: one[3:][:9], lambda one: one["b"][5:]])
+def test_a_view_of_a_view_of_a_mapped_array_gives_its_pages_back(view):
+    def resident() -> int:
+        told = Path("/proc/self/status").read_text()
+        return int(told.split("RssFile:")[1].split()[0]) >> 10
+
+    record = np.dtype([("a", "V8"), ("b", "V8")])
+    found = places.spooled(record, [np.zeros(1 << 21, record)])
+    found.tobytes()
+    before = resident()
+    places.release(view(found))
+    assert before - resident() >= 30  # MiB of its 32

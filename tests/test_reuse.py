@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from interlock.engine.compute import reuse
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.parts.dense import DenseRows, VectorFile
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
@@ -193,6 +194,28 @@ def test_a_run_that_cannot_be_checked_is_not_taken_from_and_the_file_is_named(em
     assert str(said.value).count(name) == 1 or told == "not a run directory"
     assert str(said.value).count("is damaged") <= 1 and str(said.value).count("restore") <= 1
     assert not (home / "runs" / "two").exists()
+
+
+@pytest.mark.parametrize("together", [1 << 17, 100, 1])
+def test_texts_that_both_runs_have_are_found_however_few_are_compared_together(monkeypatch, together):
+    monkeypatch.setattr("interlock.engine.compute.reuse.TOGETHER", together)
+    monkeypatch.setattr("interlock.engine.corpus.places.STEP", 7)
+    monkeypatch.setattr("interlock.engine.corpus.places.HELD", 64)  # the places are in a file
+    every = np.random.default_rng(3).permutation(np.arange(900, dtype=np.uint64))
+    digests = np.stack([every << 55, every], 1).view("V16")[:, 0]  # of which many begin alike
+    ours, theirs = digests[:600], digests[250:][::-1].copy()
+    row_of = {digest: row for row, digest in enumerate(ours.tolist())}
+    assert reuse._positions(ours, theirs).tolist() == [row_of.get(digest, -1) for digest in theirs.tolist()]
+    assert reuse._positions(ours, theirs[:0]).tolist() == []
+
+
+def test_rows_taken_over_are_parted_for_their_checksums_as_they_always_were(monkeypatch):
+    monkeypatch.setattr("interlock.engine.corpus.places.STEP", 100)
+    monkeypatch.setattr(reuse, "WINDOW", 64)
+    for taken in (np.arange(1000) % 3 > 0, np.ones(128, np.bool_), np.zeros(9, np.bool_)):
+        rows = np.flatnonzero(taken)
+        found = [each.tolist() for each in reuse._rows_of(taken)]
+        assert found == [rows[start : start + 64].tolist() for start in range(0, len(rows), 64)]
 
 
 def test_rows_that_were_computed_in_another_precision_are_not_taken(embed, one):

@@ -78,20 +78,21 @@ def digest_of(batches: Iterable[Rows]) -> str:
     return digest.hexdigest()
 
 
-def plan(rows: Lengths, lengths: Lengths, budget: int) -> BatchPlan:
+def plan(rows: Lengths, lengths: Lengths, budget: int, order: Rows | None = None) -> BatchPlan:
     """Make batches of `rows` (each of `lengths[i]` tokens) of at most `budget` tokens, padding included. They ascend
-    where they are more than are looked at together.
+    where they are more than are looked at together. They lie in `order` [rows], where there is room for them already.
 
     A row longer than the budget is a batch of its own. Every row is in exactly one batch.
     """
     counts = Counter[int]()
-    for part in windows(0, len(rows)):
+    for part in windows(0, len(rows), lengths):
         counts.update(dict(zip(*(each.tolist() for each in np.unique(lengths[part], return_counts=True)), strict=True)))
     kinds = sorted(counts, reverse=True)
     sizes = np.array([counts[kind] for kind in kinds], np.int64)
     firsts: list[int] = starts_of(sizes).tolist()
     tokens: list[int] = starts_of(sizes * np.array(kinds, np.int64)).tolist()
-    order = _ordered(rows, lengths, kinds, firsts)
+    order = laid(len(rows), np.int64) if order is None else order
+    _put_in_order(order, rows, lengths, kinds, firsts)
 
     def before(place: int) -> int:
         """The tokens of all rows before one."""
@@ -107,19 +108,17 @@ def plan(rows: Lengths, lengths: Lengths, budget: int) -> BatchPlan:
     return BatchPlan(batches)
 
 
-def _ordered(rows: Lengths, lengths: Lengths, kinds: Sequence[int], firsts: Sequence[int]) -> Rows:
-    """Put rows in the order of their lengths, of which those of `kinds[i]` begin at `firsts[i]`, and of their numbers:
+def _put_in_order(order: Rows, rows: Lengths, lengths: Lengths, kinds: Sequence[int], firsts: Sequence[int]) -> None:
+    """Write rows to `order` by their lengths, of which those of `kinds[i]` begin at `firsts[i]`, and by their numbers:
     some at a time, each behind those of its length that came before."""
-    order, nexts, falling = laid(len(rows), np.int64), np.array(firsts[:-1], np.int64), -np.array(kinds, np.int64)
-    for part in windows(0, len(rows)):
+    nexts, falling = np.array(firsts[:-1], np.int64), -np.array(kinds, np.int64)
+    for part in windows(0, len(rows), order, rows, lengths):
         keys = np.subtract(MOST, lengths[part], dtype=np.int64) << 32 | rows[part]
         keys.sort()
         kind = np.searchsorted(falling, (keys >> 32) - MOST)
         sizes = np.bincount(kind, minlength=len(kinds))
         order[np.arange(len(keys)) + (nexts - starts_of(sizes)[:-1])[kind]] = keys & 0xFFFFFFFF
         nexts += sizes
-        release(order)
-    return order
 
 
 @dataclass
@@ -216,18 +215,21 @@ def lay_out(
     are planned for themselves, or with 0 all of them."""
     layout, cost = Layout(card), cost_of(card.config, card.network_kind)
     for rows in corpus:
-        own = [*windows(rows.first_text, rows.first_text + rows.own_texts)]
-        todo = spooled(np.int32, (np.arange(each.start, each.stop, dtype=np.int32)[~reused[each]] for each in own))
-        lengths = spooled(np.int32, (tokens.lengths(card.max_tokens, todo[part]) for part in windows(0, len(todo))))
+        own = range(rows.first_text, rows.first_text + rows.own_texts)
+        spans = windows(own.start, own.stop)
+        todo = spooled(np.int32, (np.arange(each.start, each.stop, dtype=np.int32)[~reused[each]] for each in spans))
+        every = windows(0, len(todo), todo, tokens.full_lengths)
+        lengths = spooled(np.int32, (tokens.lengths(card.max_tokens, todo[part]) for part in every))
         truncated = beyond = seen = 0
-        for each in own:
+        for each in windows(own.start, own.stop, tokens.full_lengths):
             over = tokens.truncated(card.max_tokens, each)
             truncated, beyond = truncated + int(np.count_nonzero(over)), beyond + int(over.sum())
             seen += int(tokens.lengths(card.max_tokens, each).sum())
-            release(tokens.full_lengths)
-        firsts = range(rows.first_text + block, rows.first_text + rows.own_texts, block) if block else []
+        firsts = own[block::block] if block else []
         edges = [0, *np.searchsorted(todo, firsts).tolist(), len(todo)]
-        parts = (plan(todo[start:stop], lengths[start:stop], card.batch_tokens) for start, stop in pairwise(edges))
+        order = laid(len(todo), np.int64)  # one for all blocks: each that is mapped takes a descriptor
+        cuts = [slice(start, stop) for start, stop in pairwise(edges)]
+        parts = (plan(todo[cut], lengths[cut], card.batch_tokens, order[cut]) for cut in cuts)
         made = BatchPlan([batch for part in parts for batch in part.batches])
         flops = sum(cost.of(len(batch.rows), layout.computed(batch)) for batch in made.batches) if cost else 0.0
         layout.planned.append(

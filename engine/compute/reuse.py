@@ -6,7 +6,7 @@ journal of a run knows every vector in its directory. A file that is not what th
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from interlock.engine.compute.job import Batch, Rows, digest_of
 from interlock.engine.compute.parts.files import NOT_AN_ARRAY, readable
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
 from interlock.engine.corpus.corpus import Digests, digest_of_texts
-from interlock.engine.corpus.places import DIGEST, release, save, spooled, windows
+from interlock.engine.corpus.places import DIGEST, laid, release, save, spooled, windows
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.record.events import RowsReused
@@ -34,6 +34,8 @@ SAME = ("fingerprint", "max_tokens", "document_prompt", "overlap", "tokenizer")
 ORDER = "order.npy"
 WINDOW = 512
 """Rows taken over that share a checksum."""
+TOGETHER = 1 << 17
+"""Texts whose digests are compared together, about."""
 Mask = npt.NDArray[np.bool_]
 Report = Callable[[int], object]
 
@@ -82,7 +84,7 @@ def take_over(
     if not earlier or not taken.any():
         return None
     files.sync()
-    crcs = [files.crc(rows) for rows in _windows(np.flatnonzero(taken))]
+    crcs = [files.crc(rows) for rows in _rows_of(taken)]
     return RowsReused(
         model_pass=model_pass,
         model=str(entry["model"]),
@@ -103,8 +105,8 @@ def mask_of(reused: RowsReused | None, texts: int) -> Mask:
 
 def damaged(reused: RowsReused, files: PassFiles) -> int:
     """Count the rows taken over whose checksum does not hold any more."""
-    windows = _windows(np.flatnonzero(mask_of(reused, files.texts)))
-    return sum(len(rows) for rows, crc in zip(windows, reused.crcs, strict=True) if files.crc(rows) != crc)
+    found = zip(_rows_of(mask_of(reused, files.texts)), reused.crcs, strict=True)
+    return sum(len(rows) for rows, crc in found if files.crc(rows) != crc)
 
 
 def keep_order(place: Path, batches: Sequence[Batch]) -> None:
@@ -112,7 +114,7 @@ def keep_order(place: Path, batches: Sequence[Batch]) -> None:
     order, path = spooled(np.int32, map(_marked, batches)), place / ORDER
     with suppress(OSError, *NOT_AN_ARRAY):
         there = readable(path, np.int32, lambda shape: shape == order.shape, "a row order")
-        if all(np.array_equal(there[part], order[part]) for part in windows(0, len(order))):
+        if all(np.array_equal(there[part], order[part]) for part in windows(0, len(order), there, order)):
             return
     with atomic.replacing(path) as partial, partial.open("wb") as handle:
         save(handle, order)
@@ -145,6 +147,7 @@ def available(
     positions = _positions(digests, earlier.digests)
     for rows, crc in groups:
         here = positions[rows]
+        release(positions, rows)
         if not (here >= 0).any():
             continue
         if files is None or files.crc(rows) != crc:
@@ -211,7 +214,7 @@ def _groups(earlier: Earlier, model_pass: int, place: Path, dtype: str | None = 
     dtype, exact = dtype or usual, dtype is not None
     reused, committed = state.reused.get(model_pass), state.committed.get(model_pass, {})
     if reused and usual == dtype:
-        yield from zip(_windows(np.flatnonzero(mask_of(reused, len(earlier.digests)))), reused.crcs, strict=True)
+        yield from zip(_rows_of(mask_of(reused, len(earlier.digests))), reused.crcs, strict=True)
     if committed:
         batches = _batches_of(earlier, model_pass, place / ORDER)
         of_it = ((index, each) for index, each in committed.items() if not exact or (each.dtype or usual) == dtype)
@@ -226,12 +229,13 @@ def _batches_of(earlier: Earlier, model_pass: int, path: Path) -> list[Rows]:
             "until resumed): use another run, or resume that one"
         )
     with _damage_of(path):
-        with atomic.opened(path) as handle:
-            order = np.lib.format.read_array(handle)
-        if order.dtype != np.int32 or order.ndim != 1 or (len(order) and order[0] >= 0):
+        order = readable(path, np.int32, lambda shape: len(shape) == 1, "a row order")
+        if len(order) and order[0] >= 0:
             raise ValueError(f"found {order.dtype} {order.shape}, expected a row order")
-        rows = np.where(order < 0, ~order, order).astype(np.int64)
-        batches = np.split(rows, np.flatnonzero(order < 0)[1:])
+        every = [*windows(0, len(order))]
+        rows = spooled(np.int64, (np.where(order[part] < 0, ~order[part], order[part]) for part in every))
+        firsts = [first for part in every for first in (part.start + np.flatnonzero(order[part] < 0)).tolist()]
+        batches = np.split(rows, firsts[1:])
         for collection in earlier.state.collections.values():
             share = collection.shares.get(model_pass)
             if share and share.plan.batches:
@@ -248,11 +252,10 @@ def _digests_of(earlier: RunDirectory, state: RunState) -> Digests:
             f"the journal of {earlier.path} does not list its texts (older versions do not until resumed): "
             "use another run, or resume that one"
         )
-    with _damage_of(earlier.digests), atomic.opened(earlier.digests) as handle:
-        found = np.lib.format.read_array(handle)
-        if found.dtype != np.uint8 or found.ndim != 2 or (len(found) and found.shape[1] != DIGEST.itemsize):
-            raise ValueError(f"found {found.dtype} {found.shape}, expected {DIGEST.itemsize} bytes per text")
-        digests: Digests = np.ascontiguousarray(found).reshape(-1).view(DIGEST)
+    with _damage_of(earlier.digests):
+        size = DIGEST.itemsize
+        found = readable(earlier.digests, np.uint8, lambda shape: shape[1:] == (size,), f"{size} bytes per text")
+        digests: Digests = np.asarray(found).reshape(-1).view(DIGEST)
         if digest_of_texts(digests) != state.texts_digest:
             raise ValueError("texts differ from the journal's")
         return digests
@@ -277,14 +280,38 @@ def _damage_of(path: Path) -> Iterator[None]:
 
 
 def _positions(digests: Digests, others: Digests) -> Rows:
-    """For each text there its row here, or -1; neither has a text twice."""
-    halves = np.concatenate([digests, others]).view(np.uint64).reshape(-1, 2)
-    order = np.lexsort(halves.T)  # the same text is side by side, and as the sort is stable ours comes first
-    same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
-    positions = np.full(len(others), -1, np.int64)
-    positions[order[1:][same] - len(digests)] = order[:-1][same]
+    """For each text there its row here, or -1; neither has a text twice. Those are looked at together whose digests
+    begin with the same bits, of so many that this takes little memory."""
+    positions = laid(len(others), np.int64)
+    for part in windows(0, len(others)):
+        positions[part] = -1
+    bits = min(8, ((len(digests) + len(others)) // TOGETHER).bit_length())
+    for begin in range(1 << bits):
+        ours, theirs = (_beginning(each, begin, bits) for each in (digests, others))
+        halves = np.concatenate([digests[ours], others[theirs]]).view(np.uint64).reshape(-1, 2)
+        order = np.lexsort(halves.T)  # the same text is side by side, and as the sort is stable ours comes first
+        same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1)
+        positions[theirs[order[1:][same] - len(ours)]] = ours[order[:-1][same]]
+        release(digests, others, positions)
     return positions
 
 
-def _windows(rows: Rows) -> Iterable[Rows]:
-    return (rows[start : start + WINDOW] for start in range(0, len(rows), WINDOW))
+def _beginning(digests: Digests, begin: int, bits: int) -> Rows:
+    """The rows of the texts whose digests begin with these bits, so many of them."""
+    rows = [np.empty(0, np.int64)]
+    for part in windows(0, len(digests), digests):
+        first = digests[part].view(np.uint8)[:: DIGEST.itemsize]
+        rows.append(part.start + np.flatnonzero(first >> (8 - bits) == begin))
+    return np.concatenate(rows)
+
+
+def _rows_of(taken: Mask) -> Iterator[Rows]:
+    """The rows that were taken, as many at a time as share a checksum."""
+    rows = np.empty(0, np.int64)
+    for part in windows(0, len(taken)):
+        rows = np.concatenate([rows, part.start + np.flatnonzero(taken[part])])
+        while len(rows) >= WINDOW:
+            yield rows[:WINDOW]
+            rows = rows[WINDOW:]
+    if len(rows):
+        yield rows

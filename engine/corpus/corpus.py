@@ -22,7 +22,7 @@ from msgspec.structs import asdict
 from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Counts, Refusals, kind_of
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.corpus.places import DIGEST, Numbered, Places, Spool, release, windows
+from interlock.engine.corpus.places import DIGEST, Numbered, Places, Spool, windows
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import Stopped, UsageError
 from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, RecordsRead, Warned
@@ -77,10 +77,9 @@ class Rows:
 
     def borrowed(self) -> Iterator[npt.NDArray[np.int32]]:
         """Yield the texts of its rows that stood in earlier collections, some at a time."""
-        for part in windows(0, self.chunks if self.duplicates and self.first_text else 0):
+        for part in windows(0, self.chunks if self.duplicates and self.first_text else 0, self.texts):
             texts = self.texts[part]
             yield texts[texts < self.first_text]
-        release(self.texts)
 
     @property
     def renamed(self) -> str:
@@ -189,9 +188,8 @@ def digest_of(text: str) -> bytes:
 def digest_of_texts(digests: Digests) -> str:
     """Digest all the texts of a corpus in their order: a SHA-256 in hex."""
     digest = hashlib.sha256()
-    for part in windows(0, len(digests)):
+    for part in windows(0, len(digests), digests):
         digest.update(digests[part].tobytes())
-        release(digests)
     return digest.hexdigest()
 
 

@@ -73,27 +73,29 @@ class Places:
         return self._files[step], self._records[step] + row - self._rows[step]
 
 
-def windows(start: int, stop: int) -> Iterator[slice]:
-    """Yield the places from `start` to `stop`, some at a time."""
+def windows(start: int, stop: int, *mapped: npt.NDArray[np.generic]) -> Iterator[slice]:
+    """Yield the places from `start` to `stop`, some at a time; `release` what is `mapped` behind each."""
     for first in range(start, stop, STEP):
         yield slice(first, min(first + STEP, stop))
+        release(*mapped)
 
 
 def release(*arrays: npt.NDArray[np.generic]) -> None:
-    """Let the kernel take back the pages of memory-mapped arrays, or of those that they are views of; they stay in
-    their files."""
+    """Let the kernel take back the pages of memory-mapped arrays, or of those that they are views of, or views of
+    views; they stay in their files."""
     for each in arrays:
-        mapped = getattr(each, "_mmap", None) or getattr(each.base, "_mmap", None)
-        if isinstance(mapped, mmap.mmap):
+        owner: object = each
+        while isinstance(owner, np.ndarray) and not isinstance(owner, np.memmap):
+            owner = owner.base
+        if isinstance(mapped := getattr(owner, "_mmap", None), mmap.mmap):
             mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def save(handle: IO[bytes], array: npt.NDArray[Any]) -> None:
     """Write an array as `np.save` does, and let go of what is mapped of it meanwhile."""
     np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(array))
-    for part in windows(0, len(array)):
+    for part in windows(0, len(array), array):
         handle.write(array[part].tobytes())
-        release(array)
 
 
 class Spool:
@@ -273,12 +275,19 @@ def _slots(table: Table) -> npt.NDArray[np.uint32]:
 def _laid_out(tables: Sequence[npt.NDArray[np.uint32]]) -> tuple[npt.NDArray[np.uint32], int]:
     """Lay out the slots of some tables anew with two fifths of them empty: in the order of the marks, each where it
     belongs or behind the one before; return them, and for how many they are."""
-    taken = np.concatenate([(each[0].astype(np.int64) << 31 | each[1])[each[0] != 0] for each in tables])
+    filled = np.concatenate([each[:, each[0] != 0] for each in tables], axis=1)
+    taken = filled[0].astype(np.int64) << 31 | filled[1]
     taken.sort()
-    marks, numbers = taken >> 31, taken & MOST
     span, order = len(taken) * 5 // 3 + LEAST, np.arange(len(taken))
-    places = np.maximum.accumulate(((marks & PLACE) * span >> BITS) - order) + order
+    places = taken >> 31  # worked on where they lie: of many keys each copy is large
+    places &= PLACE
+    places *= span
+    places >>= BITS
+    places -= order
+    np.maximum.accumulate(places, out=places)
+    places += order
     room = int(max(span, places.max(initial=0) + 1)) + GAP
     slots = np.zeros((2, room), np.uint32)
-    slots[:, places] = marks, numbers
+    slots[0, places] = taken >> 31
+    slots[1, places] = taken & MOST
     return slots, span

@@ -214,7 +214,7 @@ def read_card(
     pooling = poolings[0] if len(poolings) == 1 else None
     plain = kinds in ([], ["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
     ours = not onnx and (sparse or (plain and pooling in POOLINGS and packable(config)))
-    attention = "eager" if onnx else spec.attention if ours else attention_of(spec, path, config)
+    attention = "eager" if onnx else spec.attention if ours or static else attention_of(spec, path, config)
     padded = "" if ours or static else _why_padded(config, attention, kinds, pooling)
     together = how_computed(spec, onnx, root, device_kind, kinds, pooling) if onnx else padding(padded, config, kinds)
     dtype = dtype_of(spec, config, device_kind, capability, ours=ours, fixed=static or bool(onnx))

@@ -247,7 +247,8 @@ def max_tokens_of(spec: ModelSpec, path: Path, config: Config, tokenizer: Built,
 
 def _trained(file: Path, config: Config) -> int | None:
     """The length that the configuration names, by which sentence-transformers cuts where nothing else is said."""
-    if (said := whole(file, config, "max_position_embeddings")) or packable(config):
+    own = packable(config) or config.get("model_type") == STATIC_TYPE
+    if (said := whole(file, config, "max_position_embeddings")) or own:
         return said
     from transformers import CONFIG_MAPPING
 

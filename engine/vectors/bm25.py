@@ -5,7 +5,6 @@ its own; how rare a word is (IDF) the store weighs in when it is searched. Words
 case, without stop words, stemmed by Snowball; an index is the absolute value of a word's 32-bit MurmurHash3.
 """
 
-from array import array
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,6 +13,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from interlock.engine.corpus.places import Spool, windows
 from interlock.engine.vectors import NO_LANGUAGE
 from interlock.engine.vectors.points import Terms
 
@@ -61,19 +61,21 @@ class WordCounts:
     """How many words each distinct text of a corpus has, in the order in which they come."""
 
     def __init__(self, words: Words) -> None:
-        self._words, self._counts = words, array("i")
+        self._words, self._counts = words, Spool(np.int32)
         self._engine = words.engine(k=LINEAR, b=0.0, average=1.0)
 
     def add(self, texts: Iterable[str]) -> None:
         """Count the words of further texts."""
-        for text in texts:
-            weights = np.array(self._engine.embed_document(text).values)
-            self._counts.append(int(np.rint(weights * LINEAR / (LINEAR + 1 - weights)).sum()))
+        each = (np.array(self._engine.embed_document(text).values) for text in texts)
+        counts = [np.rint(weights * LINEAR / (LINEAR + 1 - weights)).sum() for weights in each]
+        self._counts.add(np.array(counts, np.int32).tobytes())
 
     def bm25(self, texts: NDArray[np.int32]) -> "WordWeights":
         """Make the vectors of a collection whose rows have these `texts` [n], by number."""
-        average = float(np.array(self._counts, np.int64)[texts].mean()) if len(texts) else 0.0
-        return WordWeights(words=self._words, average_length=average or 1.0)
+        counts = self._counts.records
+        every = windows(0, len(texts), counts, texts)
+        words = sum(int(counts[texts[part]].sum(dtype=np.int64)) for part in every)
+        return WordWeights(words=self._words, average_length=words / max(1, len(texts)) or 1.0)
 
 
 class WordWeights(Struct, frozen=True, kw_only=True, dict=True):

@@ -79,6 +79,7 @@ def lengthen(path: Path, row: npt.NDArray[np.generic], rows: int) -> None:
         array = np.memmap(path, row.dtype, "r+", begins, (rows, row.shape[1]))
         for start in range(there, rows, 4096):
             array[start : start + 4096] = row
+            release(array)
         array.flush()
         header = BytesIO()
         told = {"descr": np.lib.format.dtype_to_descr(row.dtype), "fortran_order": False, "shape": (rows, row.shape[1])}
