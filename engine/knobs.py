@@ -101,10 +101,9 @@ class ModelSettings:
         "reduce the fused vectors to the N dimensions in which those of a collection have the most length; 0 keeps all",
         kept="project",
     )
-    quantise: Literal["none", "int8", "binary"] = choice(
-        ("none", "int8", "binary"),
-        "keep a number of a dense vector in a store, and of the fused ones in a file, in eight bits instead of 32; "
-        "binary is for files: one bit a number to search, and the eight to order what it finds",
+    quantise: Literal["none", "int8"] = choice(
+        ("none", "int8"),
+        "keep a number of a dense vector in a store, and of the fused ones in a file, in eight bits instead of 32",
         kept="quantise",
     )
     compact: bool = knob(

@@ -179,6 +179,8 @@ def begun_with(begun: Mapping[str, Setting], without: Collection[str] = ()) -> d
     """Return what a run was `begun` with as the settings that there are, whatever an earlier version called them,
     `without` those that are kept as these groups. Raises UsageError for a value that none can have."""
     values = {name: each.value for name, each in begun.items()}
+    if values.get("quantise") == "binary":  # its files had eight bits a number as well
+        values["quantise"] = "int8"
     for name in begun.keys() & REMOVED.keys():
         values |= _became(name, values[name], values, FROM_RUN)
     wanted = [item for item in knobs() if item.name in values and item.metadata["kept"] not in without]

@@ -35,21 +35,21 @@ FORMS = {
     "mean": {"fusion": "mean"},
     "projected": {"project": "12", "keep": "fused"},
     "rounded": {"quantise": "int8"},
-    "bits": {"quantise": "binary", "project": "16"},
+    "files": {"quantise": "int8", "project": "16"},
     "computed-in-int8": {"precision": "int8", "keep": "both"},
 }
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_b) -> Path:
-    """A run of two models in each form, with a store but for bits, and a file of settings; `a` has prompts."""
+    """A run of two models in each form, with a store but for one, and a file of settings; `a` has prompts."""
     place = tmp_path_factory.mktemp("encode")
     asks = tiny_model(place / "a", seed=3, prompts={"query": "ask: ", "document": "tell: "})
     corpus(place / "chunks", {"Docs": {"a.jsonl": TEXTS}})
     file = toml(place / "interlock.toml", {"a": {"source": str(asks)}, "b": {"source": str(tiny_b)}})
     for name, form in FORMS.items():
         given = {"roster": "a=0.7,b=0.3", "out": str(place / "runs"), "run_id": name, "export": "npy,parquet", **form}
-        given |= {} if name == "bits" else {"qdrant": str(place / name)}
+        given |= {} if name == "files" else {"qdrant": str(place / name)}
         assert Run(place / "chunks", load(given, {}, file), Controls()).go() == ExitCode.COMPLETED
     return place
 
@@ -95,7 +95,7 @@ def test_a_documents_vectors_are_those_that_the_run_exported(place, settings, fo
     run = interlock.open_run(place / "runs" / form)
     found = interlock.encode(run, TEXTS, "document", settings=settings)
     for name, vectors in found.dense.items():
-        if name == "fused" and form in ("bits", "rounded"):
+        if name == "fused" and form in ("files", "rounded"):
             exported = run.vectors("Docs", name).array
             assert ((vectors * exported).sum(axis=1) / np.linalg.norm(exported, axis=1)).min() > 0.999
         else:
@@ -150,13 +150,6 @@ def test_a_questions_dot_products_with_the_exported_vectors_are_what_a_search_fi
         assert form == "projected" or scale == pytest.approx(1, abs=1e-5)
 
 
-def test_a_question_searches_a_runs_bits(place, settings):
-    run = interlock.open_run(place / "runs" / "bits")
-    rows, _ = run.bits("Docs").nearest(interlock.encode(run, TEXTS, settings=settings).dense["fused"], limit=5)
-    wanted = interlock.encode(run, TEXTS, settings=settings).dense["fused"] @ run.vectors("Docs").array.T
-    assert (rows[:, 0] == wanted.argmax(axis=1)).mean() > 0.9
-
-
 def test_a_models_own_vectors_are_there_for_who_asks_though_the_points_have_the_fused_ones_alone(place, settings):
     assert {*interlock.encode(place / "lean", ["a"], settings=settings).dense} == {"fused"}
     own = interlock.encode(place / "lean", QUESTIONS, only="b", settings=settings).dense["b"]
@@ -164,7 +157,7 @@ def test_a_models_own_vectors_are_there_for_who_asks_though_the_points_have_the_
 
 
 def test_a_run_without_a_store_has_words_too(place, settings):
-    words = interlock.encode(place / "runs" / "bits", TEXTS[:3], "document", only="bm25", settings=settings)
+    words = interlock.encode(place / "runs" / "files", TEXTS[:3], "document", only="bm25", settings=settings)
     stored = interlock.encode(place / "concat", TEXTS[:3], "document", only="bm25", settings=settings)
     np.testing.assert_array_equal(words.sparse["bm25"].indices, stored.sparse["bm25"].indices)
     np.testing.assert_allclose(words.sparse["bm25"].values, stored.sparse["bm25"].values)
@@ -275,7 +268,7 @@ def test_a_text_with_nul_is_one_like_any_other(place, settings):
 def test_a_place_or_a_model_that_is_not_as_it_was_is_told(place, settings, tmp_path, tiny_a, spoil, error, told):
     run = tmp_path / "runs" / "projected"
     if spoil in ("undelivered", "unprojected", "journal"):
-        shutil.copytree(place / "runs" / "bits", run)
+        shutil.copytree(place / "runs" / "files", run)
     if spoil == "undelivered":
         lines = (run / "journal.jsonl").read_text().partition('"event":"artefact_written"')[0].splitlines(keepends=True)
         (run / "journal.jsonl").write_text("".join(lines[:-1]))
@@ -294,8 +287,8 @@ def test_a_place_or_a_model_that_is_not_as_it_was_is_told(place, settings, tmp_p
 
 
 def test_of_a_run_at_work_every_door_says_who_has_it_and_how_to_wait(place, settings, tmp_path):
-    run = tmp_path / "bits"
-    shutil.copytree(place / "runs" / "bits", run)
+    run = tmp_path / "files"
+    shutil.copytree(place / "runs" / "files", run)
     lines = (run / "journal.jsonl").read_text().partition('"event":"artefact_written"')[0].splitlines(keepends=True)
     (run / "journal.jsonl").write_text("".join(lines[:-1]))
     doors = (
@@ -308,7 +301,7 @@ def test_of_a_run_at_work_every_door_says_who_has_it_and_how_to_wait(place, sett
         atomic.enter(run)
         for door in doors:
             with pytest.raises(
-                UsageError, match=r"yet: .*bits is in use by .*pid \d+.*: wait for its end, or follow it "
+                UsageError, match=r"yet: .*files is in use by .*pid \d+.*: wait for its end, or follow it "
             ):
                 door()
 

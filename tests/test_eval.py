@@ -21,7 +21,7 @@ from interlock.engine.evaluation.delivered import read_delivered
 from interlock.engine.evaluation.encoding import bm25_side
 from interlock.engine.evaluation.judgements import read_judged
 from interlock.engine.evaluation.judging import Judge
-from interlock.engine.evaluation.nearest import CHUNK, Postings, in_bits, in_bytes, nearest, projected, spread, whole
+from interlock.engine.evaluation.nearest import CHUNK, Postings, in_bytes, nearest, projected, whole
 from interlock.engine.evaluation.report import (
     Evaluation,
     Interval,
@@ -229,7 +229,7 @@ def test_few_queries_are_told_and_enough_are_not():
 
 def test_the_bill_is_that_of_all_models_and_of_the_best_alone():
     def model(seconds, query_ms=None):
-        return MeasuredModel(weight=1, dim=8, spread=0.1, seconds=seconds, device="CPU", query_ms=query_ms)
+        return MeasuredModel(weight=1, dim=8, seconds=seconds, device="CPU", query_ms=query_ms)
 
     said = bill("a", {"a": model(60, 4.0), "b": model(3540, 90.0)})
     assert "1:00:00 of CPU time, a alone 1:00" in said and "94 ms" in said and "alone 4" in said
@@ -288,15 +288,12 @@ def test_a_projection_to_the_whole_width_changes_no_score_and_a_smaller_one_litt
     np.testing.assert_allclose(small.documents @ small.documents.T, flat @ flat.T, atol=0.01)
 
 
-def test_bytes_cover_the_whole_range_and_bits_its_signs():
+def test_bytes_cover_the_whole_range():
     documents, queries = random_units(50, 8, 0), random_units(3, 8, 1)
     form = in_bytes(whole(documents, queries))
     assert (np.abs(form.documents.astype(int)).max(), form.bytes) == (127, 8)
     step = np.abs(documents).max() / 127
     np.testing.assert_allclose(form.documents * step, documents, atol=step / 2 + 1e-6)
-    bits = in_bits(documents, queries)
-    assert bits.bytes == 1
-    assert np.array_equal(bits.documents > 0, documents > 0) and np.array_equal(bits.queries, queries)
 
 
 # Weights
@@ -369,16 +366,6 @@ def test_fused_lists_are_those_of_the_delivered_fusion(material):
         assert list(found) == [f"d{at}" for at in np.argsort(-scores, kind="stable")]
 
 
-def test_calibration_gives_the_model_of_compressed_cosines_more(material):
-    flat = np.concatenate([np.full((60, 1), 3.0), material.dense[0].documents], axis=1).astype(np.float32)
-    side = DenseSide("flat", 1.0, flat / np.linalg.norm(flat, axis=1, keepdims=True), material.dense[1].queries)
-    judge = Judge(material, Fusion.CONCAT, 0)
-    assert spread(side.documents, judge.seed) < 0.2 * spread(material.dense[0].documents, judge.seed)
-    first, second = judge.calibrated((1.0, 1.0))
-    spreads = [spread(side.documents, judge.seed) for side in material.dense]
-    assert first / second == pytest.approx(spreads[1] / spreads[0])
-
-
 def test_hybrid_lists_are_compared_with_the_dense_search_and_one_is_that_of_a_search_by_itself(material):
     judge = Judge(material, Fusion.CONCAT, 0)
     ways = judge.hybrids
@@ -389,14 +376,11 @@ def test_hybrid_lists_are_compared_with_the_dense_search_and_one_is_that_of_a_se
     assert lines["words, 0.3"].difference.mean >= lines["words, 0.1"].difference.mean >= 0
 
 
-def test_storage_is_compared_with_the_whole_vectors_and_rescoring_mends_bits(material):
+def test_storage_is_compared_with_the_whole_vectors(material):
     judge = Judge(material, Fusion.CONCAT, 0)
     lines = {line.name: line for line in judge.lines([*judge.storage()])}
-    assert lines["int8"].bytes == 40 and lines["binary"].bytes == 5
-    rescored = lines["binary, 40 rescored"]
-    assert (rescored.bytes, rescored.rescored_bytes, lines["binary"].rescored_bytes) == (5, 40, 0)
+    assert lines["int8"].bytes == 40
     assert abs(lines["int8"].difference.mean) < 0.05
-    assert lines["binary"].measures["nDCG@10"] < lines["binary, 40 rescored"].measures["nDCG@10"]
 
 
 def test_a_reranker_that_knows_the_answers_puts_them_first_within_its_depth(material):
@@ -563,7 +547,7 @@ def test_the_command_judges_plans_and_takes_vectors_that_were_computed_before(pl
     assert lines == [[name, "40", "40"] for name in ("a", "b", "words")]
     assert "a: 40 texts to encode" in first.stderr
     assert max(map(len, first.stdout.splitlines())) <= 80
-    assert re.search(r"binary, 40 rescored .* \d+\+\d+$", first.stdout, re.MULTILINE)
+    assert re.search(r"int8 .* \d+$", first.stdout, re.MULTILINE)
     found = json.loads((place / "eval.json").read_text())
     assert (found["schema_version"], found["texts"], found["queries"], found["training"]) == ("1", 40, 40, 20)
     groups = [way["group"] for way in found["ways"]]

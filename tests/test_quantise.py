@@ -3,12 +3,15 @@
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 import interlock
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode
 from interlock.engine.flows.run import Run
+from interlock.engine.record import journal
 from interlock.engine.record.events import StoreVerified, Warned
+from interlock.engine.record.facts import Setting
 from interlock.engine.settings import load
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.precision import int8_for
@@ -71,6 +74,25 @@ def test_a_store_in_eight_bits_is_verified_and_finds_what_it_is_asked_for(run, t
     (directory,) = (tmp_path / "store" / "docs" / "segments").iterdir()
     kept = {each.name for each in directory.glob("vector_storage-*/*")}
     assert "tq_vectors" in kept and "vectors" not in kept
+
+
+def test_a_lone_text_has_codes_and_no_neighbour(tiny_a, tmp_path):
+    settings = interlock.Settings(roster=[tiny_a], out=tmp_path, devices="cpu", quantise="int8", bm25="off")
+    run = interlock.embed(["alone"], settings, progress="none")
+    assert run.vectors("texts").array.shape == (1, 32)
+    assert [kept.neighbours for kept in run.summary.collections[0].vectors] == [None]
+
+
+def test_a_run_that_was_begun_with_bits_goes_on_in_eight_bits(run, tmp_path):
+    done = run("r", qdrant="")
+    first, *others = (done / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    entry = journal.decode(first)
+    config = {**entry.body.config, "quantise": Setting("binary", "flag --quantise")}
+    began = journal.encode(replace(entry, body=replace(entry.body, config=config)))
+    (done / "journal.jsonl").write_bytes(b"".join([began, *others[: len(others) // 2]]))
+    asked = {"out": str(tmp_path / "runs"), "run_id": "r", "resume": True, "offline": True}
+    assert Run(tmp_path / "in", load(asked, {}), Controls()).go() == ExitCode.COMPLETED
+    assert {"fused.int8.npy", "fused.int8-scale.npy"} <= names_of(done)
 
 
 def test_the_same_texts_give_the_same_codes_resumed(run):

@@ -88,7 +88,6 @@ def a_dimension_that_a_file_has_to_allow(s: Shell) -> None:
 
 @kind
 def forms_that_do_not_go_together(s: Shell) -> None:
-    mend(s, r"use (--quantise int8) for it", "--quantise", "binary", "--qdrant", "./store")
     said = s.run("--keep", "members", "--project", 8, name="c", code=2).stderr
     flags = told(s, said, r"use (--fusion concat with --keep fused)").replace(" with ", " ")
     s.paste(f"{line_of(s.words('--keep', 'members', '--project', 8, name='c'))} {flags}")

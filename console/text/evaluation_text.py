@@ -161,13 +161,12 @@ def _row(way: MeasuredWay, *, whole: bool) -> list[str]:
     figures = [_figure(value) for value in way.measures.values()]
     ms = "" if way.ms is None else f"{way.ms:.1f}" if way.ms < 100 else f"{way.ms:.0f}"
     name = way.name.partition(" after ")[0] if way.group == "rerank" else way.name
-    beside = f"+{way.rescored_bytes:.0f}" if way.rescored_bytes else ""
     return [
         f"  {name}" if whole else _short(f"  {name}"),
         *figures,
         _interval(way.difference),
         ms,
-        f"{way.bytes:.0f}{beside}",
+        f"{way.bytes:.0f}",
     ]
 
 

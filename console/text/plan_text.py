@@ -120,8 +120,6 @@ def forwards(each: "PassForecast") -> str:
 
 def sizes_of(seen: "Forecast") -> str:
     """Tell what the dense vectors take."""
-    if not seen.stored_bytes:
-        return f"dense vectors: {several(seen.file_bytes, 'byte')} a chunk in files, in a form that no store keeps"
     sizes = f"{several(seen.stored_bytes, 'byte')} a chunk in a store, {several(seen.file_bytes, 'byte')} in files"
     small = f"; with --compact {several(seen.stored_bytes + IDS, 'byte')} with its id, and no terms of BM25"
     return f"dense vectors: {sizes}{small if seen.compact else ''}"

@@ -5,10 +5,7 @@ lists are made by what a search uses too: `fusion.fuse`, `combine.combined`, `bl
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
-
-import numpy as np
 
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.comparing import judged_apart
@@ -18,12 +15,9 @@ from interlock.engine.evaluation.nearest import (
     SMALLEST,
     Postings,
     StoredForm,
-    in_bits,
     in_bytes,
-    in_turned_bits,
     nearest,
     projected,
-    spread,
     whole,
 )
 from interlock.engine.evaluation.report import (
@@ -46,11 +40,10 @@ from interlock.engine.evaluation.weighing import DenseSide, Material, Share, Spa
 from interlock.engine.search.combine import DEPTH, Hybrid, combined, reranked, shares_of
 from interlock.engine.vectors import SPARSE_SHARE
 from interlock.engine.vectors.fusion import MOST_WIDTH, Fusion, truncate
-from interlock.engine.vectors.precision import RESCORED
 
 SHARES = {0.1, 0.2, 0.25, 0.3}
 TERM_BYTES = 8
-WAYS = {*Fusion, "RRF", "int8", "binary"}
+WAYS = {*Fusion, "RRF", "int8"}
 """Names of ways that a model's key could be."""
 
 
@@ -89,13 +82,12 @@ class Judge:
                 yield self._model(side, size)
 
     def fusions(self) -> Iterator[Way]:
-        """Each fusion of all models, raw and calibrated, against the best member alone."""
+        """Each fusion of all models against the best member alone."""
         if len(self._alone) < 2:
             return
         yield self.base
         if len(set(self._weights)) > 1:
             yield self._fused(f"{Fusion.CONCAT}, equal weights", Fusion.CONCAT, (1.0,) * len(self._alone))
-        yield self._fused(f"{Fusion.CONCAT}, calibrated", Fusion.CONCAT, self.calibrated(self._weights))
         other = Fusion.MEAN if self.fusion is Fusion.CONCAT else Fusion.CONCAT
         yield self._fused(str(other), other, self._weights)
         yield self._combined("fusions", "RRF", Hybrid.RRF, [*self._alone.values()], {}, self.best)
@@ -114,16 +106,9 @@ class Judge:
         sizes = [size for size in SIZES if size < width <= MOST_WIDTH and size <= len(documents)]  # as a run has it
         forms = {f"PCA {form.bytes // 4}": form for form in projected(documents, queries, sizes)}
         forms["int8"] = in_bytes(whole(documents, queries))
-        smallest = forms.get(f"PCA {SMALLEST}")
-        if smallest:
+        if smallest := forms.get(f"PCA {SMALLEST}"):
             forms[f"PCA {SMALLEST}, int8"] = in_bytes(smallest)
-        forms["binary"] = in_bits(documents, queries)
-        ways = {name: self._stored("storage", name, form, self.base.name) for name, form in forms.items()}
-        yield from ways.values()
-        yield self._rescored(f"binary, {RESCORED} rescored", ways["binary"], forms["int8"])
-        if smallest:
-            few = self._stored("storage", "", in_turned_bits(smallest), self.base.name)
-            yield self._rescored(f"PCA {SMALLEST}, bits rescored", few, forms[f"PCA {SMALLEST}, int8"])
+        yield from (self._stored("storage", name, form, self.base.name) for name, form in forms.items())
 
     @cached_property
     def sparse(self) -> list[Way]:
@@ -168,7 +153,6 @@ class Judge:
                 difference=intervals.get(way.name),
                 ms=way.ms,
                 bytes=way.bytes,
-                rescored_bytes=way.rescored_bytes,
             )
             for way in ways
         ]
@@ -191,7 +175,6 @@ class Judge:
             side.name: MeasuredModel(
                 weight=side.weight,
                 dim=side.documents.shape[1],
-                spread=spread(side.documents, self.seed),
                 seconds=side.cost.seconds,
                 device=side.cost.device,
                 query_ms=side.cost.query_ms,
@@ -225,11 +208,6 @@ class Judge:
         pairs = [(way.name, way.against) for way in ways if way.against]
         return judged_apart(found, pairs, [self.material.grades[at] for at in self.material.tested])
 
-    def calibrated(self, weights: Sequence[float]) -> Share:
-        """Weights by which each model's cosines spread in the proportion of the given ones."""
-        spreads = [max(spread(side.documents, self.seed), 1e-9) for side in self.material.dense]
-        return tuple(weight / own for weight, own in zip(weights, spreads, strict=True))
-
     def _model(self, side: DenseSide, size: int) -> Way:
         """A model alone, against the best one; cut to fewer dimensions than it has, against itself."""
         if size == side.documents.shape[1]:
@@ -252,18 +230,6 @@ class Judge:
             return [own.hits(*each) for each in hits]
 
         return ranked(Way(group, name, against, encoding(sides or self.material.dense), form.bytes), rank)
-
-    def _rescored(self, name: str, codes: Way, form: StoredForm) -> Way:
-        """The first hits by binary codes in the order that another form gives them, then the others."""
-        places = {id: at for at, id in enumerate(self.material.ids)}
-
-        def rank() -> Iterator[Found]:
-            for at, hits in zip(self.material.tested, codes.found, strict=True):
-                first, rest = list(hits)[:RESCORED], list(hits)[RESCORED:]
-                scores = np.asarray(form.documents[[places[id] for id in first]], np.float32) @ form.queries[at]
-                yield placed([*(first[best] for best in np.argsort(-scores, kind="stable")), *rest])
-
-        return ranked(replace(codes, name=name, rescored_bytes=form.bytes), lambda: [*rank()])
 
     def _terms(self, side: SparseSide) -> Way:
         postings, size = Postings(side.documents), TERM_BYTES * len(side.documents.indices) / len(self.material.ids)

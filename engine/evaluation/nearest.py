@@ -11,8 +11,8 @@ from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.places import owners_of
-from interlock.engine.vectors.fusion import fit, project, turned
-from interlock.engine.vectors.precision import BITS, int8_for, signs
+from interlock.engine.vectors.fusion import fit, project
+from interlock.engine.vectors.precision import int8_for
 
 Rows = npt.NDArray[np.int64]
 CHUNK = 16_384
@@ -25,8 +25,6 @@ SMALLEST = 384
 """The width that is quantised after projection."""
 TOKENS = 8192
 """Tokens of texts that are compared at once, unless one text has more."""
-PAIRS = 4000
-"""Random pairs of texts whose cosines say how far a model spreads them."""
 
 
 def nearest(documents: npt.NDArray[np.generic], queries: Vectors, depth: int) -> tuple[Rows, Vectors]:
@@ -144,24 +142,3 @@ def in_bytes(form: StoredForm) -> StoredForm:
     """Keep each number in a byte as a run does, over the full range of the texts' numbers; queries stay as they are."""
     numbers = np.asarray(form.documents, np.float32)
     return StoredForm(int8_for(_windows(numbers)).encode(numbers), form.queries, numbers.shape[1])
-
-
-def in_bits(documents: Vectors, queries: Vectors) -> StoredForm:
-    """Keep of each number on which side of zero it is, as a run does; queries stay as they are."""
-    return StoredForm(signs(documents).astype(np.int8), queries, BITS.width(documents.shape[1]))
-
-
-def in_turned_bits(form: StoredForm) -> StoredForm:
-    """Keep bits of projected vectors as a run does: of the same ones by axes of which none has more length."""
-    return in_bits(turned(np.asarray(form.documents, np.float32)), turned(form.queries))
-
-
-def spread(documents: Vectors, seed: int) -> float:
-    """Return the standard deviation of the cosines of random pairs of texts [n, d], the same pairs for every model."""
-    count, generator = len(documents), np.random.default_rng(seed)
-    if count < 2:
-        return 0.0
-    one = generator.integers(0, count, PAIRS)
-    other = (one + generator.integers(1, count, PAIRS)) % count
-    cosines: npt.NDArray[np.float64] = np.einsum("nd,nd->n", documents[one], documents[other], dtype=np.float64)
-    return float(cosines.std())

@@ -69,9 +69,6 @@ class MeasuredWay(Struct, frozen=True, kw_only=True):
     difference: Interval | None
     ms: Annotated[float | None, _says("CPU milliseconds a query, encoding included; null if not known")]
     bytes: Annotated[float, _says("bytes that a text takes in what is searched")]
-    rescored_bytes: Annotated[
-        float, _says("bytes that it takes beside, of what only the best hits are scored again by")
-    ] = 0.0
 
 
 class MeasuredWeights(Struct, frozen=True, kw_only=True):
@@ -96,7 +93,6 @@ class MeasuredModel(Struct, frozen=True, kw_only=True):
 
     weight: float
     dim: int
-    spread: Annotated[float, _says("standard deviation of the cosines of random pairs of texts")]
     seconds: Annotated[float | None, _says("seconds of `device` that encoding all texts took; null if not known")]
     device: str
     query_ms: Annotated[float | None, _says("CPU milliseconds that encoding a query takes")]

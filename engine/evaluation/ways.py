@@ -23,8 +23,7 @@ RUNS = ".run"
 class Way:
     """A way to search: its name and that of the way that it is compared with, and what it found for each tested query.
 
-    `ms` are CPU milliseconds a query, None if not known; `bytes` those of a text in what is searched, and
-    `rescored_bytes` those beside, of what only the best hits are scored again by.
+    `ms` are CPU milliseconds a query, None if not known; `bytes` those of a text in what is searched.
     """
 
     group: Group
@@ -32,7 +31,6 @@ class Way:
     against: str
     ms: float | None = None
     bytes: float = 0.0
-    rescored_bytes: float = 0.0
     found: Lists = ()
 
 

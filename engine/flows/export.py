@@ -35,7 +35,7 @@ from interlock.engine.settings import Configuration, RunSettings, continued, fla
 from interlock.engine.standing.outcome import collection_status
 from interlock.engine.standing.runs import chunks_of
 from interlock.engine.targets.delivery import DeliveryBuilder, Destination, deliver
-from interlock.engine.targets.files.formats import FORMATS, files_of, with_arrays
+from interlock.engine.targets.files.formats import FORMATS, files_of
 from interlock.engine.targets.files.write import (
     ExportRecord,
     check_ours,
@@ -48,7 +48,7 @@ from interlock.engine.targets.files.write import (
 from interlock.engine.targets.stores import check_delivery, is_store
 from interlock.engine.targets.windows import Delivery
 from interlock.engine.vectors.fusion import PROJECTION, Fusion
-from interlock.engine.vectors.precision import Encoding, FilePrecision, Loss
+from interlock.engine.vectors.precision import Encoding, Loss, Precision
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ExportRequest:
 
     to: Path | None = None
     store: Path | None = None
-    precision: FilePrecision = "float32"
+    precision: Precision = "float32"
     collection: str | None = None
     chunks: Path | None = None
 
@@ -91,8 +91,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> E
         _check_whole(earlier.state, directory)
         passes = [reuse.whole_pass(earlier, number) for number in range(len(roster))]
         fusion, form = Fusion(settings.fusion), form_of(settings)
-        kept = form if asked.store else replace(form, quantise="none")  # files have a precision of their own
-        kept.check(fusion, arrays=with_arrays(settings.export), store=asked.store is not None)
+        form.check(fusion)
         told = Exported({}, [])
         with atomic.scratch("interlock-export-") as scratch:
             language = settings.language if asked.store else ""
@@ -115,7 +114,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> E
             for rows in wanted:
                 delivery = plan.builder.delivery(rows, plan.corpus, passes, plan.spec(rows, directory.id))
                 if asked.to:
-                    narrow = delivery.specified(form=replace(form, quantise="none"))
+                    narrow = delivery.specified(form=replace(form, quantise="none"))  # files have their own precision
                     to = Destination(directory, settings.export, precision=asked.precision)
                     told.losses[rows.collection.name] = _into_files(narrow, to, asked.to, of, emit)
                 if asked.store:
@@ -258,5 +257,4 @@ def _names(delivery: Delivery, to: Destination) -> list[str]:
     """How the files of a delivery will be called, before anything is fitted or scaled for them."""
     project = np.empty((0, 0), np.float32) if delivery.spec.form.project else None
     numbers = dict.fromkeys(delivery.arrays | delivery.spec.dims, Encoding(to.precision))
-    arrays = {name: (each,) for name, each in numbers.items()}
-    return list(files_of(replace(delivery, projection=project, columns_in=numbers, arrays_in=arrays), to.formats))
+    return list(files_of(replace(delivery, projection=project, columns_in=numbers, arrays_in=numbers), to.formats))

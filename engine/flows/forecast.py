@@ -93,7 +93,7 @@ class Forecast:
     file_bytes: int
     """Bytes of the dense vectors of a chunk in all files, before a table is compressed."""
     stored_bytes: int
-    """Bytes of these in a store, whether one is asked for or not; 0 where no store keeps them so."""
+    """Bytes of these in a store, whether one is asked for or not."""
     overlooked: Sequence[str] = ()
     """What is there or asked for and not used: files beside the chunk files, GPUs, and --dim."""
     reading_seconds: float = 0.0

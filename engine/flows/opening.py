@@ -60,9 +60,7 @@ def form_of(settings: RunSettings, members: Mapping[str, int] = {}, texts: int |
 def check(settings: RunSettings, chunks: Path | None = None) -> None:
     """Raise UsageError for settings that no run of `chunks` can have, or of any; InterlockError for an --out that no
     disk can have."""
-    VectorForm(settings.keep, settings.project, settings.quantise).check(
-        Fusion(settings.fusion), arrays=with_arrays(settings.export), store=settings.qdrant is not None
-    )
+    VectorForm(settings.keep, settings.project, settings.quantise).check(Fusion(settings.fusion))
     if not (there := existing(settings.out)).is_dir():
         raise InterlockError(f"--out {settings.out}: {there} is not a directory: choose another", "out")
     if settings.qdrant and not (there := existing(settings.qdrant)).is_dir():

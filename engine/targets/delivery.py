@@ -37,18 +37,16 @@ from interlock.engine.targets.stores import manifest_at, projection_in
 from interlock.engine.targets.target import deliver as put
 from interlock.engine.targets.windows import ChunkTerms, Delivery, Sink, Window, points_of, uuid_of
 from interlock.engine.vectors.bm25 import WordCounts, Words, WordWeights
-from interlock.engine.vectors.fusion import Vectors, energy, fit, to_bytes, turned
+from interlock.engine.vectors.fusion import Vectors, energy, fit, to_bytes
 from interlock.engine.vectors.manifest import CollectionSpec
 from interlock.engine.vectors.precision import (
-    BITS,
     COUNT,
     FLOAT16,
     FLOAT32,
     FUSED,
-    Encoding,
-    FilePrecision,
     Loss,
     NeighbourSample,
+    Precision,
     int8_for,
     loss_of,
     stored_bytes,
@@ -110,7 +108,7 @@ class Destination:
     store: Path | None = None
     prune: bool = False
     directory: Path | None = None
-    precision: FilePrecision = "float32"
+    precision: Precision = "float32"
 
     def place(self, collection: str) -> Path:
         """Return where the files of a collection go."""
@@ -200,11 +198,10 @@ def _projected(delivery: Delivery, to: Destination, emit: Emit) -> Delivery:
             emit(Warned(message=message, collection=collection.name))
     if there is None:
         there = fit(map(delivery.fused, delivery.row_windows), delivery.fused_width, dim)
-        there = turned(there) if delivery.spec.form.quantise == "binary" else there
     return replace(delivery, projection=there)
 
 
-def narrowed(delivery: Delivery, formats: Sequence[str], precision: FilePrecision) -> Delivery:
+def narrowed(delivery: Delivery, formats: Sequence[str], precision: Precision) -> Delivery:
     """Return the delivery with the numbers that its files are to have: every dense vector in this precision, and the
     arrays of fused ones as its form says."""
     if precision != "float32":
@@ -212,11 +209,10 @@ def narrowed(delivery: Delivery, formats: Sequence[str], precision: FilePrecisio
             name: FLOAT16 if precision == "float16" else int8_for(map(delivery.reader(name), delivery.row_windows))
             for name in delivery.arrays | delivery.spec.dims
         }
-        return replace(delivery, columns_in=numbers, arrays_in={name: (each,) for name, each in numbers.items()})
+        return replace(delivery, columns_in=numbers, arrays_in=numbers)
     if delivery.spec.form.quantise == "none" or not with_arrays(formats) or FUSED not in delivery.arrays:
         return delivery
-    codes = int8_for(map(delivery.reader(FUSED), delivery.row_windows))
-    return replace(delivery, arrays_in={FUSED: (BITS, codes) if delivery.spec.form.quantise == "binary" else (codes,)})
+    return replace(delivery, arrays_in={FUSED: int8_for(map(delivery.reader(FUSED), delivery.row_windows))})
 
 
 def losses(delivery: Delivery) -> Iterator[Loss]:
@@ -247,11 +243,8 @@ def kept(delivery: Delivery, formats: Sequence[str], directory: str, store: Stor
 
 
 def _by_files(delivery: Delivery, sample: NeighbourSample) -> float | None:
-    vectors, numbers = delivery.reader(FUSED), delivery.arrays_in.get(FUSED, (FLOAT32,))
-    codes: Encoding = numbers[-1]
-    if BITS in numbers:
-        return sample.by_bits(vectors, codes)
-    return sample.by(lambda rows: codes.decode(codes.encode(vectors(rows))))
+    vectors, numbers = delivery.reader(FUSED), delivery.arrays_in.get(FUSED, FLOAT32)
+    return sample.by(lambda rows: numbers.decode(numbers.encode(vectors(rows))))
 
 
 def _by_store(delivery: Delivery, sample: NeighbourSample, store: Store) -> float | None:

@@ -15,12 +15,12 @@ from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.record.words import differences, few
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.points import NESTED, PayloadForm
-from interlock.engine.vectors.precision import Quantise
 
 if TYPE_CHECKING:
     from qdrant_client.models import CollectionInfo, CreateCollection
 
 VectorType = Literal["float32", "float16"]
+Quantisation = Literal["none", "int8", "binary"]
 IndexType = Literal["keyword", "tenant", "integer", "float", "bool", "datetime", "uuid", "text", "geo"]
 METADATA = "interlock"
 """The key of a collection's metadata under which it is said what its vectors mean."""
@@ -58,7 +58,7 @@ class CollectionLayout:
     tokens: Mapping[str, int]
     manifest: Mapping[str, object]
     vector_type: VectorType = "float32"
-    quantisation: Quantise = "none"
+    quantisation: Quantisation = "none"
     indexes: Mapping[str, str] = field(default_factory=dict)
     topology: Topology = Topology()
 
@@ -240,9 +240,9 @@ def payload_of(text: str | None) -> PayloadForm | None:
     return None if text is None else _one_of(text, get_args(PayloadForm), "--payload", " or ")
 
 
-def quantisation_of(text: str) -> Quantise:
+def quantisation_of(text: str) -> Quantisation:
     """Read the kind of quantised copies. Raises UsageError for another."""
-    return _one_of(text, get_args(Quantise), "--quantisation", ", ")
+    return _one_of(text, get_args(Quantisation), "--quantisation", ", ")
 
 
 def _one_of(text: str, choices: Sequence[C], flag: str, between: str) -> C:

@@ -13,11 +13,10 @@ from msgspec import Struct
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.targets.collection import PAGE, REST_BYTES, ServerCollection
 from interlock.engine.targets.files.exported import ExportedCollection
-from interlock.engine.targets.layout import CollectionLayout, Topology, VectorType, check_named, mark_of
+from interlock.engine.targets.layout import CollectionLayout, Quantisation, Topology, VectorType, check_named, mark_of
 from interlock.engine.targets.server import Forbidden, QdrantServer
 from interlock.engine.targets.target import MOST_POINTS, OtherPoints, batches, compare, halves, others, size_of
 from interlock.engine.vectors.points import DIGEST, Point, digested, for_client
-from interlock.engine.vectors.precision import Quantise
 
 if TYPE_CHECKING:
     from qdrant_client.models import CollectionInfo
@@ -38,7 +37,7 @@ class UploadOptions:
     alias: str = ""
     indexes: Mapping[str, str] = field(default_factory=dict)
     vector_type: VectorType = "float32"
-    quantisation: Quantise = "none"
+    quantisation: Quantisation = "none"
     topology: Topology = Topology()
     settle: float = 3600.0
     grpc_port: int | None = 0

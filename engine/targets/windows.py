@@ -168,7 +168,7 @@ class Delivery:
     chunk_terms: ChunkTerms | None = None
     first_chunk: int = 0
     projection: Vectors | None = None
-    arrays_in: Mapping[str, Sequence[Encoding]] = field(default_factory=dict)
+    arrays_in: Mapping[str, Encoding] = field(default_factory=dict)
     columns_in: Mapping[str, Encoding] = field(default_factory=dict)
 
     def specified(self, **changes: Any) -> "Delivery":

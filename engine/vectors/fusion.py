@@ -141,8 +141,6 @@ def _refuse_rows(refused: NDArray[np.bool_], why: str, first_row: int) -> None:
 
 PROJECTION = "projection.npy"
 """Its name beside a store's manifest, and among a run's files."""
-TURN = 20261123
-"""What the random turn is drawn by."""
 MOST_WIDTH = 8192
 """Dimensions that can be reduced: their products with each other are held in memory, 512 MiB then."""
 
@@ -160,14 +158,6 @@ def fit(windows: Iterable[Vectors], width: int, dim: int) -> Vectors:
     chosen = directions[:, ::-1][:, :dim]
     largest = np.take_along_axis(chosen, np.abs(chosen).argmax(axis=0)[None], axis=0)
     return np.ascontiguousarray(chosen * np.where(largest < 0, -1.0, 1.0), np.float32)  # either sign would do
-
-
-def turned(projection: Vectors) -> Vectors:
-    """Turn the directions [width, dim] at random among themselves, always alike: dot products stay, and each direction
-    has as much length as another, so that a bit of each says as much. Bits of the directions as found lose a lot."""
-    drawn = np.random.default_rng(TURN).standard_normal((projection.shape[1],) * 2)
-    turn, upper = np.linalg.qr(drawn)
-    return np.ascontiguousarray(projection @ (turn * np.sign(np.diagonal(upper))), np.float32)
 
 
 def project(vectors: Vectors, projection: Vectors, first_row: int = 0) -> Vectors:

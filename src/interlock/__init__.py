@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from interlock.engine.targets.upload_plan import UploadReport as UploadReport
     from interlock.judging import compare as compare
     from interlock.judging import evaluate as evaluate
-    from interlock.recorded import DeliveredBits as DeliveredBits
     from interlock.recorded import DeliveredVectors as DeliveredVectors
     from interlock.recorded import RecordedRun as RecordedRun
     from interlock.recorded import open_run as open_run
@@ -72,7 +71,7 @@ if not TYPE_CHECKING:  # a type checker is to know exactly what there is
         "interlock.engine.search.hits": ("Answer", "EncodedTexts", "Hit", "RankedHit"),
         "interlock.engine.targets.upload_plan": ("UploadReport",),
         "interlock.judging": ("compare", "evaluate"),
-        "interlock.recorded": ("DeliveredBits", "DeliveredVectors", "RecordedRun", "open_run", "watch"),
+        "interlock.recorded": ("DeliveredVectors", "RecordedRun", "open_run", "watch"),
     }
     _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
     __all__ = sorted([*_HOME_OF, "__version__"])

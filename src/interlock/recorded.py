@@ -71,51 +71,6 @@ class DeliveredVectors:
         return column
 
 
-@dataclass(frozen=True)
-class DeliveredBits:
-    """The fused vectors of one collection by `--quantise binary`, in the order of its chunks: bits, which are searched,
-    and codes in int8, by which the best are ordered."""
-
-    collection: str
-    bits: "npt.NDArray[np.uint8]"
-    """[chunks, bytes], memory-mapped and read-only, as `numpy.packbits` packs them: 1 for a number above 0."""
-    codes: "npt.NDArray[np.int8]"
-    """[chunks, dim], memory-mapped and read-only: times `scale` the vectors; a chunk that was parked has -128."""
-    scale: "np.float32"
-    projection: "npt.NDArray[np.float32] | None"
-    """[width, dim], what brought the fused vectors to `dim` dimensions."""
-
-    def nearest(
-        self, queries: "npt.NDArray[np.float32]", limit: int = 10, rescored: int = 40
-    ) -> "tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]":
-        """Find the `limit` best chunks for each of `queries` [n, width], fused as the chunks are and not projected, or
-        [n, dim], projected as by `interlock.encode`: rows [n, limit] and dot products [n, limit], best first, -1 and
-        -inf where there are fewer.
-
-        The `rescored` chunks whose bits, as 1 and -1, have the largest dot products with a query are ordered by their
-        codes. Raises UsageError for queries of another width, and for a number of chunks that is none.
-        """
-        import numpy as np
-
-        from interlock.engine.vectors.precision import search
-
-        dim = self.codes.shape[1]
-        width = dim if self.projection is None else self.projection.shape[0]
-        given = np.asarray(queries, np.float32)
-        if given.ndim != 2 or given.shape[1] not in (width, dim):
-            raise UsageError(f"queries: expected [n, {width}], got {list(given.shape)}: pass fused vectors, one a row")
-        if limit < 1 or rescored < 1:
-            raise UsageError(f"limit and rescored: expected at least 1, got {limit} and {rescored}: set both above 0")
-        return search(
-            self.bits,
-            self.codes,
-            self.scale,
-            given if self.projection is None or given.shape[1] == dim else given @ self.projection,
-            min(limit, max(1, len(self.bits))),
-            rescored,
-        )
-
-
 def _alone(collection: "CollectionSummary", model: str) -> str:
     """The other name of a lone dense model's vectors, which are the fused ones too; the same name of any other's."""
     missing = {each.model for each in collection.missing}
@@ -134,12 +89,6 @@ def _array(path: Path, written: "Mapping[str, Artefact]") -> "npt.NDArray[Any]":
     except (OSError, ValueError, EOFError) as error:
         raise InterlockError(f"cannot read {path} ({error}): {AGAIN}") from error
     return array
-
-
-def _number(array: "npt.NDArray[Any]") -> "np.float32":
-    import numpy as np
-
-    return np.float32(array[()])
 
 
 @dataclass(frozen=True, repr=False)
@@ -197,28 +146,9 @@ class RecordedRun:
         directory = RunDirectory(self.path).exports(collection)
         array = _array(directory / f"{file}.npy", written)
         if f"{file}.npy" == codes:
-            scale = _number(_array(directory / scale_file(FUSED), written))
+            scale = _array(directory / scale_file(FUSED), written)[()]
             array = Encoding("int8", scale).decode(array)
         return DeliveredVectors(collection, model, array, directory / "points.parquet", written)
-
-    def bits(self, collection: str) -> DeliveredBits:
-        """Open what a run with `--quantise binary` delivered of the fused vectors of `collection`, to be searched.
-
-        Files are compared with their SHA-256 as by `vectors`, which reads the codes as float32. Raises UsageError where
-        the run delivered no bits, InterlockError for a file that is gone or not the one that was delivered.
-        """
-        from interlock.engine.targets.files.arrays import scale_file
-        from interlock.engine.vectors.fusion import PROJECTION
-        from interlock.engine.vectors.precision import BITS, Encoding
-
-        _, written = self._delivered(collection)
-        if BITS.file(FUSED) not in written:
-            raise UsageError(f"run {self.id} has no bits of {collection}: use Settings(quantise='binary')")
-        directory = RunDirectory(self.path).exports(collection)
-        names = BITS.file(FUSED), Encoding("int8").file(FUSED), scale_file(FUSED)
-        bits, codes, scale = (_array(directory / name, written) for name in names)
-        projection = _array(directory / PROJECTION, written) if PROJECTION in written else None
-        return DeliveredBits(collection, bits, codes, _number(scale), projection)
 
     def _delivered(self, collection: str) -> "tuple[CollectionSummary, dict[str, Artefact]]":
         """A collection, and the files that were written of it, by name."""

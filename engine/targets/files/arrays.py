@@ -1,6 +1,6 @@
 """Arrays in files: dense vectors in any numbers, sparse ones as scipy reads them, and those of tokens.
 
-- `<name>.npy` are dense vectors [rows, dim]; in int8 with their scale beside them, in bits with their int8.
+- `<name>.npy` are dense vectors [rows, dim]; in int8 with their scale beside them.
 - `<name>.npz` are sparse ones, which `scipy.sparse.load_npz` reads: compressed rows, and one array of ours, `parked`:
   the rows that are empty because they have no vector.
 - `<name>.npy` with `<name>-starts.npy` are tokens: a record as it was stored each (`values` int8 [dim] with its
@@ -37,10 +37,10 @@ def array_files(delivery: Delivery) -> Files:
     """Yield every array of a delivery: the name of its file, and what writes it."""
     rows = len(delivery.rows.texts)
     for name, dim in delivery.arrays.items():
-        for numbers in delivery.arrays_in.get(name, (FLOAT32,)):
-            yield numbers.file(name), Npy(name, (rows, numbers.width(dim)), numbers)
-            if numbers.precision == "int8":
-                yield scale_file(name), Content(to_bytes(np.array(numbers.scale)))
+        numbers = delivery.arrays_in.get(name, FLOAT32)
+        yield numbers.file(name), Npy(name, (rows, dim), numbers)
+        if numbers.precision == "int8":
+            yield scale_file(name), Content(to_bytes(np.array(numbers.scale)))
     for name, width in delivery.terms_widths.items():
         yield f"{name}.npz", Npz(name, (rows, width))
     for name, tokens in delivery.tokens.items():

@@ -25,7 +25,7 @@ class ExportFormat:
     """What a format writes of a delivery, and what it takes and can.
 
     `bytes` are those of a chunk's dense vectors before any compression. `arrays` says that each name has a file of its
-    own, which token vectors and bits need, `narrows` that numbers may have fewer bits, `package` what has to load.
+    own, which token vectors need, `narrows` that numbers may have fewer bits, `package` what has to load.
     `endings` are those of the files that a model has of its own, behind its name.
     """
 
@@ -45,11 +45,11 @@ def _arrays(delivery: "Delivery") -> "Files":
 
 
 def _array_bytes(form: "VectorForm", fusion: "Fusion", members: Mapping[str, int]) -> int:
-    from interlock.engine.vectors.precision import BITS, FUSED
+    from interlock.engine.vectors.precision import FUSED
 
     widths = form.files(fusion, members)
     codes = widths.pop(FUSED, 0) if form.quantise != "none" else 0
-    return codes + BITS.width(codes) * (form.quantise == "binary") + 4 * sum(widths.values())
+    return codes + 4 * sum(widths.values())
 
 
 def _table(delivery: "Delivery") -> "Files":

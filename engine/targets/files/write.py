@@ -19,7 +19,7 @@ from interlock.engine.record import atomic
 from interlock.engine.targets.files.formats import MARK, files_of, files_of_missing
 from interlock.engine.targets.windows import Check, Delivery, Sink, Window
 from interlock.engine.vectors.fusion import PROJECTION
-from interlock.engine.vectors.precision import FUSED, FilePrecision, Loss
+from interlock.engine.vectors.precision import FUSED, Loss, Precision
 
 RECORD = "export.json"
 STAGING = ".interlock-export"
@@ -103,7 +103,7 @@ class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     began: float = 0.0
     passes: str = ""
     collection: str = ""
-    vectors: FilePrecision = "float32"
+    vectors: Precision = "float32"
     losses: list[Loss] = []
     files: dict[str, list[str]] = {}
 
