@@ -28,7 +28,7 @@ import torch
 
 from interlock.engine.compute.encoder import computed_tokens
 from interlock.engine.models.memory import Law, law_of
-from interlock.engine.models.networks.kernels import T4, Kernel, precision_for
+from interlock.engine.models.networks.kernels import Kernel, precision_for
 from interlock.engine.models.registry import Kind
 from tests.architectures import ARCHITECTURES, LIMITS, SPARSE
 from tests.oracle import Oracle
@@ -43,7 +43,8 @@ BATCHES = (1, 4, 1 << 15)
 PACKED = {"flash": Kernel.FLASH, "memory-efficient": Kernel.EFFICIENT, "runs": Kernel.RUNS}
 """Rows laid end to end, by the kernel that attends: that of an A100, that of a T4, and what either falls back on."""
 CAPABILITIES = {"flash": (8, 0)}
-"""A T4 computes what is not named here, in the precision that it takes for the architecture."""
+T4 = (7, 5)
+"""What computes what is not named here, in the precision that it takes for the architecture."""
 PADDED = {"padded": Kernel.EFFICIENT, "padded, written out": Kernel.MATH, "eager": Kernel.RUNS}
 ATTENTIONS = (*PACKED, *PADDED)
 WITHOUT_SDPA = ("mpnet",)

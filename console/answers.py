@@ -62,8 +62,6 @@ def plan(options: argparse.Namespace) -> int:
     from interlock.console.text.plan_text import cluster_text, plan_text
     from interlock.engine.flows.forecast import forecast
 
-    if options.chunks is None:
-        return _survey(configuration(options))
     settings = configuration(options)
     with progress("record") as told:
         seen = forecast(options.chunks, settings, reached=lambda name, records: told(name, records, 0))
@@ -74,30 +72,6 @@ def plan(options: argparse.Namespace) -> int:
     refused = [each.refused for each in seen.passes if each.refused]
     if refused and not (settings.settings.allow_missing and left):
         raise UnavailableError("\n".join(refused))
-    return ExitCode.COMPLETED
-
-
-def _survey(settings: Configuration) -> int:
-    """What each model of the registry would take."""
-    from interlock.engine.flows.models import survey
-    from interlock.engine.models.roster import UNREACHED
-
-    models, ceiling, kind = survey(settings)
-    rows = []
-    for each in models:
-        needs = ["-"] * 4
-        if law := each.law:
-            a_thousand = law.activations(1024, min(1024, each.longest))
-            batch = f"{each.batch_tokens:,} tokens: {human_bytes(each.batch_bytes)}"
-            fits = f"{each.most_tokens:,}" + ", streamed or CPU" * (each.most_tokens < each.longest)
-            needs = [human_bytes(law.weights), human_bytes(a_thousand), batch, fits]
-        rows.append([each.key, each.dtype, f"{each.longest:,}", *needs, each.source])
-    most = f"most in {human_bytes(ceiling)}"
-    heads = ["model", "dtype", "longest text", "weights", "per 1,024 tokens", "a batch", most, "configuration"]
-    print(render(heads, rows))
-    print(f"\npredicted for {kind}: peak including weights; no weights were read and nothing was computed")
-    if unreached := sum(each.source == UNREACHED for each in models):
-        print(f"hub not reached: no configuration for {several(unreached, 'model')}", file=sys.stderr)
     return ExitCode.COMPLETED
 
 

@@ -48,11 +48,10 @@ def run(command: argparse.ArgumentParser) -> None:
 
 def plan(command: argparse.ArgumentParser) -> None:
     """Read and tokenise CHUNKS, then show passes, batches, tokens, truncation and predicted memory. Loads no
-    weights and writes nothing. Without CHUNKS: what each model of the registry would need, by its
-    configuration alone.
+    weights and writes nothing.
     """
     text = "directory of collections, or one file; or a URL: s3://, gs://, az://"
-    command.add_argument("chunks", type=PLACE, nargs="?", metavar="CHUNKS", help=text)
+    command.add_argument("chunks", type=PLACE, metavar="CHUNKS", help=text)
     text = "also price a cluster of N machines like this one: time, what limits it, head, network"
     command.add_argument("--nodes", type=told(parsers.some_counts), metavar="N,...", help=text)
     settings(command)

@@ -317,10 +317,11 @@ def shelf(text: str, left: Callable[[], bool]) -> ChunksSeen:
 def _looked_at(spec: ModelSpec, row: ModelRow) -> ModelRow:
     """A row with what the files say: their size, and what the registry leaves to them."""
     from interlock.engine.models import assets
-    from interlock.engine.models.roster import configurations
+    from interlock.engine.models.layout import home_of, read_object
 
-    held = assets.cached(spec)
-    config = configurations([spec], assets.Policy(offline=True))[0].config or {}
+    held, config = assets.cached(spec), dict[str, object]()
+    with suppress(UnavailableError):
+        config = read_object(home_of(held[0]) / "config.json") if held else {}
     dim, tokens = config.get("hidden_size"), config.get("max_position_embeddings")
     return replace(
         row,

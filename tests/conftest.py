@@ -130,7 +130,7 @@ def minilm() -> Path:
 
 FIRST = (
     *("fake_cuda", "cluster_ray", "operator", "printed", "upload", "cluster", "console", "untrusted_models", "rounds"),
-    *("api", "encoder", "missing", "plans", "resume", "t4", "network", "survey", "law", "facts", "rehearsal", "start"),
+    *("api", "encoder", "missing", "plans", "resume", "t4", "network", "law", "facts", "rehearsal", "start"),
 )
 """Files that take long: what is begun last ends when nothing else is left to do beside it."""
 TOGETHER = ("bench", "docling", "encoder", "gpu_acceptance", "sentence_settings", "splade_tiny")

@@ -546,3 +546,19 @@ def test_no_escape_in_an_argument_reaches_the_terminal(call, tmp_path, root, tin
 def test_every_setting_stands_once_in_the_groups_of_help():
     grouped = [item.name for group in GROUPS for item in fields(group)]
     assert sorted(grouped) == sorted(item.name for item in knobs())
+
+
+def test_a_plan_says_where_passes_would_be_computed(tmp_path):
+    model = tiny_model(tmp_path / "tall", width=256, layers=16)
+    chunks = corpus(tmp_path / "chunks", {"Docs": {"a_chunks.json": sentences(4)}})
+    plan = ("plan", chunks, "--roster", model, "--devices", "sim:2xT4", "--ceiling")
+
+    def said(ceiling):
+        return interlock(*plan, ceiling).stdout
+
+    assert "cuda:0,cuda:1\n" in said("1GiB")
+    streamed = said("372MiB")
+    assert "cuda:0,cuda:1 streamed" in streamed
+    assert "tall is streamed under --ceiling 372.0 MiB, which is slower: raise it to 0.4GiB to hold" in streamed
+    assert "cuda:0,cuda:1\n" in said("0.4GiB")
+    assert " cpu\n" in said("365MiB")

@@ -23,7 +23,7 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
-from interlock.engine.models.memory import law_of_config_only
+from interlock.engine.models.memory import law_of
 from interlock.engine.models.networks.checkpoint import usual
 from interlock.engine.models.registry import ModelSpec
 from interlock.engine.models.roster import cards_of
@@ -190,7 +190,7 @@ def test_code_is_told_where_it_is_not_the_published_one(tmp_path, code, told):
 def test_a_plan_without_weights_knows_what_a_network_of_type_new_needs():
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12}
     said = {"vocab_size": 250048, "max_position_embeddings": 8192, **sizes}
-    law = law_of_config_only(usual({"model_type": "new", **said, **PUBLISHED["gte-multilingual"]}), "cuda")
+    law = law_of(usual({"model_type": "new", **said, **PUBLISHED["gte-multilingual"]}), 2, packed=True)
     # the published file of gte-multilingual-base has 305 million parameters
     assert law.weights == pytest.approx(2 * 305e6, rel=0.01)
     assert law.slots and not law.pair

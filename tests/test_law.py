@@ -13,7 +13,7 @@ from bench.law_plans import TRACED, Traced, estimated
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.layout import values_in
-from interlock.engine.models.memory import Calibration, Law, law_for, law_of, law_of_config_only
+from interlock.engine.models.memory import Calibration, Law, law_for, law_of
 from interlock.engine.models.networks.kernels import Kernel, filling, padded_tokens
 from interlock.engine.models.networks.network import PackedEncoder
 from interlock.engine.models.networks.streaming import slot_bytes
@@ -124,12 +124,6 @@ def test_the_law_of_a_padded_card_takes_its_weight_from_its_files(tmp_path):
     values = values_in(tmp_path / "tiny" / "model.safetensors")
     assert law_for(card, "cuda").weights == law_for(card, "sim").weights == 2 * values
     assert law_for(replace(card, dtype="float32"), "cpu").weights == 4 * values
-
-
-def test_a_configuration_alone_has_the_law_of_the_model_as_it_would_run():
-    assert law_of_config_only(MINILM, "cuda") == law_of(MINILM, 2, packed=True)
-    assert law_of_config_only(MINILM, "sim", torch.float32) == law_of(MINILM, 2, packed=True)
-    assert law_of_config_only(MINILM, "cpu", torch.float32) == law_of(MINILM, 4, packed=True, host=True)
 
 
 @pytest.mark.parametrize("config", [{}, {"model_type": "unheard-of"}, {**QWEN3_06B, "model_type": "unheard-of"}])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,22 +11,13 @@ from interlock.engine.compute.texts import weigh_documents, weigh_queries
 from interlock.engine.corpus.documents import ChunkedFiles, TokenCounter, Told, chunk_documents
 from interlock.engine.errors import UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
-from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor
-from interlock.engine.gpu.sim import CONTEXT
 from interlock.engine.models import assets
 from interlock.engine.models.bundles import Bundle, bundle_directory, files_of, write_bundle
 from interlock.engine.models.card import read_card, told_by
 from interlock.engine.models.members import members
-from interlock.engine.models.memory import HEAP_FACTOR, Calibration, Law, law_of_config_only
-from interlock.engine.models.networks.attention import why_padded
-from interlock.engine.models.networks.checkpoint import packable
-from interlock.engine.models.networks.int8 import cpu_precision
-from interlock.engine.models.networks.kernels import T4, Capability, Kernel, kernel_for, precision_for
 from interlock.engine.models.registry import ModelSpec, extended, find, vouched
-from interlock.engine.models.roster import Found, configurations, fewest_processors, lowest_capability
 from interlock.engine.models.sources import Copy
-from interlock.engine.models.weights import DTYPES
 from interlock.engine.record.events import Emit
 from interlock.engine.settings import Configuration
 
@@ -44,67 +35,6 @@ class ModelHere:
     files: int = 0
     bytes: int = 0
     told: tuple[str, str, str] | None = None
-
-
-@dataclass(frozen=True)
-class ModelForecast:
-    """What one model of the registry would take, in bytes and tokens; no `law` where no configuration is to be had.
-
-    `batch_bytes` is the peak of a batch of `batch_tokens` with rows as long as the model allows, `most_tokens` the most
-    that one forward may have under the ceiling.
-    """
-
-    key: str
-    source: str
-    dtype: str
-    longest: int
-    law: Law | None
-    batch_tokens: int = 0
-    batch_bytes: int = 0
-    most_tokens: int = 0
-
-
-def survey(configuration: Configuration) -> tuple[list[ModelForecast], int, str]:
-    """Predict each model of the registry by its configuration; add the ceiling in bytes and the kind of device meant.
-
-    Where there is no GPU and none is named, a T4 is meant: that is what is planned ahead.
-    """
-    settings = configuration.settings
-    devices = choose_devices(settings.devices, settings.faults)
-    kind, capability = devices[0].kind, lowest_capability(devices) or T4
-    kind = "cuda" if settings.devices == "auto" and kind == "cpu" else kind
-    all_of = [replace(spec, precision=settings.precision) for spec in extended(configuration.models).values()]
-    specs = [vouched(spec, settings.allow_pickle) for spec in all_of]
-    found = configurations(specs, assets.Policy(offline=settings.offline))
-    least, ceiling = (capability, fewest_processors(devices)), settings.ceiling_of(kind)
-    surveyed = [
-        _surveyed(*each, kind, *least, ceiling - settings.margin * (kind != "cpu"))
-        for each in zip(specs, found, strict=True)
-    ]
-    return surveyed, ceiling, kind
-
-
-def _surveyed(
-    spec: ModelSpec, found: Found, kind: str, capability: Capability, processors: int, ceiling: int
-) -> ModelForecast:
-    config = found.config
-    dtype = spec.dtype.get(kind) or (
-        precision_for(config or {}, capability) if kind == "cuda" else cpu_precision(spec.precision)
-    )
-    longest = spec.max_tokens or int(str((config or {}).get("max_position_embeddings") or 512))
-    if config is None:
-        return ModelForecast(spec.key, found.source, dtype, longest, None)
-    packed = packable(config) or not why_padded(config, spec.attention)
-    kernel = kernel_for(config, dtype, capability, packed=packed) if kind == "cuda" else Kernel.HOST
-    law = law_of_config_only(config, kind, DTYPES[dtype], spec.attention, kernel, spec.kind)
-    heeded = kind != "sim" or spec.batch_tokens != ModelSpec.batch_tokens  # what is said of the host
-    tokens = spec.tokens_for(kind if heeded else "cuda", processors)
-    known = Calibration(scale=HEAP_FACTOR, margin=0.0) if kind == "cpu" else Calibration()
-    room = ceiling - law.weights - (0 if kind == "cpu" else CONTEXT)
-    row = min(longest, tokens)
-    batch = law.weights + known.activations(law, tokens, row)
-    most = known.most_tokens(law, longest, room)
-    return ModelForecast(spec.key, found.source, dtype, longest, law, tokens, batch, most)
 
 
 def here(spec: ModelSpec, settings: Configuration, *, measured: bool = False) -> ModelHere:

@@ -18,7 +18,6 @@ import torch
 
 from interlock.engine.models.heads import VECTORS
 from interlock.engine.models.layout import STATIC_TYPE, values_in
-from interlock.engine.models.networks.attention import why_padded
 from interlock.engine.models.networks.checkpoint import packable, usual
 from interlock.engine.models.networks.kernels import ALIGNED, Kernel
 from interlock.engine.models.networks.network import HEAD_ROWS, HEAD_TOKENS
@@ -178,22 +177,6 @@ def law_for(card: "ModelCard", device_kind: str) -> Law:
         pooled = POOLING_PAIR if host and made.pooling > 1 else 0.0
         return replace(law, head=token_law(width, made.dim, size, host=host), square=law.square + pooled)
     return law if card.by_token.unweighed is None else replace(law, head=weight_law(width, size))
-
-
-def law_of_config_only(
-    config: Config,
-    device_kind: str,
-    dtype: torch.dtype = torch.float16,
-    attention: str = "sdpa",
-    kernel: Kernel = Kernel.HOST,
-    kind: Kind = "dense",
-) -> Law:
-    """Estimate the law of a model of which only `config.json` is to be had, pooled as such models mostly are."""
-    ours, size = packable(config), 2 if device_kind == "sim" else dtype.itemsize
-    packed = ours or not why_padded(config, attention)
-    kind = kind if ours else "dense"  # of a sparse model that no run would take, what its trunk needs
-    host = device_kind == "cpu"
-    return law_of(config, size, packed=packed, attends=attention, kernel=kernel, kind=kind, host=host)
 
 
 def law_of(

@@ -27,7 +27,6 @@ from interlock.engine.models.layout import (
     Unsupported,
     check_complete,
     check_supported,
-    home_of,
     onnx_of,
     values_in,
 )
@@ -164,16 +163,6 @@ def complete(
     if write or not (pickles_of(whole) and may_read_pickles(spec)):
         check_complete(whole)
     return Copy(whole, commit, heads_in_safetensors(path, spec, model_cache(), write=write))
-
-
-def config_in(source: str, spec: ModelSpec) -> Path:
-    """Find the `config.json` that `source` has of `spec`, whether its weights are there or not. Raises Missing."""
-    with _as_missing():
-        _, path, _ = _place(source, spec)
-        home = home_of(path)
-        if not (home / "config.json").is_file():
-            raise Missing(f"no config.json in {home}")
-        return home / "config.json"
 
 
 @contextmanager

@@ -20,7 +20,6 @@ Capability = tuple[int, int]
 
 OLDEST: Capability = (5, 0)
 """What every GPU that torch can use has."""
-T4: Capability = (7, 5)
 BFLOAT16_FROM: Capability = (8, 0)
 """Below it a GPU computes bfloat16 by way of float32, and its fused attention refuses it (pytorch, sdp_utils.cpp)."""
 
