@@ -207,8 +207,6 @@ def rerank(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", type=told(parsers.some_names), metavar="MODEL,...", required=True, help=text)
     text = "write the scores to this file, whole or not at all"
     command.add_argument("--out", type=PATH, metavar="SCORES.jsonl", dest="scores", help=text)
-    text = "show pairs, tokens, truncation and predicted memory, and score nothing"
-    command.add_argument("--plan", action="store_true", help=text)
     telemetry(command)
     settings(command, *RERANKING)
 

@@ -273,16 +273,12 @@ def _print_answer(answer: "Answer", *, as_json: bool, explained: bool) -> None:
 
 
 def rerank(options: argparse.Namespace) -> int:
-    """Score the pairs of a file, a line for each of its lines, or plan that."""
-    from interlock.console.text.plan_text import pairs_text
-    from interlock.engine.flows.rerank import plan_file, score_file
+    """Score the pairs of a file, a line for each of its lines."""
+    from interlock.engine.flows.rerank import score_file
 
     settings, out = configuration(options), options.scores
     check_telemetry(options.telemetry, {"the file of pairs": options.pairs, "that of --out": out})
     events = partial(Telemetry, options.telemetry)
-    if options.plan:
-        print(pairs_text(*plan_file(settings, options.pairs, options.model, events)))
-        return ExitCode.COMPLETED
     check_file("--out", out, {"the file of pairs": options.pairs})
     with writing(out) as write, progress("pair") as done:
         for line, scores in score_file(settings, options.pairs, options.model, Listener(events, progress=done)):

@@ -151,17 +151,6 @@ def test_the_pairs_of_a_file_are_scored_in_their_order(scorer, pairs, tmp_path):
     assert interlock("rerank", pairs, "--model", scorer).stdout == out.read_text()
 
 
-def test_the_plan_of_a_file_tells_pairs_tokens_truncation_and_memory(scorer, pairs):
-    from transformers import AutoTokenizer
-
-    rows = AutoTokenizer.from_pretrained(str(scorer))([tuple(pair) for pair in PAIRS], truncation=True)["input_ids"]
-    planned = interlock("rerank", pairs, "--model", scorer, "--plan").stdout
-    tokens, longest = sum(map(len, rows)), max(map(len, rows))
-    assert f"scorer: 5 pairs in 1 batch, {tokens:,} tokens, the longest pair {longest}" in planned
-    assert "truncated: 1 pair, " in planned
-    assert "predicted on cpu: " in planned
-
-
 def test_a_bad_line_is_refused_before_anything_is_scored_or_written(scorer, pairs, tmp_path):
     out = tmp_path / "scores.jsonl"
     out.write_text("as it was")
@@ -325,7 +314,7 @@ def test_a_gpu_that_a_run_holds_is_left_to_it(scorer, monkeypatch):
         reranker = product.Reranker(str(scorer), settings=product.Settings(devices="sim:2xT4"))
     with reranker:
         reranker.score("a", ["b"])
-        assert reranker._models.plan([("a", "b")]).device == "cuda:1"
+        assert reranker._models._scorer.instance.device.name == "cuda:1"
 
 
 def test_a_telemetry_file_that_cannot_be_written_ends_the_command(scorer, pairs, tmp_path):

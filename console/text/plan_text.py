@@ -14,7 +14,6 @@ from interlock.widgets.formats import render
 
 if TYPE_CHECKING:
     from interlock.engine.compute.cluster.pricing import ClusterWork
-    from interlock.engine.compute.pairs.scorer import PairPlan
     from interlock.engine.flows.forecast import Forecast, PassForecast
     from interlock.engine.models.card import ModelCard
 
@@ -154,24 +153,3 @@ def _refused(seen: "Forecast") -> Iterator[str]:
         yield from (safe(line_of(RecordRefused(collection=name, **asdict(refusal)))) for refusal in told)
         if more := len(rows.refusals) - len(told):
             yield f"warning: {several(more, 'more refusal')} in {safe(name)}"
-
-
-def pairs_text(model: str, plans: "Sequence[PairPlan]") -> str:
-    """Word a plan of pairs."""
-    told = [plan.told for plan in plans]
-    pairs, truncated = sum(each.pairs for each in told), sum(each.truncated for each in told)
-    if not pairs:
-        return f"{safe(model)}: nothing to score"
-    tokens, cut = sum(each.tokens for each in told), sum(each.truncated_tokens for each in told)
-    batches = sum(each.batches for each in told)
-    longest = max(batch.longest for plan in plans for batch in plan.job.batches)
-    weights, needed = plans[0].weights, max(plan.needed for plan in plans)
-    return "\n".join(
-        [
-            f"{safe(model)}: {several(pairs, 'pair')} in {several(batches, 'batch', 'batches')}, "
-            f"{several(tokens, 'token')}, the longest pair {longest:,}",
-            f"truncated: {several(truncated, 'pair')}, {several(cut, 'token')} cut off",
-            f"predicted on {plans[0].device}: {human_bytes(weights + needed)} ({human_bytes(weights)} weights, "
-            f"{human_bytes(needed)} for the largest batch)",
-        ]
-    )

@@ -152,13 +152,6 @@ class HeldModel(Fallbacks):
         law, known = self._planner.law(self.card, device), self._planner.calibration(0, device)
         return job.layout.least_bytes(law, known)
 
-    def planned(self, job: Job) -> tuple[str, int, int]:
-        """Predict where a job would be computed, and in bytes what the weights take there, and the most that a forward
-        takes beside them. Raises as `choose` does."""
-        device, _ = self.choose(job)
-        law, known = self._planner.law(self.card, device), self._planner.calibration(0, device)
-        return device.name, law.weights, job.layout.predicted_bytes(law, known) - law.weights
-
     def load(self, job: Job) -> None:
         """Have the model on a device, with room for the rows of a job one by one. Raises UnavailableError where it fits
         nowhere."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from interlock.engine.compute.context import Granted
 from interlock.engine.compute.pairs.rows import Pair
-from interlock.engine.compute.pairs.scorer import PairPlan
 from interlock.engine.corpus.questions import PairLine, read_pairs
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows import EventSink, Listener, no_events
@@ -95,7 +94,7 @@ def checked_reranker(settings: Configuration, names: Sequence[str], roster: Rost
         return replace(rerank, late=dense[0] if rerank.late == MAXSIM else rerank.late)
     if rerank:
         with free_devices(settings, no_events) as on, rerankers(settings, names, on) as models:
-            models.plan([("a query", "a text")])
+            models.check()
     return rerank
 
 
@@ -178,15 +177,6 @@ def score_file(
             for line in lines:
                 own, scores = scores[: len(line.texts)], scores[len(line.texts) :]
                 yield line, own
-
-
-def plan_file(
-    settings: Configuration, file: Path, names: Sequence[str], events: EventSink
-) -> tuple[str, list[PairPlan]]:
-    """Plan the pairs of a file, window by window: the model that would score them, and what that would take."""
-    with free_devices(settings, events) as on, rerankers(settings, names, on) as models:
-        plans = [models.plan(_pairs(lines)) for lines in _windows(read_pairs(file))]
-        return models.model, plans
 
 
 def _pairs(lines: Sequence[PairLine]) -> list[Pair]:

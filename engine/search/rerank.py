@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from interlock.engine.compute.context import Granted
 from interlock.engine.compute.pairs.rows import Pair
-from interlock.engine.compute.pairs.scorer import PairPlan, Progress, Scorer, Scores
+from interlock.engine.compute.pairs.scorer import Progress, Scorer, Scores
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.networks.kernels import OLDEST
@@ -58,9 +58,9 @@ class Rerankers(AbstractContextManager["Rerankers"]):
         """The key of the model that is asked now; empty where none is left."""
         return self._left[0].key if self._left else ""
 
-    def plan(self, pairs: Sequence[Pair]) -> PairPlan:
-        """Plan pairs for the first model that can be had. Raises what the last one raised where none can."""
-        return self._first(lambda scorer: scorer.plan(pairs))
+    def check(self) -> None:
+        """Find the first model that can score. Raises what the last one raised where none can."""
+        self._first(lambda scorer: scorer.check())
 
     def score(self, pairs: Sequence[Pair], progress: Progress = lambda _: None) -> Scores:
         """Score pairs [n] by the first model that gives scores. Raises what the last one raised where none does."""

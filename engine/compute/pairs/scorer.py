@@ -6,7 +6,6 @@ Nothing is dropped: a score that cannot be had is an error.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -29,32 +28,6 @@ Progress = Callable[[int], object]
 """Takes how many pairs have their scores."""
 
 
-@dataclass(frozen=True)
-class PairPlan:
-    """Pairs as a job on a device; `needed` is the most that a forward is predicted to take beside the weights, in
-    bytes, `weights` what those take."""
-
-    job: Job
-    device: str
-    weights: int
-    needed: int
-
-    @property
-    def told(self) -> PairsPlanned:
-        """Say what is about to be scored."""
-        layout, card = self.job.layout, self.job.card
-        cut = self.job.tokens.truncated(card.max_tokens)
-        return PairsPlanned(
-            model=card.key,
-            pairs=len(cut),
-            batches=len(layout.batches),
-            tokens=sum(batch.tokens for batch in layout.batches),
-            padding=0 if card.tight else sum(batch.padding for batch in layout.batches),
-            truncated=int((cut > 0).sum()),
-            truncated_tokens=int(cut.sum()),
-        )
-
-
 class Scorer(HeldModel, AbstractContextManager["Scorer"]):
     """A cross-encoder; a context manager, which takes it off its device."""
 
@@ -64,13 +37,16 @@ class Scorer(HeldModel, AbstractContextManager["Scorer"]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close("done" if kind is None else f"ended by {kind.__name__}")
 
-    def plan(self, pairs: Sequence[Pair]) -> PairPlan:
-        """Tokenise pairs and lay out their batches, without a lease. Of a model that is not packed this reads the
-        weights: only with them sentence-transformers tells how its pairs are put together."""
+    def check(self) -> None:
+        """Raise what keeps it from scoring any pair; nothing is leased."""
+        self.choose(self._job([("a query", "a text")]))
+
+    def _job(self, pairs: Sequence[Pair]) -> Job:
+        """Tokenise pairs and lay out their batches. Of a model that is not packed this reads the weights: only with
+        them sentence-transformers tells how its pairs are put together."""
         card = self.card
         rows = rows_of_texts(card, pairs) if card.packed else rows_of_network(self.network(), card, pairs)
-        job = in_memory(card, rows, "pairs")
-        return PairPlan(job, *self.planned(job))
+        return in_memory(card, rows, "pairs")
 
     def score(self, pairs: Sequence[Pair], progress: Progress = lambda _: None) -> Scores:
         """Compute the score of each pair [len(pairs)], in their order.
@@ -80,9 +56,8 @@ class Scorer(HeldModel, AbstractContextManager["Scorer"]):
         """
         if not pairs:
             return np.empty(0, np.float32)
-        began, planned = time.monotonic(), self.plan(pairs)
-        job, told = planned.job, planned.told
-        self._emit(told)
+        began, job = time.monotonic(), self._job(pairs)
+        self._emit(told := _told(job))
         results = self.compute(job, progress)
         if parked := [row for result in results for row in result.parked]:
             raise self._lacking(parked, len(pairs))
@@ -111,3 +86,18 @@ class Scorer(HeldModel, AbstractContextManager["Scorer"]):
             f"model {key}: {len(parked)} of {several(pairs, 'score')} not finite, the first of pair {first}: its "
             "weights are damaged or it does not suit these texts; use another reranker"
         )
+
+
+def _told(job: Job) -> PairsPlanned:
+    """Say what is about to be scored."""
+    layout, card = job.layout, job.card
+    cut = job.tokens.truncated(card.max_tokens)
+    return PairsPlanned(
+        model=card.key,
+        pairs=len(cut),
+        batches=len(layout.batches),
+        tokens=sum(batch.tokens for batch in layout.batches),
+        padding=0 if card.tight else sum(batch.padding for batch in layout.batches),
+        truncated=int((cut > 0).sum()),
+        truncated_tokens=int(cut.sum()),
+    )
