@@ -8,12 +8,11 @@ import json
 import shutil
 import sys
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration
-from interlock.console.writing import Telemetry, check_file, check_several, progress, say, tell
+from interlock.console.writing import check_file, check_several, progress, say, tell, telling
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows import Listener
 from interlock.engine.models.registry import label
@@ -230,7 +229,7 @@ def eval(options: argparse.Namespace) -> int:
             f"--calibrate writes a file for --config, which takes one: drop it, and set roster in {options.config}"
         )
     with progress() as done:
-        listener = Listener(partial(Telemetry, None), say, done)
+        listener = Listener(telling, say, done)
         if options.plan:
             for each in (request, *others):
                 print(*[f"{each.data}:"] * bool(others), amounts_text(flow.amounts(settings, each, listener)), sep="\n")

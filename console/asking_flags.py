@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from interlock.console.flags import NAME, PATH, RERANKING, server_flags, settings, telemetry, told
+from interlock.console.flags import NAME, PATH, RERANKING, log, server_flags, settings, told
 from interlock.engine import parsers
 from interlock.engine.search.options import SearchRules
 from interlock.engine.settings import flag_of
@@ -60,8 +60,8 @@ def search(command: argparse.ArgumentParser) -> None:
     _options(group, "weights", "only", "hybrid", "sparse_share")
     group = command.add_argument_group("reranking")
     _options(group, *RERANK)
-    telemetry(group)
     _server(command, exact=True)
+    log(command)
     settings(command, *RERANKING, "theme", "ascii", "slow_link")
 
 
@@ -130,7 +130,7 @@ def serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--waiting", type=told(parsers.at_least_one), default=2048, metavar="N", help=text)
     group = command.add_argument_group("reranking")
     _options(group, *RERANK)
-    telemetry(command)
+    log(command)
     _server(command, exact=True)
     settings(command, *RERANKING)
 

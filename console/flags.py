@@ -160,8 +160,7 @@ def upload(command: argparse.ArgumentParser) -> None:
     command.add_argument("--prune", action="store_true", help=text)
     _to_server(command)
     _metrics(command)
-    text = "each line of stderr a JSON object: time, level, event, message"
-    command.add_argument("--log-json", action="store_true", help=text)
+    log(command)
     text = (
         "show points, bytes, requests and the collection's configuration, and ask no server; with --prune ask it how "
         "many points would be removed, with --incremental how many differ"
@@ -207,13 +206,13 @@ def rerank(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", type=told(parsers.some_names), metavar="MODEL,...", required=True, help=text)
     text = "write the scores to this file, whole or not at all"
     command.add_argument("--out", type=PATH, metavar="SCORES.jsonl", dest="scores", help=text)
-    telemetry(command)
+    log(command)
     settings(command, *RERANKING)
 
 
-def telemetry(command: argparse._ActionsContainer) -> None:
-    text = "append what happens to this file as JSON lines; stderr then has only what went wrong"
-    command.add_argument("--telemetry", type=PATH, metavar="FILE", help=text)
+def log(command: argparse._ActionsContainer, text: str = "") -> None:
+    text += "each line of stderr a JSON object: time, level, event, message, fields"
+    command.add_argument("--log-json", action="store_true", help=text)
 
 
 def models(command: argparse.ArgumentParser) -> None:
@@ -261,8 +260,7 @@ def server_flags(command: "argparse.ArgumentParser | argparse._ArgumentGroup", p
 def _front_end(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("output")
     group.add_argument("--no-ui", action="store_true", help="no console, plain log output on stderr")
-    text = "--no-ui with each line of stderr a JSON object: time, level, event, message, fields"
-    group.add_argument("--log-json", action="store_true", help=text)
+    log(group, "--no-ui with ")
     group.add_argument("--events", choices=["-"], help="stream events to stdout as JSON lines")
     group.add_argument("--summary", metavar="PATH|-", help="also write summary.json to PATH, or to stdout")
     group.add_argument("--quiet", action="store_true", help="print errors only")

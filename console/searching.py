@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration
 from interlock.console.text.answer_text import answer_lines, cut_text, hit_lines, stages_took, writer
-from interlock.console.writing import Telemetry, check_file, check_telemetry, progress, say, tell, warn, writing
+from interlock.console.writing import check_file, progress, say, tell, telling, warn, writing
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.flows import Listener, no_events
 from interlock.engine.record import atomic
@@ -52,9 +52,8 @@ def search(options: argparse.Namespace) -> int:
         return _open_screen(options, settings, ask, rerank)
     if (options.query is None) == (options.queries is None):
         raise UsageError("search: pass a query, or a file of them with --queries")
-    check_telemetry(options.telemetry, {"the file of questions": options.queries, "that of --out": options.answers})
-    events, told = partial(Telemetry, options.telemetry), options.telemetry is not None
-    opened = partial(Answering, settings, place_of(options), options.collection, rerank, events, told=told)
+    asked = settings, place_of(options), options.collection, rerank, telling
+    opened = partial(Answering, *asked, told=options.log_json)
     if options.queries:
         return _search_file(options, ask, opened)
     if options.answers:
@@ -81,10 +80,8 @@ def _open_screen(options: argparse.Namespace, settings: Configuration, ask: "Ask
     from interlock.engine.flows.search import Answering, SerialRetriever
 
     look = look_of(settings)
-    check_telemetry(options.telemetry, {})
-    events = partial(Telemetry, options.telemetry) if options.telemetry else no_events
     retriever = SerialRetriever(
-        answering := Answering(settings, place_of(options), options.collection, rerank, events, kept=True, told=True)
+        answering := Answering(settings, place_of(options), options.collection, rerank, no_events, kept=True, told=True)
     )
     try:
         retriever.check(ask)
@@ -202,7 +199,7 @@ def encode(options: argparse.Namespace) -> int:
         raise UsageError(f"--out {out}: name it {', '.join(VECTOR_FILES)}, which says what it is to be")
     asked = _asked(options)
     with progress("text") as done:
-        listener, texts = Listener(partial(Telemetry, None), say, done), [each.text for each in asked]
+        listener, texts = Listener(telling, say, done), [each.text for each in asked]
         place = place_of(options)
         found = encode_for(settings, place, options.collection, texts, options.side, options.only or "", listener)
     warn(cut_text(found.cut, len(found), "text"))
@@ -277,11 +274,9 @@ def rerank(options: argparse.Namespace) -> int:
     from interlock.engine.flows.rerank import score_file
 
     settings, out = configuration(options), options.scores
-    check_telemetry(options.telemetry, {"the file of pairs": options.pairs, "that of --out": out})
-    events = partial(Telemetry, options.telemetry)
     check_file("--out", out, {"the file of pairs": options.pairs})
     with writing(out) as write, progress("pair") as done:
-        for line, scores in score_file(settings, options.pairs, options.model, Listener(events, progress=done)):
+        for line, scores in score_file(settings, options.pairs, options.model, Listener(telling, progress=done)):
             write(json.dumps({"score": scores[0]} if line.alone else {"scores": scores}) + "\n")
     return ExitCode.COMPLETED
 
@@ -298,11 +293,9 @@ def serve(options: argparse.Namespace) -> int:
     admission = connections.Admission.of(f"--host {options.host}", options.host, KEY)
     settings = configuration(options)
     rerank = rerank_of(settings, options.rerank, options.rerank_share, options.rerank_depth)
-    check_telemetry(options.telemetry, {})
-    events = partial(Telemetry, options.telemetry)
     with (
         connections.listening(options.host, options.port) as at,
-        Service(settings, place_of(options), options.collection, rerank, events) as service,
+        Service(settings, place_of(options), options.collection, rerank, telling) as service,
     ):
         warn(service.manifest.gap)
         named = f"[{options.host}]" if ":" in options.host else options.host

@@ -1,29 +1,27 @@
-"""What a command writes while it works: text for stdout or a file, on stderr how far it is, events to a file."""
+"""What a command writes while it works: text for stdout or a file, on stderr how far it is and what happens."""
 
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import TextIOWrapper
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from interlock.console.streams import JsonLog
 from interlock.engine import parsers
-from interlock.engine.errors import InterlockError, UsageError, check_apart
+from interlock.engine.errors import UsageError, check_apart
 from interlock.engine.record import atomic
 from interlock.engine.record.words import LONG, drawn, safe, several
 from interlock.widgets.formats import width_of
 
 if TYPE_CHECKING:
-    from interlock.engine.record.events import AnyEvent
+    from interlock.engine.record.events import AnyEvent, Emit
 
 PAUSE, BLINK = 10.0, 0.2
 """Seconds between two words on progress, and between two on a terminal."""
-LONGEST = 1_000_000
-"""Bytes of a line of telemetry, at most."""
 Progress = Callable[[str, int, int], object]
 """Hears a model, how much of its work is done, and of how much."""
 
@@ -143,63 +141,22 @@ def progress(unit: str = "") -> Iterator[Progress]:
         print(file=sys.stderr)
 
 
-class Telemetry:
-    """Takes events: to stderr as lines, or with a file to that, appended as lines of a journal, and only what went
-    wrong to stderr. A context manager."""
+def telling(device_kind: str) -> "AbstractContextManager[Emit]":
+    """Take events: each is a line on stderr, which a log has with its fields, leases too."""
 
-    def __init__(self, file: Path | None, device_kind: str) -> None:
-        self._file, self._kind = file, device_kind
-        self._stack = ExitStack()
-        self._count, self._began = 0, time.monotonic()
+    def tell_event(event: "AnyEvent") -> None:
+        from interlock.console.text.event_text import line_of
+        from interlock.engine.record.events import LeaseGranted, LeaseReleased
 
-    def __enter__(self) -> "Telemetry":
-        if self._file:
-            _check_appendable(self._file)
-            with atomic.explaining(self._file):
-                self._out = self._stack.enter_context(self._file.open("ab", buffering=0))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def __call__(self, event: "AnyEvent") -> None:
-        from interlock.console.text.event_text import SEVERE, describe, line_of
-        from interlock.engine.record import journal
-        from interlock.engine.record.events import Entry, LeaseGranted, LeaseReleased
-
-        if self._file:
-            elapsed = round(time.monotonic() - self._began, 3)
-            entry = Entry(
-                seq=self._count, at=time.time(), session=1, elapsed=elapsed, device_kind=self._kind, body=event
-            )
-            with atomic.explaining(self._file):
-                self._out.write(journal.encode(entry))
-            self._count += 1
-        line = "" if isinstance(event, LeaseGranted | LeaseReleased) else line_of(event, self._kind)  # moves say it
-        if line and (not self._file or describe(event).severity in SEVERE):
+        line = line_of(event, device_kind)
+        if line and isinstance(sys.stderr, JsonLog):
+            sys.stderr.record(safe(line), event=str(event.__struct_config__.tag), fields=event)
+        elif line and not isinstance(event, LeaseGranted | LeaseReleased):  # moves say it
             print(f"interlock: {safe(line)}", file=sys.stderr, flush=True)
 
-
-check_telemetry = partial(check_file, "--telemetry")
-"""What it is appended to is looked at when it is opened."""
+    return nullcontext(tell_event)
 
 
 def same_file(one: Path, other: Path) -> bool:
     """Tell whether two paths are of one file, by whatever name, or would be."""
     return one.samefile(other) if one.exists() and other.exists() else one.resolve() == other.resolve()
-
-
-def _check_appendable(file: Path) -> None:
-    """Raise UsageError for a file that begins with anything but telemetry: one of a run or a store, by any name."""
-    from interlock.engine.record import journal
-    from interlock.engine.record.events import RunStarted
-
-    if not file.is_file():
-        return
-    with atomic.explaining(file), file.open("rb") as there:
-        line = there.readline(LONGEST)
-    with suppress(InterlockError):  # for an entry of another version
-        entry = journal.decode(line) if line else None
-        if not line or (entry and not isinstance(entry.body, RunStarted)):
-            return
-    raise UsageError(f"--telemetry: {file} holds something else, to which nothing is added: name another file")

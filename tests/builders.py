@@ -20,6 +20,7 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from packaging.version import Version
 
@@ -275,6 +276,12 @@ def interlock(
     if check is not None:
         assert process.returncode == check, f"exit {process.returncode}, not {check}\n{out}\n{err}"
     return subprocess.CompletedProcess(process.args, process.wait(), out, err)
+
+
+def logged(stderr: str) -> list[ev.AnyEvent]:
+    """The events that a command has told with --log-json."""
+    lines = [json.loads(line) for line in stderr.splitlines()]
+    return [msgspec.convert(each["fields"], ev.AnyEvent) for each in lines if "event" in each.get("fields", {})]
 
 
 def start(

@@ -13,12 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import interlock as product
-from interlock.console.writing import Telemetry, check_telemetry
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal
 from interlock.engine.search.combine import reranked
-from tests.builders import corpus, interlock, sentences, start, tiny_scorer
+from tests.builders import corpus, interlock, logged, sentences, start, tiny_scorer
 from tests.processes import until
 
 TEXTS = sentences(30, words=12)
@@ -123,20 +121,18 @@ def test_an_interrupt_leaves_the_order_of_the_search(store, scorer):
     assert "interrupted; keeping the order of the first stage" in err
 
 
-def test_telemetry_tells_every_move_with_bytes_and_cause_in_a_file(store, scorer, tmp_path):
-    file = tmp_path / "telemetry.jsonl"
+def test_a_log_tells_every_move_with_bytes_and_cause(store, scorer):
     flags = "--devices", "sim:2xT4", "--faults", "oom-over:1KiB"
     plain = interlock("search", store, QUERY, "--json", "--rerank", scorer)
-    moved = interlock("search", store, QUERY, "--json", "--rerank", scorer, "--telemetry", file, *flags)
+    moved = interlock("search", store, QUERY, "--json", "--rerank", scorer, "--log-json", *flags)
     assert ids(found(moved.stdout)) == ids(found(plain.stdout))
-    told = [entry.body for entry in journal.read(file)]
+    told = logged(moved.stderr)
     moves, left = ([each for each in told if isinstance(each, kind)] for kind in (ev.ModelMoved, ev.ModelUnloaded))
     assert [each.device for each in moves][-1] == "cpu"
     assert "out of memory" in moves[-1].cause
     assert left[-1].device == "cpu"
     assert all(each.bytes > 0 for each in (*moves, *left))
-    assert "warning" in moved.stderr
-    assert "model scorer: found" not in moved.stderr  # it is in the file
+    assert '"level":"warning"' in moved.stderr
     assert "model scorer: found" in plain.stderr
 
 
@@ -196,13 +192,13 @@ def test_the_scores_of_a_file_are_of_one_model(scorer, pairs, tmp_path):
 
 
 def test_a_killed_command_leaves_the_file_that_was_there(scorer, tmp_path):
-    many, out, told = (tmp_path / name for name in ("many.jsonl", "scores.jsonl", "told.jsonl"))
+    many, out = (tmp_path / name for name in ("many.jsonl", "scores.jsonl"))
     many.write_text(json.dumps({"query": TEXTS[0], "texts": TEXTS[:10]}) + "\n")
     many.write_text(many.read_text() * 3000)
     out.write_text("as it was")
-    process = start("rerank", many, "--model", scorer, "--out", out, "--telemetry", told)
+    process = start("rerank", many, "--model", scorer, "--out", out, "--log-json")
     try:
-        until(lambda: told.exists() and b"pairs_scored" in told.read_bytes())  # of the first window
+        until(lambda: b"pairs_scored" in process.heard())  # of the first window
     finally:
         os.kill(process.pid, signal.SIGKILL)
     process.communicate(60)
@@ -218,7 +214,6 @@ def test_a_killed_command_leaves_the_file_that_was_there(scorer, tmp_path):
         (("--rerank", "x,y", "--rerank-depth", "0"), "--rerank-depth: expected a whole number of at least 1, got 0"),
         (("--rerank", "unheard"), "unknown model 'unheard': available ms-marco-minilm-l6-v2, "),
         (("--rerank", "maxsimm"), "unknown model 'maxsimm' (did you mean maxsim?)"),
-        (("--telemetry", "{}/t", "--queries", "{}/t"), "is the file of questions: name another file"),
         (("--rerank", "all-minilm-l6"), "has token vectors of no model"),
     ],
 )
@@ -226,47 +221,6 @@ def test_what_cannot_be_asked_is_refused(store, tmp_path, flags, why):
     query = [] if "--queries" in flags else [QUERY]
     told = interlock("search", store, *query, *(flag.format(tmp_path) for flag in flags), check=ExitCode.USAGE).stderr
     assert why in told
-
-
-@pytest.mark.parametrize(("name", "why"), [("pairs", "is the file of pairs"), ("scores", "is that of --out")])
-def test_telemetry_is_not_appended_to_what_is_read_or_written(scorer, tmp_path, name, why):
-    pairs, scores = tmp_path / "pairs", tmp_path / "scores"
-    pairs.write_text(json.dumps({"query": "a", "text": "b"}) + "\n")
-    asked = ("rerank", pairs, "--model", scorer, "--out", scores, "--telemetry", tmp_path / name)
-    assert why in interlock(*asked, check=ExitCode.USAGE).stderr
-    assert pairs.read_text().count("\n") == 1 and not scores.exists()
-
-
-def test_telemetry_is_not_appended_to_what_a_run_or_a_store_holds_by_any_name(store, scorer, tmp_path):
-    linked, place = tmp_path / "told.jsonl", store.parent
-    held = [file for file in [*place.rglob("*")] if file.is_file() and file.stat().st_size]
-    names = {"manifest.json", "edge_config.json", "journal.jsonl", "summary.json", "points.parquet", "a_chunks.json"}
-    assert names <= {file.name for file in held}
-    for file in held:
-        os.link(file, linked)
-        with pytest.raises(UsageError, match="holds something else, to which nothing is added"), Telemetry(linked, ""):
-            pass
-        linked.unlink()
-    os.link(store / "docs" / "manifest.json", linked)
-    before = linked.read_bytes()
-    asked = ("search", store, QUERY, "--rerank", scorer, "--telemetry", linked)
-    assert "holds something else" in interlock(*asked, check=ExitCode.USAGE).stderr
-    assert linked.read_bytes() == before
-
-
-def test_telemetry_is_not_appended_to_a_hard_link_of_what_is_read(pairs, tmp_path):
-    os.link(pairs, tmp_path / "told")
-    with pytest.raises(UsageError, match="is the file of pairs"):
-        check_telemetry(tmp_path / "told", {"the file of pairs": pairs})
-
-
-def test_telemetry_of_a_second_command_follows_that_of_the_first(tmp_path):
-    told = tmp_path / "told.jsonl"
-    told.touch()
-    for count in (1, 2):
-        with Telemetry(told, "cpu") as hear:
-            hear(ev.Warned(message="once more"))
-        assert len([journal.decode(line) for line in told.read_bytes().splitlines(keepends=True)]) == count
 
 
 def test_a_reranker_in_python_stays_loaded_and_scores_as_sentence_transformers(scorer):
@@ -317,11 +271,6 @@ def test_a_gpu_that_a_run_holds_is_left_to_it(scorer, monkeypatch):
         assert reranker._models._scorer.instance.device.name == "cuda:1"
 
 
-def test_a_telemetry_file_that_cannot_be_written_ends_the_command(scorer, pairs, tmp_path):
-    flags = "--model", scorer, "--telemetry", tmp_path / "absent" / "t.jsonl"
-    assert f"{flags[-1].parent} does not exist" in interlock("rerank", pairs, *flags, check=2).stderr
-
-
 def test_scores_never_replace_the_file_of_pairs(scorer, tmp_path):
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text(json.dumps({"query": TEXTS[0], "text": TEXTS[1]}) + "\n")
@@ -332,15 +281,15 @@ def test_scores_never_replace_the_file_of_pairs(scorer, tmp_path):
 
 
 def test_an_interrupt_ends_the_scoring_of_a_file_without_one(scorer, tmp_path):
-    many, out, told = (tmp_path / name for name in ("many.jsonl", "scores.jsonl", "told.jsonl"))
+    many, out = (tmp_path / name for name in ("many.jsonl", "scores.jsonl"))
     many.write_text((json.dumps({"query": TEXTS[0], "texts": TEXTS[:10]}) + "\n") * 3000)
-    process = start("rerank", many, "--model", scorer, "--out", out, "--telemetry", told)
+    process = start("rerank", many, "--model", scorer, "--out", out, "--log-json")
     try:
-        until(lambda: told.exists() and b"pairs_scored" in told.read_bytes())
+        until(lambda: b"pairs_scored" in process.heard())
         os.kill(process.pid, signal.SIGINT)
-        process.communicate(60)
+        _, told = process.communicate(60)
     finally:
         process.kill()
     assert process.returncode == ExitCode.INTERRUPTED
     assert [file.name for file in tmp_path.iterdir() if "scores" in file.name] == []
-    assert isinstance([entry.body for entry in journal.read(told)][-1], ev.ModelUnloaded)
+    assert isinstance(logged(told)[-1], ev.ModelUnloaded)

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from interlock.console.writing import check_telemetry
 from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.texts import HeldJobs, unheard
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
@@ -14,35 +13,27 @@ from interlock.engine.gpu.devices import choose
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.registry import ModelSpec
-from interlock.engine.record import journal
 from interlock.engine.record.events import LeaseGranted, LeaseReleased, ModelMoved, ModelUnloaded
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.settings import load
-from tests.builders import corpus, hub_snapshot, sentences, toml
+from tests.builders import corpus, hub_snapshot, interlock, logged, sentences, toml
 
 TEXTS = sentences(12)
 COMMIT, MOVED = "a" * 40, "b" * 40
 
 
-@pytest.mark.parametrize("place", ["nowhere/t.jsonl", "."])
-def test_a_place_that_takes_no_telemetry_is_refused_before_anything_is_asked(tmp_path, place):
-    with pytest.raises(UsageError, match="--telemetry"):
-        check_telemetry(tmp_path / place, {})
-
-
 @pytest.mark.parametrize("asked", [("one question",), ("--queries", "questions.txt")])
-def test_telemetry_of_a_search_on_a_cpu_tells_of_leases_and_moves_and_its_screen_of_neither(
+def test_the_log_of_a_search_on_a_cpu_tells_of_leases_and_moves_and_its_screen_of_neither(
     tmp_path, tiny_a, call, asked
 ):
     store = written(tmp_path, tiny_a)
     (tmp_path / "questions.txt").write_text("a question\nanother\n")
-    code, _, err = call("search", store, *asked, "--config", tmp_path / "c.toml", "--telemetry", "told.jsonl")
-    told = [entry.body for entry in journal.read(tmp_path / "told.jsonl")]
+    done = interlock("search", store, *asked, "--config", tmp_path / "c.toml", "--log-json", cwd=tmp_path)
+    told = logged(done.stderr)
     kinds = [LeaseGranted, ModelMoved, LeaseReleased, ModelUnloaded]
-    assert (code, [type(each) for each in told]) == (0, kinds)
+    assert [type(each) for each in told] == kinds
     assert {(each.lease, each.model) for each in told} == {("L001", "mine")}
-    assert "lease" not in err
     assert "lease" not in call("search", store, *asked, "--config", tmp_path / "c.toml")[2]
 
 

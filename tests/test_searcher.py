@@ -37,7 +37,6 @@ from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.card import read_card
 from interlock.engine.models.registry import ModelSpec, extended
 from interlock.engine.record import events as ev
-from interlock.engine.record import journal
 from interlock.engine.search.ask import Ask, comparison_of
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.conditions import read_condition
@@ -47,7 +46,7 @@ from interlock.engine.settings import load
 from interlock.engine.targets import shard
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.bm25 import Words
-from tests.builders import ROOT, WORDS, corpus, environment, interlock, toml
+from tests.builders import ROOT, WORDS, corpus, environment, interlock, logged, toml
 
 TEXTS = 240
 OWN = {"a": 0.7, "b": 0.3}
@@ -724,26 +723,25 @@ def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: 
     questions = tmp_path / "many.txt"
     questions.write_text("".join(f"{each['text']}\n" for each in CHUNKS[:MANY]))
     asked = "--queries", questions, "--limit", 5
-    told, faults = tmp_path / "events.jsonl", "oom:1,lose@cuda:1:2"
-    on_gpus = command(place, *asked, "--devices", "sim:2xT4", "--faults", faults, "--telemetry", told)
+    on_gpus = command(place, *asked, "--devices", "sim:2xT4", "--faults", "oom:1,lose@cuda:1:2", "--log-json")
     assert "Traceback" not in on_gpus.stderr
-    on_cpu = command(place, *asked, "--devices", "cpu", "--telemetry", tmp_path / "cpu.jsonl")
-    of_cpu = [entry.body for entry in journal.read(tmp_path / "cpu.jsonl")]
+    on_cpu = command(place, *asked, "--devices", "cpu", "--log-json")
+    of_cpu = logged(on_cpu.stderr)
     assert [each.devices for each in of_cpu if isinstance(each, ev.LeaseGranted)] == [["cpu"], ["cpu"]]
-    assert not any(isinstance(each, ev.BatchCommitted) for each in of_cpu)
+    assert not any(isinstance(each, ev.EnsemblePassCompleted) for each in of_cpu)
     for ours, plain in zip(on_gpus.stdout.splitlines(), on_cpu.stdout.splitlines(), strict=True):
         found, wanted = (
             [(hit["id"], round(hit["score"], 5)) for hit in json.loads(each)["hits"]] for each in (ours, plain)
         )
         assert dict(found) == pytest.approx(dict(wanted), abs=2e-5)
-    events = [entry.body for entry in journal.read(told)]
+    events = logged(on_gpus.stderr)
     granted = [each for each in events if isinstance(each, ev.LeaseGranted)]
     assert [each.model for each in granted] == ["a", "b"]
     assert {name for each in granted for name in each.budgets} == {"cuda:0", "cuda:1"}
     receipts = [each for event in events if isinstance(event, ev.LeaseReleased) for each in event.receipts]
     assert {each.residue_bytes for each in receipts} == {0}
     assert any(isinstance(each, ev.Mitigated) for each in events)
-    assert sum(each.rows for each in events if isinstance(each, ev.BatchCommitted)) == 2 * MANY
+    assert sum(each.rows for each in events if isinstance(each, ev.EnsemblePassCompleted)) == 2 * MANY
 
 
 @pytest.mark.parametrize(

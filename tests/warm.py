@@ -92,6 +92,10 @@ class Fork:
             said.append(stream.read().decode().replace("\r\n", "\n"))
         return said[0], said[1]
 
+    def heard(self) -> bytes:
+        """What was said on stderr so far."""
+        return os.pread(self._streams[1].fileno(), 1 << 24, 0)
+
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             with suppress(ProcessLookupError):  # it ended meanwhile, which Popen takes too

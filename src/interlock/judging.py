@@ -1,7 +1,6 @@
 """What scripts and notebooks judge by what people said: a roster or a run, and ranked lists of any program."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from numbers import Integral
 from os import PathLike
 from typing import TYPE_CHECKING, Literal
@@ -43,7 +42,7 @@ def evaluate(
     there, and without ir-measures.
     """
     configuration = configured(settings)
-    from interlock.console.writing import Telemetry, progress, say
+    from interlock.console.writing import progress, say, telling
     from interlock.engine.flows import Listener
     from interlock.engine.flows.evaluate import EvaluationRequest
     from interlock.engine.flows.evaluate import evaluate as judge
@@ -56,7 +55,7 @@ def evaluate(
     asked, judged, lists = (None if each is None else path_of(each, name) for name, each in files.items())
     with python_wording(), progress() as done:
         request = EvaluationRequest(place, names, limit, seed, asked, judged, collection, split, wanted, lists, missing)
-        return judge(configuration, request, Listener(partial(Telemetry, None), say, done))
+        return judge(configuration, request, Listener(telling, say, done))
 
 
 def compare(
