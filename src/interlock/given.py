@@ -24,7 +24,7 @@ class GivenSettings:
     fusion: Literal["concat", "named", "mean"] | None = None
     keep: Literal["fused", "members", "both"] | None = None
     project: int | None = None
-    quantise: Literal["none", "int8", "binary"] | None = None
+    quantise: Literal["none", "int8"] | None = None
     compact: bool | None = None
     payload: Literal["nested", "flat"] | None = None
     offline: bool | None = None

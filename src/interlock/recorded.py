@@ -131,6 +131,8 @@ class RecordedRun:
         naming what there is where this was not delivered, InterlockError for a file that is gone or not the one that
         was delivered.
         """
+        import numpy as np
+
         from interlock.engine.targets.files.arrays import scale_file
         from interlock.engine.vectors.precision import Encoding
 
@@ -146,8 +148,8 @@ class RecordedRun:
         directory = RunDirectory(self.path).exports(collection)
         array = _array(directory / f"{file}.npy", written)
         if f"{file}.npy" == codes:
-            scale = _array(directory / scale_file(FUSED), written)[()]
-            array = Encoding("int8", scale).decode(array)
+            scale = _array(directory / scale_file(FUSED), written)
+            array = Encoding("int8", np.float32(scale)).decode(array)
         return DeliveredVectors(collection, model, array, directory / "points.parquet", written)
 
     def _delivered(self, collection: str) -> "tuple[CollectionSummary, dict[str, Artefact]]":

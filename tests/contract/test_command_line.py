@@ -77,7 +77,7 @@ NEEDED = {
     "rerank": ["x", "--model", "y"],
     "config": ["show"],
     "compare": ["x", "--qrels", "y"],
-    **{name: ["x"] for name in ("run", "watch", "view", "export", "prune", "eval", "search", "serve")},
+    **{name: ["x"] for name in ("run", "plan", "watch", "view", "export", "prune", "eval", "search", "serve")},
 }
 """The words without which a command is not whole."""
 
