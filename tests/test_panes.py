@@ -218,6 +218,14 @@ def test_a_warning_is_named_where_there_is_room_and_else_the_keys_that_show_it_a
         assert ("all is well" in said) is (fresh is not one)
 
 
+@pytest.mark.parametrize(("word", "level"), [("LOW DISK", "warn"), ("INCOMPLETE", "error"), ("STOPPED", "warn")])
+def test_what_a_state_asks_has_the_colour_of_the_state(word: str, level: str) -> None:
+    health = Health(word, level, "why")
+    row = header.rows(sample(), 120, dataclasses.replace(_now(sample()), health=health), stale=65.0)[0]
+    assert {level} == {style for text, style in row if text.endswith((word, health.asks))}
+    assert ("STALE 1:05", "warn") in row
+
+
 def test_what_a_state_asks_stands_before_its_reason_where_the_first_line_is_full() -> None:
     more = {"fresh": Attention(warnings=1), "find": "/!", "pending": {"schedule": "shared"}}
     first, below = plain(_head(sample(kind="sim"), 80, **more))
