@@ -141,6 +141,7 @@ _REMEDIES = {
     errno.ENFILE: "close other programs' files and retry",
     errno.ENOMEM: "free memory, or raise this process's limit, and retry",
     errno.EAGAIN: "raise the process limit (ulimit -u) and retry",
+    errno.ENAMETOOLONG: "choose a shorter one",
 }
 _FILE_SYSTEM = {  # which some, over a network or from a host, do not do
     errno.ENOLCK: "its file system gives no locks: choose a path on a local disk",

@@ -584,6 +584,13 @@ def test_errors_name_what_python_passes_and_leave_commands_as_they_are(flags, wo
     assert words in in_python(flags)
 
 
+@pytest.mark.parametrize("name", ["n" * 5000, "n/" * 2500])
+def test_a_name_that_no_file_can_have_is_one_line_with_what_to_do(name):
+    for call in (lambda: interlock.Reranker(name), lambda: interlock.term_weights(name, ["a"])):
+        with pytest.raises(interlock.InterlockError, match=r"^[^\n]*File name too long; choose a shorter one$"):
+            call()
+
+
 def test_pages_set_only_what_there_is():
     root = Path(__file__).parents[1]
     for page in (root / "README.md", *(root / "docs").glob("*.md")):

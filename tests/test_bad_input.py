@@ -193,6 +193,23 @@ def test_two_lists_under_one_key_are_refused(tmp_path):
     assert texts == [] and said.startswith("two lists under one key")
 
 
+@pytest.mark.parametrize("other", [b'"data": [{"text": "data"}], ', b'"a": {"chunks": []}, "items": [], '])
+def test_a_key_that_comes_again_behind_another_list_is_refused(tmp_path, other):
+    twice = b'{"name": "chunks", ' + other + b'"chunks": [' + GOOD + b'], "chunks": [{"text": "two"}]}'
+    texts, ((_, said),) = read(tmp_path, twice)
+    assert texts == [] and said.startswith("two lists under one key")
+    once = twice.replace(b', "chunks": [{"text": "two"}]', b"")
+    texts, refusals = read(tmp_path, once)
+    assert texts == ["good"] and [said[:13] for _, said in refusals] == ["only the list"]
+
+
+@pytest.mark.parametrize("parted", [b"", b" ", b"\n"])
+@pytest.mark.parametrize("record", [GOOD, b'{"chunks": [' + GOOD + b"]}"], ids=["records", "lists"])
+def test_objects_that_were_joined_in_one_file_are_read_or_the_line_says_how_to_part_them(tmp_path, record, parted):
+    texts, refusals = read(tmp_path, parted.join([record] * 3))
+    assert len(texts) == 3 or [said for _, said in refusals if "write one record a line, or one list a file" in said]
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [

@@ -135,3 +135,12 @@ def test_vectors_are_projected_only_where_there_are_more_dimensions_and_as_many_
     assert (own.project, own.quantise) == (256, "none")
     none = load({}, {}).settings
     assert (none.project, none.quantise, none.compact) == (0, "none", False)
+
+
+@pytest.mark.parametrize("asked", [{"fusion": "named"}, {"keep": "members"}])
+def test_a_compact_store_without_fused_vectors_keeps_each_models_in_eight_bits(run, asked):
+    made = run(f"each-{next(iter(asked))}", compact=True, **asked)
+    (verified,) = events_of(made, StoreVerified)
+    manifest = json.loads((made.parents[1] / made.name / "docs" / "manifest.json").read_text())
+    assert verified.ok and manifest["compact"] and manifest["quantised"] == "int8"
+    assert not manifest.get("projection") and len(manifest["models"]) == 2

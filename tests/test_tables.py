@@ -204,7 +204,7 @@ def test_a_cell_that_cannot_be_read_costs_its_own_row_and_times_beyond_python_ar
     first, second = (json.loads(each.record) for each in found[:2])
     assert first["until"] == "<value out of range: 9223372036854775807>"
     assert first["since"] == "<value out of range: 1700000000000>"
-    assert (first["took"], second["took"]) == ("1000001 ns", "PT0.000001S")
+    assert (first["took"], second["took"]) == ("PT0.001000001S", "PT0.000001S")
     assert second["until"] == "1970-01-01T00:00:00"
     assert first["inner"] == {"at": "1970-01-01T00:00:00.000000001", "each": [2]}
 
@@ -262,6 +262,7 @@ BROKEN = {
     "other.csv": (b"id,body\n1,the one text\n", "such as --text-field body"),
     "shell.csv": (b"id,my text; rm\n1,the one text\n", "such as --text-field 'my text; rm'"),
     "dash.csv": (b"id,-text\n1,the one text\n", "such as --text-field=-text"),
+    "headless.tsv": (b"7\ta red lamp\n8\ta blue one\n", "where it is a record, put one with names above it"),
     "number.parquet": (as_parquet([{"text": 4}]), "Expected `str`, got `int`"),
     "null.parquet": (as_parquet([{"text": "a"}, {"text": None}]), "null in place of a text - at `$.text`"),
     "blank.parquet": (as_parquet([{"text": "a"}, {"text": " "}]), "the text is empty"),
@@ -357,6 +358,42 @@ def test_a_name_may_be_that_of_a_field_of_the_metadata(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines([{"page_content": "a", "metadata": {"title": "t", "doc": 5}}]))
     (kept,) = read(tmp_path / "a.jsonl", Naming(id="doc", title="title"))
     assert (kept.text, kept.chunk_id) == ("t a", "5")
+
+
+@pytest.mark.parametrize("none", [None, "absent"])
+def test_an_id_that_is_null_hides_none_of_the_metadata(tmp_path, none):
+    record = {"id": none, "text": "a", "metadata": {"id": "m1", "title": "t"}, "title": none}
+    record = {name: value for name, value in record.items() if value != "absent"}
+    (tmp_path / "a.ndjson").write_bytes(lines([record]))
+    (kept,) = read(tmp_path / "a.ndjson", Naming(title="title"))
+    assert (kept.chunk_id, kept.text) == ("m1", "t a")
+    (tmp_path / "b.jsonl").write_bytes(lines([record]))
+    (kept,) = read(tmp_path / "b.jsonl", Naming(id="id"))
+    assert kept.chunk_id == "m1"
+
+
+def test_an_id_of_a_record_goes_before_those_of_its_metadata_where_the_chunks_own_goes_first(tmp_path):
+    metadata = {"id": "page-7", "chunk_id": "c1"}
+    records = [{"text": "a", "metadata": metadata}, {"text": "b", "metadata": metadata, "chunk_id": "c2"}]
+    (tmp_path / "a.ndjson").write_bytes(lines([*records, {"text": "c", "metadata": {"id": "m"}, "_id": None}]))
+    assert [each.chunk_id for each in read(tmp_path / "a.ndjson", Naming())] == ["c1", "c2", "m"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_table_of_cells_is_read_in_each_encoding_that_its_mark_tells(tmp_path, encoding):
+    (tmp_path / "a.tsv").write_text("id\ttext\n1\tné\n", encoding)
+    (kept,) = read(tmp_path / "a.tsv", Naming())
+    assert (kept.chunk_id, kept.text) == ("1", "né")
+
+
+def test_spans_in_nanoseconds_are_iso_8601_as_coarser_ones_are(tmp_path):
+    spans = [1, 1_500_000_001, -1_500_000_000, 10**12, 0, None]
+    columns = {"text": list("abcdef"), "ns": pa.array(spans, pa.duration("ns"))}
+    columns["us"] = pa.array([each and each // 1000 for each in spans], pa.duration("us"))
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    found = [json.loads(each.record) for each in read(tmp_path / "a.parquet", Naming())]
+    assert [each["ns"] for each in found[:2]] == ["PT0.000000001S", "PT1.500000001S"]
+    assert [each["ns"] for each in found[2:]] == [each["us"] for each in found[2:]]
 
 
 def test_chunk_files_go_before_tables_and_tables_before_other_json(tmp_path):

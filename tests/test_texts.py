@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,8 +174,14 @@ class Mixed:
 
 
 def test_a_column_of_a_table_that_says_no_value_is_named_with_what_to_do(tmp_path):
-    with pytest.raises(interlock.UsageError, match=r"column x .*: give each column one type, or pass chunks\.to_dict"):
+    with pytest.raises(interlock.UsageError, match=r"column x .*: give each column one type, .* pass chunks\.to_dict"):
         path_to(Mixed(), "texts", tmp_path / "inputs")
+    structs = pa.array([{"text": "a", "s": {"x": 1}}, None])
+    with pytest.raises(interlock.UsageError, match=r"chunks: .*null.*: .* drop null rows, or pass chunks\.to_list\(\)"):
+        path_to(pa.chunked_array([structs]), "texts", tmp_path / "inputs")
+    whole = pa.table({"text": ["a", "b"], "s": pa.array([{"x": [1, None]}, None])})
+    assert [json.loads(each.record)["s"] for each in read(whole, tmp_path)] == whole["s"].to_pylist()
+    shutil.rmtree(tmp_path / "inputs")
     periods = pa.field("when", pa.int64(), metadata={"ARROW:extension:name": "pandas.period"})
     table = pa.table([["a"], [600]], schema=pa.schema([pa.field("text", pa.string()), periods]))
     with pytest.raises(interlock.UsageError, match=r"chunks: column 'when' holds periods .*: pass it through astype"):

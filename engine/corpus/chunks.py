@@ -17,7 +17,7 @@ from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.forms import form_of
 from interlock.engine.corpus.identity import IdentityMaker, named
-from interlock.engine.corpus.naming import BEIR, IDS, NOTHING, TEXTS, Naming, Said, found_in, looked_up, other, unnamed
+from interlock.engine.corpus.naming import BEIR, NOTHING, TEXTS, Naming, Said, found_in, looked_up, other, unnamed
 from interlock.engine.corpus.records import TOO_DEEP, cause, depth_of, records
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
@@ -30,6 +30,8 @@ NAME = 60
 """Signs of a name that are told."""
 EMPTY = "the text is empty"
 """Of a true record: an empty page, say."""
+HEADLESS = "; the first line names the columns: where it is a record, put one with names above it"
+"""Of a table of cells, behind that it lacks a field."""
 UNUSABLE = "none of its records can be used"
 """Of a file, behind the refusals of its records."""
 _KINDS = {str: "a string", list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
@@ -145,7 +147,7 @@ class ChunkReader:
         for number, data in records(path, within, partial(self.hashes.__setitem__, name), naming.texts):
             self.place = name, number or 0
             if form.is_table and number == 1 and (lack := _lack(data, naming)):  # so lacks each row below it
-                yield Refusal(name, None, lack)
+                yield Refusal(name, None, lack + HEADLESS * (form.layout == "cells"))
                 return
             self.counts.records += number is not None
             found = Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data, naming)
@@ -231,8 +233,7 @@ def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> 
     inner = dict[str, Raw]()
     if metadata is not UNSET and bytes(metadata)[:1] == b"{":
         inner = _decode(bytes(metadata), dict[str, Raw], "$.metadata")
-    names = (naming.id,) if naming.id else IDS * naming.usual_ids
-    given = next(filter(None, (looked_up(fields, inner, name) for name in names)), None)
+    given = naming.id_in(fields, inner)
     own = named(_decode(bytes(given), object)) if given else ""
     if naming.id and not own:
         name, there = safe(naming.id, NAME), found_in(inner | fields)
@@ -311,7 +312,8 @@ REASONS = 20
 _PLACES = re.compile(
     r" \(byte \d+\)| in position [\d-]+"
     r'|(?:(?<=")|(?<= with an id)) \(found .*\)(?=: (?:say|add) )'
-    r"|(?<=--text-field) \S+$|(?<=such as --id-field) \S+(?=, or drop)|(?<=^file ends within record) \d+",
+    r"|(?<=--text-field) \S+(?=$|; the first line)|(?<=such as --id-field) \S+(?=, or drop)"
+    r"|(?<=^file ends within record) \d+",
     re.DOTALL,
 )
 

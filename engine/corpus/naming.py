@@ -17,6 +17,8 @@ TEXTS = ("page_content", "content")
 """What other producers call a text, whose metadata may be their `meta`."""
 IDS = ("id", "_id", "chunk_id")
 """What an id is called where nothing else is said."""
+INNER_IDS = ("chunk_id", "id", "_id")
+"""The same in the metadata, where an `id` may be that of a page, say."""
 SHOWN, SIGNS = 5, 40
 """Fields of a record without a text that are named, and the most signs of a name or a value."""
 
@@ -35,6 +37,14 @@ class Naming:
     def texts(self) -> tuple[str, ...]:
         """Under which names a text may be."""
         return (self.text,) if self.text else ("text", *TEXTS)
+
+    def id_in(self, fields: Mapping[str, Raw], metadata: Mapping[str, Raw]) -> Raw | None:
+        """Return what a record gives as its id, by the name that is asked for or a usual one; None where nothing is."""
+        if self.id:
+            return looked_up(fields, metadata, self.id)
+        places = ((fields, IDS), (metadata, INNER_IDS)) if self.usual_ids else ()
+        found = (looked_up(place, {}, name) for place, names in places for name in names)
+        return next(filter(None, found), None)
 
     @property
     def given(self) -> dict[str, str]:
@@ -109,6 +119,6 @@ def _sample(value: bytes) -> str:
 
 
 def looked_up(fields: Mapping[str, Raw], metadata: Mapping[str, Raw], name: str) -> Raw | None:
-    """Return the field of a record, else of its metadata, that is called so; None where that is null or not there."""
-    value = fields.get(name, metadata.get(name))
-    return None if value is None or bytes(value) == b"null" else value
+    """Return the field of a record, else of its metadata, that is called so; None where both are null or not there."""
+    found = (each[name] for each in (fields, metadata) if name in each)
+    return next((value for value in found if bytes(value) != b"null"), None)

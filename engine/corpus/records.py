@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, Read, bounded, form_of, opened, opened_anywhere
-from interlock.engine.corpus.tables import rows_of_cells, rows_of_columns
+from interlock.engine.corpus.tables import MARKS, rows_of_cells, rows_of_columns
 
 LIST_KEYS = ("chunks", "data", "records", "items")
 BLOCK = 256 << 10
@@ -40,12 +40,6 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _NO_NUMBER = re.compile(rb"\b(?:NaN|Infinity)\b")
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
-_MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # begins as that of UTF-16 does
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 
 
 def records(path: Path, within: Path, read: Read, texts: Collection[str] = ()) -> Iterator[Found]:
@@ -91,7 +85,7 @@ def _of_json(handle: BufferedReader, *, lines: bool) -> Iterator[Found]:
 
 def _as_utf8(first: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The bytes of a file without its mark, in UTF-8 whatever its encoding; they begin with `first`."""
-    encoding = next((name for mark, name in _MARKS.items() if first.startswith(mark)), "")
+    encoding = next((name for mark, name in MARKS.items() if first.startswith(mark)), "")
     if not encoding and first[:1] in (b"[", b"{") and first[1:4:2] == b"\0\0":
         encoding = "utf-16-le"
     if not encoding:
@@ -205,6 +199,8 @@ def cause(error: Exception, data: bytes) -> str:
         return f"not UTF-8 (byte {error.start}): save the file as UTF-8"
     if "malformed" in str(error) and _NO_NUMBER.search(_STRING.sub(b"", data)):
         return f"{error}: NaN and Infinity are no JSON, write null"
+    if "trailing characters" in str(error):
+        return f"{error}: write one record a line, or one list a file"
     return str(error)
 
 
@@ -233,7 +229,9 @@ def _list(data: bytes) -> tuple[memoryview, list[str]]:
     if not held:
         raise _NoList(f"object with none of {', '.join(LIST_KEYS)}")
     begin = _opening(data)
-    if begin and not any(data.startswith(bytes(each), begin - 1) for each in held.values()):
+    told = [key for key, _ in _lists(data)] if sum(map(data.count, _QUOTED_KEYS)) > len(held) else []
+    is_read = begin is None or any(data.startswith(bytes(each), begin - 1) for each in held.values())
+    if len({*told}) < len(told) or not is_read:
         raise _NoList(
             "two lists under one key, of which one alone can be read: name each of them otherwise, or join them"
         )
@@ -283,13 +281,17 @@ def _opening(data: bytes) -> int | None:
     begin = _BEGIN.match(data)
     if begin is None or begin[1] == b"[":
         return begin.end() if begin else None
-    depth = 1
-    for token in _TOKEN.finditer(data, begin.end()):
+    return next((start for _, start in _lists(data)), None)
+
+
+def _lists(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """The lists that an object has under LIST_KEYS: each with its key, and where it begins."""
+    depth = 0
+    for token in _TOKEN.finditer(data):
         opening = _LIST.match(data, token.end()) if depth == 1 and token[0] in _QUOTED_KEYS else None
         if opening:
-            return opening.end()
+            yield token[0], opening.end()
         depth += _step(token[0])
-    return None
 
 
 def depth_of(data: bytes) -> int:

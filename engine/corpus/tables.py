@@ -6,13 +6,14 @@ decimals that no float is.
 A cell that cannot be read costs its own row.
 """
 
+import codecs
 import csv
 import re
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from datetime import timedelta
 from decimal import Decimal
 from io import BufferedReader, TextIOWrapper
 from itertools import chain
@@ -30,6 +31,12 @@ PARQUETS, ARROWS, SCANNED = b"PAR1\x15", b"ARROW1\0\0", 1 << 20
 once."""
 END = b"\0\0\0\0"
 """How the mark ends that an Arrow stream ends with, of 8 bytes or, before Arrow 0.15, of these alone."""
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # begins as that of UTF-16 does
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 DELIMITERS = ",;\t|"
 LINES = 100
 """Lines that the names of columns may take."""
@@ -41,17 +48,18 @@ _QUOTED = re.compile(_BEGUN.pattern + '(?:[^"]|"")*+"')
 
 
 def rows_of_cells(handle: BufferedReader, *, tabs: bool) -> Iterator[Found]:
-    """Yield the rows of a CSV file in UTF-8 or UTF-16, whose first line names its columns: a record a row, of texts.
+    """Yield the rows of a CSV file in UTF-8, -16 or -32, whose first line names its columns: a record a row, of texts.
 
     What parts the cells is what the first line has most of outside quotes: a comma, a semicolon, a tab or a bar.
     """
     csv.field_size_limit(MAX_RECORD_BYTES)
-    encoding = "utf-16" if handle.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"
+    begin = handle.peek(4)
+    encoding = next((name for mark, name in MARKS.items() if begin.startswith(mark)), "utf-8-sig")
     lines = TextIOWrapper(handle, encoding=encoding, errors="surrogateescape", newline="")
     try:
         head = [lines.readline(MAX_RECORD_BYTES)]
         if not head[0].strip():
-            yield None, "the first line names no columns" if head[0] else "empty file"
+            yield None, "the first line names no columns: put their names there" if head[0] else "empty file"
             return
         while _BEGUN.search(names := _QUOTED.sub("", "".join(head))) and len(head) < LINES:
             head.append(lines.readline(MAX_RECORD_BYTES))
@@ -208,7 +216,8 @@ def _rows(batch: Any) -> list[dict[str, Any] | str]:
     arrays = []
     for column in batch.columns:  # Python has no type for times in nanoseconds: they are texts
         fine = (kinds.is_timestamp(column.type) or kinds.is_time(column.type)) and column.type.unit == "ns"
-        arrays.append(_moments(column) if fine else column)
+        span = kinds.is_duration(column.type) and column.type.unit == "ns"
+        arrays.append(_moments(column) if fine else _spans(column) if span else column)
     try:
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names).to_pylist()  # type: ignore[no-any-return]
     except (ArithmeticError, ValueError, pa.ArrowException):  # for one cell among all of them
@@ -222,6 +231,20 @@ def _moments(times: Any) -> Any:
 
     joined = compute.replace_substring(times.cast(pa.string()), " ", "T")
     return compute.replace_substring_regex(joined, r"([+-]\d\d)(\d\d)$", r"\1:\2")
+
+
+def _spans(column: Any) -> Any:
+    """Spans in nanoseconds as texts in ISO 8601: whole microseconds as those of a coarser column are written."""
+    import pyarrow as pa
+
+    def text(span: int) -> str:
+        if not span % 1000:
+            return str(msgspec.to_builtins(timedelta(microseconds=span // 1000)))
+        seconds, rest = divmod(abs(span), 10**9)
+        return f"{'-' * (span < 0)}PT{seconds}.{rest:09}S"
+
+    spans = column.cast(pa.int64()).to_pylist()
+    return pa.array([None if span is None else text(span) for span in spans], pa.string())
 
 
 def _by_cell(names: Sequence[str], cells: Sequence[Any]) -> dict[str, Any] | str:

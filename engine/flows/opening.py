@@ -49,10 +49,11 @@ def schedule_of(settings: RunSettings) -> Schedule:
 
 def form_of(settings: RunSettings, members: Mapping[str, int] = {}, texts: int | None = None) -> VectorForm:
     """Return the form in which the settings have dense vectors kept; compact ones of these `members` and so many
-    `texts` are projected where both allow it."""
+    `texts` are projected where both allow it and fused ones are kept."""
     fusion, project = Fusion(settings.fusion), settings.project
     width = fused_width(fusion, list(members.values()), list(members)) if members else None
-    if settings.compact and ((width and width <= project) or (texts is not None and texts < project)):
+    unfused = fusion is Fusion.NAMED or settings.keep == "members"
+    if settings.compact and (unfused or (width and width <= project) or (texts is not None and texts < project)):
         project = 0
     return VectorForm(settings.keep, project, settings.quantise).of(fusion)
 
@@ -60,7 +61,7 @@ def form_of(settings: RunSettings, members: Mapping[str, int] = {}, texts: int |
 def check(settings: RunSettings, chunks: Path | None = None) -> None:
     """Raise UsageError for settings that no run of `chunks` can have, or of any; InterlockError for an --out that no
     disk can have."""
-    VectorForm(settings.keep, settings.project, settings.quantise).check(Fusion(settings.fusion))
+    form_of(settings).check(Fusion(settings.fusion))
     if not (there := existing(settings.out)).is_dir():
         raise InterlockError(f"--out {settings.out}: {there} is not a directory: choose another", "out")
     if settings.qdrant and not (there := existing(settings.qdrant)).is_dir():

@@ -179,9 +179,9 @@ def open_run(run: RecordedRun | AnyPath, out: AnyPath | None = None) -> Recorded
     if isinstance(run, RecordedRun):
         return run
     path = path_of(run, "run")
-    if out is not None or (path.name == str(run) and not path.exists()):
-        path = (load({}).settings.out if out is None else path_of(out, "out")) / path
     with python_wording():
+        if out is not None or (path.name == str(run) and not path.exists()):
+            path = (load({}).settings.out if out is None else path_of(out, "out")) / path
         found = journal_at(path)
     if found.name != JOURNAL:
         raise UsageError(f"{path} is a file: name the run's directory")

@@ -88,23 +88,25 @@ def _write_table(texts: Any, file: Path) -> None:
     """Write the rows of a DataFrame or an Arrow table; a column alone holds texts."""
     import pyarrow as pa
 
+    faults = pa.ArrowException, TypeError, ValueError
     try:
-        reader = pa.RecordBatchReader.from_stream(texts)
-    except (pa.ArrowException, TypeError, ValueError):
         try:
+            reader = pa.RecordBatchReader.from_stream(texts)
+        except faults:
             reader = pa.table({"text": pa.chunked_array(texts)}).to_reader()
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            rows = "to_dict('records')" if hasattr(texts, "columns") else "to_list()"
-            why = "; ".join(map(str, error.args))
-            raise UsageError(f"chunks: {why:.300}: give each column one type, or pass chunks.{rows}") from None
-    # By place: of two columns of one name Arrow gives neither by it, and who reads the file says so.
-    named = [at for at, name in enumerate(reader.schema.names) if not _UNNAMED.fullmatch(name)]
-    schema = pa.schema([reader.schema.field(at) for at in named], reader.schema.metadata)
-    if problem := unclear(schema):
-        raise UsageError(f"chunks: {problem}")
-    with atomic.explaining(file), pa.ipc.new_stream(file, schema) as writer:
-        for batch in reader:
-            writer.write_batch(batch.select(named))
+        # By place: of two columns of one name Arrow gives neither by it, and who reads the file says so.
+        named = [at for at, name in enumerate(reader.schema.names) if not _UNNAMED.fullmatch(name)]
+        schema = pa.schema([reader.schema.field(at) for at in named], reader.schema.metadata)
+        if problem := unclear(schema):
+            raise UsageError(f"chunks: {problem}")
+        with atomic.explaining(file), pa.ipc.new_stream(file, schema) as writer:
+            for batch in reader:
+                writer.write_batch(batch.select(named))
+    except faults as error:
+        rows = "to_dict('records')" if hasattr(texts, "columns") else "to_list()"
+        rows = "to_dicts()" if hasattr(texts, "to_dicts") else rows  # of polars
+        why = f"{'; '.join(map(str, error.args)):.300}: give each column one type, drop null rows"
+        raise UsageError(f"chunks: {why}, or pass chunks.{rows}") from None
 
 
 def _write_lines(texts: Iterable[object], file: Path, naming: Naming) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from interlock.engine.errors import InterlockError
+from interlock.engine.errors import InterlockError, limit
 from interlock.given import BESIDE, RENAMED, GivenSettings
 
 _FLAG = re.compile(
@@ -29,12 +29,16 @@ def in_python(text: str) -> str:
 
 @contextmanager
 def python_wording() -> Iterator[None]:
-    """Let errors of ours out in Python's words."""
+    """Let errors of ours out in Python's words, and a limit of the machine as one of them."""
     try:
         yield
     except InterlockError as error:
         error.args = (in_python(str(error)),)
         raise
+    except OSError as error:
+        if not (said := limit(error)):
+            raise
+        raise InterlockError(said) from error
 
 
 def _passed(found: re.Match[str]) -> str:
