@@ -29,7 +29,7 @@ def collection(place, **qrels):
 
 @pytest.mark.parametrize("name", ["test.tsv", "test.txt", "test.qrels", "robust.txt.gz"])
 @pytest.mark.parametrize("text", [TREC, BEIR, BEIR.partition("\n")[2]], ids=["trec", "beir", "beir without heads"])
-@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\n\n"])
 def test_judgements_are_read_alike_in_every_form(tmp_path, name, text, ends):
     content = b"\xef\xbb\xbf" + text.replace("\n", ends).encode()
     file = tmp_path / name
@@ -215,7 +215,7 @@ def test_without_ir_datasets_its_names_are_told_how_to_install_it(monkeypatch):
 
 def test_a_run_is_read_in_the_order_that_trec_eval_takes_whatever_its_ranks_say(tmp_path):
     lines = ["q Q0 a 1 0.5 t", "q Q0 c 2 0.5 t", "q Q0 b 3 0.50000000001 t", "q Q0 d 4 2 t", "p\tQ0\ta\t1\t-1e3\tt"]
-    (tmp_path / "a.run.gz").write_bytes(gzip.compress("\r\n".join(lines).encode()))
+    (tmp_path / "a.run.gz").write_bytes(gzip.compress("\r\n".join([*lines, "", ""]).encode()))
     found = read_run(tmp_path / "a.run.gz")
     assert {query: list(hits) for query, hits in found.items()} == {"q": ["d", "c", "b", "a"], "p": ["a"]}
 

@@ -197,6 +197,8 @@ def judged_lines(file: Path) -> Iterator[tuple[str, str, str, str]]:
         if number == 1 and tabbed[-1:] == ["score"]:
             form = BEIR
             continue
+        if not every:  # an empty line, as at an end, is none
+            continue
         form = form or (BEIR if len(tabbed) == 3 else TREC if len(every) == 4 else f"{BEIR}, or {TREC}")
         cells = every if form == TREC else tabbed
         if len(cells) != (4 if form == TREC else 3):
@@ -260,6 +262,8 @@ def read_run(file: Path) -> dict[str, Found]:
     for number, line in enumerate(lines_of(file), 1):
         place = f"{file}:{number}"
         cells = decoded(place, line).split()
+        if not cells:
+            continue
         if len(cells) != 6:
             raise UsageError(f"{place}: expected {RUN}, got {several(len(cells), 'column')}: fix it")
         query, text = cells[0], cells[2]
