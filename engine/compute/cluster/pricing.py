@@ -20,8 +20,8 @@ BACK = 148e6
 """Bytes a second in which a head takes vectors in and writes them."""
 PLANNED = 17.1
 """Bytes of the plan of a text, which each node gets."""
-HELD = 57
-"""Bytes of the head's memory for a text, at its peak."""
+ALONE, HELD = 320 << 20, 21
+"""Bytes of the head's memory at its peak: with hardly a text, and for each."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,6 @@ def priced(work: ClusterWork, nodes: int) -> ClusterPrice:
         nodes * (starts + kept),
         nodes * (work.texts * PLANNED + work.model_bytes),
         work.vector_bytes,
-        work.texts * HELD,
+        ALONE + work.texts * HELD,
         work.vector_bytes + work.delivered_bytes,
     )
