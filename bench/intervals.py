@@ -33,8 +33,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def populations(directory: Path) -> list[Values]:
-    """Return the differences [queries] in nDCG@10 of each pair of lexical ways over a collection."""
+def populations(directory: Path) -> tuple[list[Values], list[Values]]:
+    """Return the nDCG@10 [queries] of each lexical way over a collection, and the differences of each pair."""
     judged, found = read_judged(directory), list[Values]()
     test, ids = judged.splits["test"], list(judged.texts)
     for settings in WAYS.values():
@@ -43,7 +43,7 @@ def populations(directory: Path) -> list[Values]:
         scores = (words.transform([judged.queries[query] for query in test]) @ texts.T).toarray()
         lists = [{ids[at]: float(row[at]) for at in np.argsort(-row, kind="stable")[:DEEPEST]} for row in scores]
         found.append(measured(lists, list(test.values()))[MAIN])
-    return [one - other for one, other in combinations(found, 2)]
+    return found, [one - other for one, other in combinations(found, 2)]
 
 
 def covered(truths: list[Values], queries: int, rounds: int) -> dict[str, float]:
@@ -77,11 +77,15 @@ def covered_together(sets: list[list[Values]], queries: int, rounds: int) -> dic
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    sets = [populations(directory) for directory in options.collections]
+    ways, sets = zip(*(populations(directory) for directory in options.collections), strict=True)
     every = [each for pairs in sets for each in pairs]
     truths = [each for each in every if len(each) >= MOST] or every
+    alone = [each for own in ways for each in own]
+    means = [each for each in alone if len(each) >= MOST] or alone
     spreads = [float(each.std()) for each in every]
     found = {str(queries): covered(truths, queries, options.rounds) for queries in QUERIES}
+    for queries, each in found.items():
+        each["means"] = covered(means, int(queries), options.rounds)["t"]
     together = {str(queries): covered_together(sets, queries, options.rounds) for queries in QUERIES}
     told = {"pairs": len(truths), "spreads": spreads, "samples": found, "together": together}
     return {"machine": machine.describe(), "sets": len(sets), **told}
@@ -90,10 +94,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     low, middle, high = np.quantile(result["spreads"], (0, 0.5, 1))
     print(f"{result['pairs']} pairs of ways; standard deviations {low:.3f} to {high:.3f}, median {middle:.3f}\n")
-    print("| queries | intervals that hold the difference | by resamples | tables of equal ways with a star |")
-    print("| --- | --- | --- | --- |")
+    print("| queries | intervals that hold the difference | by resamples | tables of equal ways with a star | means |")
+    print("| --- | --- | --- | --- | --- |")
     for queries, each in result["samples"].items():
-        print(f"| {queries} | {each['t']:.1%} | {each['resamples']:.1%} | {each['stars']:.1%} |")
+        figures = (each[name] for name in ("t", "resamples", "stars", "means"))
+        print(f"| {queries} | {' | '.join(f'{figure:.1%}' for figure in figures)} |")
     print(f"\n| queries of {result['sets']} sets | intervals that hold the difference | tables with a star |")
     print("| --- | --- | --- |")
     for queries, each in result["together"].items():

@@ -7,9 +7,10 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlock.console.cli import configuration
 from interlock.console.writing import check_file, check_several, progress, say, tell, telling
@@ -213,15 +214,13 @@ def schema(options: argparse.Namespace) -> int:
 def eval(options: argparse.Namespace) -> int:
     """Judge a roster by one collection or several, or plan that."""
     from interlock.console.text.evaluation_text import amounts_text, evaluation_text, pooled_text
-    from interlock.engine.evaluation.report import dumps
     from interlock.engine.flows import evaluate as flow
 
     settings = configuration(options)
     given = {each.name: getattr(options, each.name) for each in fields(flow.EvaluationRequest)}
     request, *others = (flow.EvaluationRequest(**{**given, "data": data}) for data in options.data)
-    check_file("--json", options.json, begin=b'{\n "')
     check_file("--calibrate", options.calibrate, begin=b"roster = ")
-    check_several({"--json": options.json, "--calibrate": options.calibrate, "--run-out": options.run_out})
+    _check_figures(options, {"--calibrate": options.calibrate, "--run-out": options.run_out})
     if options.calibrate and others:
         raise UsageError("--calibrate writes the weights of one collection: name one")
     if options.calibrate and options.config:
@@ -236,10 +235,10 @@ def eval(options: argparse.Namespace) -> int:
             return ExitCode.COMPLETED
         together = flow.evaluate_sets(settings, (request, *others), listener) if others else None
         found, *more = together.evaluations if together else [flow.evaluate(settings, request, listener)]
-    if options.json:
-        atomic.write_bytes(options.json, dumps(together or found))
+    _write_figures(options, together or found)
     whole = not (sys.stdout and sys.stdout.isatty())
-    texts = [evaluation_text(each, whole=whole, worst=options.worst) for each in (found, *more)]
+    width = shutil.get_terminal_size().columns
+    texts = [evaluation_text(each, whole=whole, worst=options.worst, width=width) for each in (found, *more)]
     tell("\n\n\n".join([*texts, pooled_text(together)] if together else texts))
     if options.calibrate:
         atomic.write_bytes(options.calibrate, flow.weights_file(found, request.data))
@@ -254,21 +253,37 @@ def compare(options: argparse.Namespace) -> int:
     """Compare runs of TREC by judgements, or pool what was written of several sets."""
     from interlock.console.text.evaluation_text import comparison_text, pooled_text
     from interlock.engine.evaluation.comparing import RunComparison, compare_files
-    from interlock.engine.evaluation.report import dumps
     from interlock.engine.evaluation.strata import PooledComparison, pool_files
 
-    check_file("--json", options.json, begin=b'{\n "')
+    _check_figures(options, {})
     found: RunComparison | PooledComparison
     if options.qrels:
         found = compare_files(options.runs, options.qrels, options.queries, options.measures)
-    elif options.queries or options.measures:
-        raise UsageError("--queries and --measures are of TREC runs: pass --qrels too, or drop them")
+    elif options.queries or options.measures or options.tsv:
+        raise UsageError("--queries, --measures and --tsv are of TREC runs: pass --qrels too, or drop them")
     else:
         found = pool_files(options.runs)
+    _write_figures(options, found)
+    width = shutil.get_terminal_size().columns
+    tell(comparison_text(found, width) if isinstance(found, RunComparison) else pooled_text(found))
+    return ExitCode.COMPLETED
+
+
+def _check_figures(options: argparse.Namespace, others: Mapping[str, Path | None]) -> None:
+    """Raise UsageError for files of figures that hold something else, or are one, or one of the `others`."""
+    check_file("--json", options.json, begin=b'{\n "')
+    check_file("--tsv", options.tsv, begin=b"run\tmeasure\tquery\tvalue")
+    check_several({"--json": options.json, "--tsv": options.tsv, **others})
+
+
+def _write_figures(options: argparse.Namespace, found: Any) -> None:
+    from interlock.engine.evaluation.report import dumps
+    from interlock.engine.evaluation.strata import values_of
+
     if options.json:
         atomic.write_bytes(options.json, dumps(found))
-    tell(comparison_text(found) if isinstance(found, RunComparison) else pooled_text(found))
-    return ExitCode.COMPLETED
+    if options.tsv:
+        atomic.write_bytes(options.tsv, values_of(found).encode())
 
 
 def _taken(data: Path | None, file: Path) -> str:

@@ -40,7 +40,7 @@ def search(command: argparse.ArgumentParser) -> None:
     command.add_argument("query", nargs="?", metavar="QUERY", help="search query; without one, the search screen opens")
     _collection(command, "to search; required if the store has several")
     _copy(command)
-    text = "number of chunks (default 5, on the screen 20); above 100 also how many of each list are blended"
+    text = "number of chunks (default 5, on the screen 20)"
     command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
     command.add_argument("--json", action="store_true", help="print one JSON object per line")
     text = "tell each chunk's rank and score by stage, and milliseconds by stage"
@@ -210,6 +210,8 @@ def _measuring(command: argparse.ArgumentParser) -> None:
     command.add_argument("--measures", type=str.split, default=(), metavar="NAMES", help=text)
     text = "write every figure to this file, also of each query"
     command.add_argument("--json", type=PATH, metavar="FILE", help=text)
+    text = "write the values of each query to this file: run or way, measure, query and value, with tabs between"
+    command.add_argument("--tsv", type=PATH, metavar="FILE", help=text)
 
 
 def _options(command: argparse._ActionsContainer, *names: str, text: str = "") -> None:

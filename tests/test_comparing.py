@@ -301,19 +301,25 @@ def test_written_runs_are_compared_as_the_evaluation_compares_ways(place):
     found = json.loads((place / "m.json").read_text())
     way = next(each for each in found["ways"] if each["name"] == "bm25 + words, 0.2")
     runs = ("lists/fusions-concat.run", f"lists/{'hybrid-bm25-words-0.2'}.run")
-    files = ("--qrels", "set/qrels/test.tsv", "--queries", "set/queries.jsonl", "--json", "c.json")
-    said = interlock("compare", *runs, *files, cwd=place).stdout
+    files = ("--qrels", "set/qrels/test.tsv", "--queries", "set/queries.jsonl", "--json", "c.json", "--tsv", "c.tsv")
+    said = interlock("compare", *runs, *files, cwd=place, env={"COLUMNS": "120"}).stdout
     told = json.loads((place / "c.json").read_text())
     (first, *_) = told["differences"]
-    assert first["difference"] == pytest.approx(
-        {**way["difference"], "significant": first["difference"]["significant"]}
-    )
+    beside = {name: first["difference"][name] for name in ("significant", "adjusted_p")}  # other comparisons than there
+    assert first["difference"] == pytest.approx({**way["difference"], **beside})
+    heads, *rows = (place / "c.tsv").read_text().splitlines()
+    values = {(run["name"], measure): each for run in told["runs"] for measure, each in run["values"].items()}
+    of = {key: dict(zip(told["query_ids"], each, strict=True)) for key, each in values.items()}
+    assert heads.split("\t") == ["run", "measure", "query", "value"] and len(rows) == 2 * 3 * 40
+    assert all(float(value) == of[name, measure][query] for name, measure, query, value in map(str.split, rows))
+    low, high = told["runs"][0]["intervals"]["nDCG@10"]
+    assert f"{told['runs'][0]['measures']['nDCG@10']:.3f} [{low:.3f}, {high:.3f}]".replace("0.", ".") in said
     assert "hybrid-bm25-words-0.2" in said and "wins" in said and told["query_ids"] == found["query_ids"]
     if told["apart"]:
         assert told["apart"][0]["text"][:40] in said
     paths, more = [place / each for each in runs], {"queries": place / "set/queries.jsonl"}
     in_python = product.compare(paths, place / "set/qrels/test.tsv", **more)
-    assert msgspec.to_builtins(in_python) == told
+    assert json.loads(msgspec.json.encode(in_python)) == told
     named = product.compare(dict(zip("ab", paths, strict=True)), place / "set/qrels/test.tsv", measures="P@5 AP")
     assert [run.name for run in named.runs] == ["a", "b"] and [*named.runs[0].measures] == ["P@5", "AP"]
     for wrong, why in {paths[0]: "give a list", (): "no run is named"}.items():

@@ -1,5 +1,6 @@
 """`interlock eval`: measures against arithmetic by hand, intervals on known data, words that claim no more."""
 
+import csv
 import itertools
 import json
 import math
@@ -7,6 +8,7 @@ import re
 import shlex
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -27,7 +29,9 @@ from interlock.engine.evaluation.report import (
     Interval,
     MeasuredModel,
     bill,
+    bounds,
     differences,
+    dumps,
     few_queries,
     measured,
     reach,
@@ -118,7 +122,7 @@ def test_an_interval_of_the_same_difference_everywhere_has_no_width():
     assert (same.low, same.mean, same.high, same.significant) == (0.25, 0.25, 0.25, True)
     assert (none.low, none.high, none.significant) == (0.0, 0.0, False)
     (one,) = differences([np.full(1, 0.25)])
-    assert (one.low, one.mean, one.high, one.significant) == (-1.0, 0.25, 1.0, False)
+    assert (one.low, one.mean, one.high, one.significant, one.adjusted_p) == (-1.0, 0.25, 1.0, False, None)
 
 
 def test_intervals_are_those_of_the_t_test_and_stars_those_of_holm():
@@ -136,6 +140,22 @@ def test_intervals_are_those_of_the_t_test_and_stars_those_of_holm():
     assert {at for at, each in enumerate(found) if each.significant} == starred
     alone = {at for at, test in enumerate(tests) if test.pvalue <= 0.05}
     assert starred and starred < alone
+    for at, each in enumerate(found):  # by the definition: the largest of what the smaller ones are multiplied to
+        smaller = [(chance, len(pairs) - rank) for rank, (chance, _) in enumerate(by_chance)]
+        wanted = max(min(1.0, chance * times) for chance, times in smaller if chance <= tests[at].pvalue)
+        assert each.adjusted_p == pytest.approx(wanted) and each.significant == (each.adjusted_p <= 0.05)
+
+
+def test_a_mean_has_the_interval_of_students_t_which_ends_at_nothing_found():
+    from scipy import stats  # not for all who collect this
+
+    generator = np.random.default_rng(5)
+    values = {"nDCG@10": generator.beta(2, 3, 40), "RR@10": np.array([0.0] * 39 + [1.0])}
+    found = bounds(values)
+    wanted = stats.ttest_1samp(values["nDCG@10"], 0.0).confidence_interval(0.95)
+    assert found["nDCG@10"] == pytest.approx((wanted.low, wanted.high))
+    assert found["RR@10"][0] == 0.0 < found["RR@10"][1]
+    assert bounds({"AP": np.array([0.5])}) == {"AP": (0.0, 1.0)}
 
 
 def test_intervals_hold_what_they_say_and_stars_are_chance_in_one_table_of_twenty(skewed):
@@ -473,6 +493,12 @@ def test_a_score_with_zeros_before_it_is_the_number_that_trec_eval_takes_it_for(
     assert found.splits["test"]["q0"] == {"d0": theirs, "d1": 1}
 
 
+def test_topics_in_trecs_tags_are_no_questions_of_a_line_each(tmp_path):
+    (file := tmp_path / "topics.txt").write_text("\n<top>\n<num> Number: 301\n<title> tea\n</top>\n")
+    with pytest.raises(UsageError, match=r"topics\.txt:2: a topic in TREC's tags: put number, tab and title"):
+        [*read_questions(file, empty=True)]
+
+
 @pytest.mark.parametrize("score", ["1001", "0000000009999999999", "0" * 5000 + "99999", "9" * 5000])
 def test_a_score_beyond_the_highest_grade_is_refused_whatever_stands_before_it(tmp_path, score):
     with pytest.raises(UsageError, match=r"test.tsv:1: a score of .* is above 1000"):
@@ -527,7 +553,7 @@ def evaluated(place):
     return run(place, "--plan"), run(place, "--json", "eval.json")
 
 
-@pytest.mark.parametrize("flag", ["--json", "--calibrate"])
+@pytest.mark.parametrize("flag", ["--json", "--tsv", "--calibrate"])
 def test_an_evaluation_is_written_over_nothing_else(place, evaluated, flag):
     corpus = next((place / "set").glob("corpus.jsonl*"))
     before = corpus.read_bytes()
@@ -577,14 +603,28 @@ def test_texts_are_computed_on_gpus_and_found_again_and_judged_as_those_of_the_c
 
 
 @pytest.mark.usefixtures("evaluated")
-def test_several_sets_are_judged_one_by_one_and_together_as_comparing_their_files_does(place):
+def test_several_sets_are_judged_one_by_one_and_together_as_comparing_their_files_does(place, monkeypatch):
     judged(place / "second", **{"qrels/test.tsv": [f"q{at}\td{at // 2}\t1" for at in range(12)]})
     flags = ("--config", "interlock.toml", "--roster", "a,b", "--sparse", "words")
     how = {"env": {"INTERLOCK_CACHE": str(place / "cache")}, "cwd": place}
-    said = interlock("eval", "set", "second", *flags, "--json", "both.json", **how).stdout
+    said = interlock("eval", "set", "second", *flags, "--json", "both.json", "--tsv", "both.tsv", **how).stdout
     both, alone = (json.loads((place / name).read_text()) for name in ("both.json", "eval.json"))
     assert [each["data"] for each in both["evaluations"]] == ["set", "second"]
     assert both["sets"] == {"set": 40, "second": 12}
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("INTERLOCK_CACHE", str(place / "cache"))
+    settings = product.Settings(config="interlock.toml", roster=["a", "b"], sparse=["words"])
+    in_python = product.evaluate(["set", Path("second")], settings)
+    assert json.loads(dumps(in_python))["differences"] == both["differences"]
+    rows = [*csv.DictReader((place / "both.tsv").open(), delimiter="\t")]
+    wanted = [
+        {"run": way["name"], "measure": measure, "query": query, "value": str(value), "set": each["data"]}
+        for each in both["evaluations"]
+        for way in each["ways"]
+        for measure, values in way["values"].items()
+        for query, value in zip(each["query_ids"], values, strict=True)
+    ]
+    assert rows == wanted
     assert [way["values"] for way in both["evaluations"][0]["ways"]] == [way["values"] for way in alone["ways"]]
     for each in both["evaluations"]:
         (place / f"one {each['data']}.json").write_text(json.dumps(each))
@@ -632,10 +672,29 @@ def test_weights_are_written_as_a_file_that_a_run_takes(place, tiny_a, tiny_b):
 
 
 def test_python_gives_the_same_figures(place, tiny_a, tiny_b):
+    with pytest.raises(UsageError, match=r"^data: expected a collection, or several: name one"):
+        product.evaluate([])
+    with pytest.raises(UsageError, match=r"^queries is of one collection: drop it"):
+        product.evaluate([place / "set", place], queries="q.jsonl")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rerankers'"):
+        product.evaluate(place / "set", rerankers="b")
     found = product.evaluate(place / "set", product.Settings(roster=[tiny_a, tiny_b]), limit=7, seed=1)
     assert (found.queries, found.seed, list(found.models)) == (7, 1, ["tiny-a", "tiny-b"])
     with pytest.raises(UsageError, match=r"corpus\.jsonl"):
         product.evaluate(place / "nothing")
+
+
+@pytest.mark.usefixtures("evaluated")
+def test_means_have_their_intervals_where_there_is_room(place):
+    found = msgspec.json.decode((place / "eval.json").read_bytes(), type=Evaluation)
+    for width, many in {79: 0, 90: 0, 100: 1, 150: 3}.items():
+        table = evaluation_text(found, width=width).split("\n\n")[-4]
+        assert {line.count("[") for line in table.splitlines()[1:] if line.startswith("  ")} <= {many, many + 1}
+        assert table.count("[") > many and max(map(len, table.splitlines())) <= width
+    way = min(found.ways, key=lambda each: each.measures["nDCG@10"])
+    low, high = way.intervals["nDCG@10"]
+    shown = f"[{low:.3f}, {high:.3f}]".replace("0.", ".")
+    assert shown in evaluation_text(found, width=100) and low < way.measures["nDCG@10"] < high
 
 
 @pytest.mark.usefixtures("evaluated")

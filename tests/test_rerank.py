@@ -84,6 +84,10 @@ def test_a_search_blends_what_a_cross_encoder_says_of_the_best_chunks(store, sco
     assert [hit["before"] for hit in hits] == [each.before + 1 for each in expected[:5]]
     assert ids(hits) == [best[each.before]["id"] for each in expected[:5]]
     np.testing.assert_allclose([hit["rerank_score"] for hit in hits], [each.rerank for each in expected[:5]], atol=1e-5)
+    all_of_them = found(interlock("search", store, QUERY, "--limit", 30, "--json", *flags).stdout)
+    assert ids(all_of_them) == [best[each.before]["id"] for each in expected] + ids(whole[20:])
+    assert ["rerank_score" in hit for hit in all_of_them] == [True] * 20 + [False] * 10
+    assert [hit["score"] for hit in all_of_them] == sorted((hit["score"] for hit in all_of_them), reverse=True)
     printed = interlock("search", store, QUERY, "--limit", 1, *flags).stdout
     assert f"(was {expected[0].before + 1}.)" in printed
 

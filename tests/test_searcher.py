@@ -116,7 +116,16 @@ class ByForce:
         return sum(w * self.cosines[name][question] for name, w in weights.items()) / sum(weights.values())
 
     def hybrid(self, question: int, weights: dict[str, float], share: float, allowed: np.ndarray, limit: int):
-        depth, total = max(100, limit), np.zeros(TEXTS)
+        """The first hundred of each list decide; what deeper ones add follows, in their order."""
+        first, total = self._blended(question, weights, share, allowed, 100)
+        if limit > 100:
+            there, deep = self._blended(question, weights, share, allowed, limit)
+            rest, total = there & ~first, np.where(first, total, -np.inf)
+            total[rest] = deep[rest] + total[first].min(initial=0.0) - deep[rest].max(initial=0.0)
+        return total
+
+    def _blended(self, question: int, weights: dict[str, float], share: float, allowed: np.ndarray, depth: int):
+        total, listed = np.zeros(TEXTS), np.zeros(TEXTS, np.bool_)
         first = self.dense(question, weights)
         for part, scores, sparse in ((1 - share, first, False), (share, self.bm25[question], True)):
             there = allowed & (scores > 0) if sparse else allowed
@@ -126,7 +135,8 @@ class ByForce:
                 high = scores[ranked[0]]
                 for row in ranked:
                     total[row] += part * ((scores[row] - low) / (high - low) if high > low else 1.0)
-        return total
+                    listed[row] = True
+        return listed, total
 
 
 def _texts() -> list[str]:
@@ -277,6 +287,7 @@ def test_a_condition_holds_for_what_it_says_and_for_nothing_else(place: Path, co
         ({"metadata.code": "7"}, 26),
         ({"metadata.code": 7}, 26),
         ({"metadata.year": "2007"}, 0),
+        (None, 240),
     ],
 )
 def test_in_python_conditions_are_one_text_several_or_values_by_key(place: Path, where, found: int) -> None:
@@ -544,6 +555,7 @@ def test_qdrants_own_rules_are_there_as_choices(place: Path, hybrid: Hybrid, mon
             return queries(name, questions, *more)
 
         monkeypatch.setattr(searcher.store, "queries", heard)
+        monkeypatch.setattr("interlock.engine.search.searcher.DEPTH", 200)  # of fewer the first is cut to 1
         wanted = Ask(limit=200, hybrid=hybrid, sparse_share=0.5)
         hits = searcher.search(["text of the number7 words"], wanted)[0].hits
         terms = edge.SparseVector(asked["bm25"].indices.tolist(), asked["bm25"].values.tolist())
@@ -556,6 +568,20 @@ def test_qdrants_own_rules_are_there_as_choices(place: Path, hybrid: Hybrid, mon
     # Qdrant counts places from 0.
     factor = 1.0 if hybrid is Hybrid.RRF else 2.0  # its lists count 1 each, ours a half
     np.testing.assert_allclose([hit.score * factor for hit in hits], [theirs[hit.id] for hit in hits], atol=2e-3)
+
+
+@pytest.mark.parametrize("hybrid", [*Hybrid])
+@pytest.mark.parametrize("store", ["concat", "named"])
+def test_the_first_hits_do_not_depend_on_how_many_are_asked_for(place: Path, store: str, hybrid: Hybrid) -> None:
+    question = "text of the number7 words"
+    with open_store(place, store, kept=True) as searcher:
+        few, some, most = (
+            searcher.search([question], Ask(limit=many, hybrid=hybrid))[0].hits for many in (10, 100, TEXTS)
+        )
+    assert [(hit.id, hit.score) for hit in few] == [(hit.id, hit.score) for hit in some[:10]]
+    assert [(hit.id, hit.score) for hit in some] == [(hit.id, hit.score) for hit in most[:100]]
+    assert len({hit.id for hit in most}) == TEXTS
+    assert [hit.score for hit in most] == sorted((hit.score for hit in most), reverse=True)
 
 
 def test_models_stay_under_their_leases_and_all_is_let_go_at_the_end(place: Path) -> None:
@@ -686,6 +712,15 @@ def test_in_python_a_searcher_answers_as_a_search_does(place: Path) -> None:
     with product.Searcher(place / "concat", **asked) as searcher:
         many = [answer.hits for answer in searcher.answers(questions, limit=4)]
         assert [searcher.search(each, 4) for each in questions] == many
+        german = {"metadata.lang": "de"}
+        found = searcher.search(questions[0], 500, where=german)
+        assert found == product.search(place / "concat", questions[0], limit=500, **asked | {"where": german})
+        assert {hit.payload["metadata"]["lang"] for hit in found} == {"de"}
+        assert [answer.hits for answer in searcher.answers(questions, 4, where=asked["where"])] == many
+        assert len(searcher.search(questions[0], 500, where=())) == TEXTS
+        for wrong, why in {"lang": "^where 'lang': give KEY=VALUE", "lang=de": "^where: no chunk has 'lang'"}.items():
+            with pytest.raises(UsageError, match=why):
+                searcher.search(questions[0], where=wrong)
         assert searcher.resident == ["a"]
     assert product.search(place / "concat", questions[0], limit=4, **asked) == many[0]
     with (

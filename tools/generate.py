@@ -35,6 +35,7 @@ from interlock.engine.removed import PREDECESSOR
 from interlock.engine.settings import ON_SCREEN, flag_of, knobs, variable_of
 from interlock.engine.standing.health import ENDED, TROUBLES, Health, Level
 from interlock.engine.targets.files.formats import FORMATS
+from interlock.judging import EvaluationOptions
 from tools import dashboard, messages
 
 ROOT = Path(__file__).parent.parent
@@ -96,8 +97,9 @@ def given() -> str:
         kind = "str" if item.name == "chunk_sparse" else kind
         default = "field(default=None, hash=False)" if "Sequence" in kind else "None"
         lines.append(f"    {item.name}: {kind} | None = {default}")
-    functions = (interlock.search, interlock.rerank, interlock.evaluate, interlock.upload)
+    functions = (interlock.search, interlock.rerank, interlock.upload)
     taken = {item.name for item in knobs()} | SearchOptions.__annotations__.keys()
+    taken |= EvaluationOptions.__annotations__.keys()
     taken |= {name for each in functions for name in inspect.signature(each).parameters}
     beside = (name for flag in _flags() if (name := flag.replace("-", "_")) in taken - {item.name for item in knobs()})
     lines += ["", "", "BESIDE = (", *(f'    "{each} "' for each in wrap(" ".join(beside), 110)), ")"]

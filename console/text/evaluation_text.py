@@ -18,12 +18,12 @@ NAME = 25
 HEADS = {"nDCG@10": "nDCG", "R@100": "R", "RR@10": "MRR"}
 USUAL = "nDCG@10, recall@100 and MRR@10; "
 LEGEND = (
-    "the difference in nDCG@10 with its interval (95 %), * where it is told from "
+    "the difference in nDCG@10 with its interval (95 %; those of means where there is room), * where it is told from "
     "chance beside all others here; CPU milliseconds a query, encoding in batches and brute force included; bytes a "
     "text, and behind a + those that only the best hits are scored again by"
 )
 COMPARED = (
-    "Means over the judged queries, and the difference from {first} query by query with its interval (95 %), * where "
+    "Means over the judged queries and differences from {first} query by query, with intervals (95 %), * where "
     "it is told from chance beside all others here; wins are queries where the run is better than {first}"
 )
 POOLED = (
@@ -34,15 +34,16 @@ BETTER = "They find more than the roster's: --calibrate FILE.toml writes them."
 KEPT = "That is no reason to change the roster: keep its weights."
 
 
-def evaluation_text(found: Evaluation, *, whole: bool = False, worst: bool = False) -> str:
+def evaluation_text(found: Evaluation, *, whole: bool = False, worst: bool = False, width: int = WIDTH) -> str:
     """Write an evaluation: notes, a table for each group of ways, the `worst` queries, the weights, the verdict and the
-    cost; the names of ways `whole`, or short enough for a terminal of 80 columns."""
+    cost; the names of ways `whole`, or short enough for a terminal of 80 columns, and the intervals of as many means as
+    have room in `width`."""
     judged = several(found.queries, "judged query", "judged queries")
     chosen = f"the best member and the weights by {'half of them' if found.halved else f'{found.training} others'}"
     head = f"{safe(found.data)}: {several(found.texts, 'text')}, {judged}; {chosen} (seed {found.seed})"
     parts = [_wrapped(head), *(_wrapped(f"note: {safe(note)}") for note in found.notes)]
     parts.append(_wrapped((USUAL if _usual(found.ways) else "") + LEGEND))
-    parts.append(_table(found.ways, whole=whole))
+    parts.append(_table(found.ways, width, whole=whole))
     if worst:
         lines = [_wrapped(f"Answered worst by {safe(found.worst_of)} (nDCG@10), with the first wrong hits:")]
         for query in found.worst:
@@ -57,23 +58,19 @@ def evaluation_text(found: Evaluation, *, whole: bool = False, worst: bool = Fal
     return "\n\n".join(parts)
 
 
-def comparison_text(found: RunComparison) -> str:
-    """Write a comparison of runs: notes, a table of each measure, and the queries that differ most."""
+def comparison_text(found: RunComparison, width: int = WIDTH) -> str:
+    """Write a comparison of runs: notes, a table of each measure, with the intervals of means where they have room in
+    `width`, and the queries that differ most."""
     first, *others = found.runs
     parts = [_wrapped(f"note: {safe(note)}") for note in found.notes]
     for run in found.runs:
-        few = [f"{run.unanswered} judged queries without a hit count 0"] if run.unanswered else []
-        few += [f"{run.unjudged} queries without a judged answer do not count"] if run.unjudged else []
+        no_hit, no_answer = (several(each, "query", "queries") for each in (run.unanswered, run.unjudged))
+        few = [f"0 for {no_hit} without a hit"] if run.unanswered else []
+        few += [f"{no_answer} without a judged answer left out"] if run.unjudged else []
         parts += [_wrapped(f"note: {safe(run.name)}: {', '.join(few)}")] if few else []
     parts.append(_wrapped(COMPARED.format(first=safe(first.name)) if others else f"{found.queries} judged queries"))
-    told, rows = {(each.measure, each.run): each for each in found.differences}, list[list[str]]()
-    for measure in first.measures:
-        for run in found.runs:
-            pair = told.get((measure, run.name))
-            name, mean = measure if run is first else "", _figure(run.measures[measure])
-            own = [_interval(pair.difference), str(pair.wins), str(pair.ties), str(pair.losses)] if pair else [""] * 4
-            rows.append([name, safe(run.name), mean, *own])
-    parts.append(render(["", "run", "mean", "difference", "wins", "ties", "losses"], rows))
+    wide, narrow = (_pairs(found, intervals=each) for each in (True, False))
+    parts.append(wide if max(map(len, wide.splitlines())) <= width else narrow)
     if found.apart:
         lines = [f"The queries that differ most in {next(iter(first.measures))}:"]
         for each in found.apart:
@@ -81,6 +78,17 @@ def comparison_text(found: RunComparison) -> str:
             lines += [f"  {safe(each.query)}  {values}", *([f"      {safe(each.text, WIDTH)}"] if each.text else [])]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _pairs(found: RunComparison, *, intervals: bool) -> str:
+    told, rows = {(each.measure, each.run): each for each in found.differences}, list[list[str]]()
+    for measure in found.runs[0].measures:
+        for run in found.runs:
+            pair = told.get((measure, run.name))
+            name, bounds = "" if pair else measure, run.intervals.get(measure) if intervals else None
+            own = [_interval(pair.difference), str(pair.wins), str(pair.ties), str(pair.losses)] if pair else [""] * 4
+            rows.append([name, safe(run.name), _figure(run.measures[measure], bounds), *own])
+    return render(["", "run", "mean", "difference", "wins", "ties", "losses"], rows)
 
 
 def pooled_text(found: PooledComparison) -> str:
@@ -134,10 +142,13 @@ def amounts_text(amounts: Sequence[Amount]) -> str:
     return render(["model", "texts", "to encode", "tokens", "about"], rows)
 
 
-def _table(ways: Sequence[MeasuredWay], *, whole: bool) -> str:
+def _table(ways: Sequence[MeasuredWay], width: int, *, whole: bool) -> str:
     measures = list(HEADS.values()) if _usual(ways) else list(ways[0].measures)
     heads = ["", *measures, "difference", "ms", "bytes"]
-    head, _, *rows = render(heads, [_row(way, whole=whole) for way in ways]).splitlines()
+    for few in range(len(measures), -1, -1):  # intervals of the first means, as many as have room
+        head, _, *rows = render(heads, [_row(way, few, whole=whole) for way in ways]).splitlines()
+        if max(map(len, rows)) <= width:
+            break
     lines, row = [head], iter(rows)
     for group, members in groupby(ways, key=lambda way: way.group):
         for against, some in _by_reference(list(members)):
@@ -157,8 +168,9 @@ def _by_reference(ways: Sequence[MeasuredWay]) -> list[tuple[str, list[MeasuredW
     return parts
 
 
-def _row(way: MeasuredWay, *, whole: bool) -> list[str]:
-    figures = [_figure(value) for value in way.measures.values()]
+def _row(way: MeasuredWay, intervals: int, *, whole: bool) -> list[str]:
+    shown = {name: way.intervals.get(name) for name in [*way.measures][:intervals]}
+    figures = [_figure(value, shown.get(name)) for name, value in way.measures.items()]
     ms = "" if way.ms is None else f"{way.ms:.1f}" if way.ms < 100 else f"{way.ms:.0f}"
     name = way.name.partition(" after ")[0] if way.group == "rerank" else way.name
     return [
@@ -174,8 +186,9 @@ def _usual(ways: Sequence[MeasuredWay]) -> bool:
     return list(ways[0].measures) == list(HEADS)
 
 
-def _figure(value: float) -> str:
-    return f"{value:.3f}".replace("0.", ".", 1)
+def _figure(value: float, bounds: tuple[float, float] | None = None) -> str:
+    beside = f" [{_figure(bounds[0])}, {_figure(bounds[1])}]" if bounds else ""
+    return f"{value:.3f}".replace("0.", ".", 1) + beside
 
 
 def _wrong(hit: WrongHit) -> str:

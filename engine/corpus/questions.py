@@ -73,6 +73,8 @@ def questions_in(
     for number, line in enumerate(lines, 1):
         place, own = f"{source}:{number}", str(number)
         text = decoded(place, line.removeprefix(BOM) if number == 1 else line)
+        if text.strip() == "<top>":
+            raise UsageError(f"{place}: a topic in TREC's tags: put number, tab and title on a line of a .tsv")
         if suffix == ".jsonl":
             found = of_json(place, text.encode() or b"null", _Asked, '{"id": ..., "text": ...}')
             texts = [each for each in (found.text, found.query) if each is not None]

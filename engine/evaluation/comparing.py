@@ -28,6 +28,7 @@ class ComparedRun(Struct, frozen=True, kw_only=True):
     name: str
     measures: Annotated[dict[str, float], Meta(description="means over the judged queries")]
     values: Annotated[dict[str, list[float]], Meta(description="of each query, in the order of `query_ids`")]
+    intervals: report.Bounds = {}
     unanswered: Annotated[int, Meta(description="judged queries without a hit, which count 0")]
     unjudged: Annotated[int, Meta(description="queries of the run that nobody judged, which do not count")]
 
@@ -90,6 +91,7 @@ def compared(
                 name=name,
                 measures={measure: float(each.mean()) for measure, each in values[name].items()},
                 values={measure: each.round(6).tolist() for measure, each in values[name].items()},
+                intervals=report.bounds(values[name]),
                 unanswered=sum(not hits for hits in lists[name]),
                 unjudged=len(run.keys() - grades.keys()),
             )

@@ -19,7 +19,7 @@ from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.comparing import RunComparison, compared
 from interlock.engine.evaluation.judgements import Grades, judged_lines
 from interlock.engine.evaluation.report import FEWEST, MAIN, SPREAD, measures_of, queries_to_tell
-from interlock.engine.evaluation.ways import Way, write_runs
+from interlock.engine.evaluation.ways import write_runs
 from interlock.engine.record import atomic
 from interlock.engine.search.ask import Ask, comparison_of
 from interlock.engine.search.combine import Hybrid
@@ -197,11 +197,9 @@ class Sheet:
             return None
         names = list(dict.fromkeys(name for each in done.values() for name in each.ways))
         runs = {name: {id: each.ways.get(name, {}) for id, each in done.items()} for name in names}
-        write_runs(
-            self.directory / RUNS,
-            [Way("hybrid", name, "", found=list(own.values())) for name, own in runs.items()],
-            list(done),
-        )
+        for file in (self.directory / RUNS).glob("*.run"):  # one may be of a way that is no more
+            file.unlink(missing_ok=True)
+        write_runs(self.directory / RUNS, {name: [*own.values()] for name, own in runs.items()}, list(done))
         grades: Grades = {id: self.grades[id] for id in done}
         answered = {name: own for name, own in runs.items() if any(own.values())}
         return compared(answered, grades, [MAIN], {id: each.text for id, each in done.items()}, [])

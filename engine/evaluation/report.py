@@ -41,6 +41,7 @@ FEW = 30
 ALIKE = 0.01
 """Two ways whose difference lies within this are told to find the same."""
 Group = Literal["models", "fusions", "storage", "sparse", "hybrid", "rerank"]
+Bounds = Annotated[dict[str, tuple[float, float]], Meta(description="the interval about each mean (95 %, Student's t)")]
 
 
 def _says(text: str) -> Meta:
@@ -48,7 +49,7 @@ def _says(text: str) -> Meta:
 
 
 class Interval(Struct, frozen=True, kw_only=True):
-    """The mean of a paired difference over queries, and the interval (95 %, Student's t) about it."""
+    """The mean of a paired difference over queries, the interval (95 %, Student's t) about it, and its p-value."""
 
     mean: float
     low: float
@@ -56,6 +57,7 @@ class Interval(Struct, frozen=True, kw_only=True):
     significant: Annotated[
         bool, _says("whether it is told from 0 beside all that are compared (Holm, 5 %); never for a few queries")
     ]
+    adjusted_p: Annotated[float | None, _says("p-value by Holm's procedure over the same; null for one query")] = None
 
 
 class MeasuredWay(Struct, frozen=True, kw_only=True):
@@ -65,6 +67,7 @@ class MeasuredWay(Struct, frozen=True, kw_only=True):
     name: str
     measures: Annotated[dict[str, float], _says("nDCG@10, R@100, RR@10, or --measures: means over the judged queries")]
     values: Annotated[dict[str, list[float]], _says("the same of each query, in the order of `query_ids`")]
+    intervals: Bounds = {}
     against: Annotated[str, _says("the way that the difference is from; empty for none")]
     difference: Interval | None
     ms: Annotated[float | None, _says("CPU milliseconds a query, encoding included; null if not known")]
@@ -149,7 +152,7 @@ def measures_of(names: Sequence[str], deepest: int | None) -> tuple[str, ...]:
     are). Raises UsageError for one that is not among `KINDS`, or needs longer lists, and UnavailableError without
     ir-measures."""
     library, found = _library(), list[str]()
-    for name in names:
+    for name in (each for given in names for each in given.split() or [given]):
         try:
             measure = library.parse_trec_measure(name)[0] if _TREC.match(name) else library.parse_measure(name)
             measure.validate_params()
@@ -227,12 +230,20 @@ def differences(*sets: Sequence[Values]) -> list[Interval]:
     errors = together / len(sets)
     sizes = np.divide(np.abs(means), errors, out=np.where(means == 0, 0.0, np.inf), where=errors > 0)
     chances, wide = 2 * stdtr(freedom, -sizes), stdtrit(freedom, (1 + CONFIDENCE) / 2) * errors
-    order, told = np.argsort(chances), np.zeros(len(means), np.bool_)
-    holds = np.maximum.accumulate(chances[order] * np.arange(len(order), 0, -1)) <= 1 - CONFIDENCE
-    told[order] = holds & (counts.sum() >= FEWEST) & (counts.min() >= LEAST)
-    lows, highs = np.maximum(means - wide, -1).tolist(), np.minimum(means + wide, 1).tolist()
-    every = zip(means.tolist(), lows, highs, told.tolist(), strict=True)
-    return [Interval(mean=mean, low=low, high=high, significant=sure) for mean, low, high, sure in every]
+    order, adjusted = np.argsort(chances), np.ones(len(means))
+    adjusted[order] = np.minimum(np.maximum.accumulate(chances[order] * np.arange(len(order), 0, -1)), 1)
+    told = (adjusted <= 1 - CONFIDENCE) & (counts.sum() >= FEWEST) & (counts.min() >= LEAST)
+    every = zip(means, np.maximum(means - wide, -1), np.minimum(means + wide, 1), adjusted, strict=True)
+    return [
+        Interval(mean=float(mean), low=float(low), high=float(high), significant=sure, adjusted_p=float(chance))
+        for (mean, low, high, chance), sure in zip(every, told.tolist(), strict=True)
+    ]
+
+
+def bounds(values: Mapping[str, Values]) -> Bounds:
+    """Say from where to where the mean of each measure may lie, as `differences` does of what it is above 0."""
+    found = zip(values, differences([*values.values()]), strict=True)
+    return {measure: (max(each.low, 0.0), each.high) for measure, each in found}
 
 
 def smallest_told(queries: int, spread: float = SPREAD) -> float:

@@ -3,7 +3,9 @@
 What is told holds for these sets, of which other queries might have been judged, and says nothing of other sets.
 """
 
+import csv
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +14,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from interlock.engine.errors import UsageError
-from interlock.engine.evaluation.comparing import ComparedRun, PairedDifference
+from interlock.engine.evaluation.comparing import ComparedRun, PairedDifference, RunComparison
 from interlock.engine.evaluation.report import MAIN, Evaluation, Interval, MeasuredWay, Values, differences
 from interlock.engine.record import atomic
 
@@ -57,6 +59,22 @@ class _Told(Struct, frozen=True):
     def values(self) -> dict[tuple[str, str], Values]:
         every: list[MeasuredWay | ComparedRun] = [*self.ways, *self.runs]
         return {(measure, one.name): np.array(each) for one in every for measure, each in one.values.items()}
+
+
+def values_of(found: Evaluation | RunComparison | PooledEvaluation) -> str:
+    """Write the value of each query as lines with tabs between under a line of heads; of several sets also which."""
+    pooled, file = isinstance(found, PooledEvaluation), StringIO()
+    sets = zip(found.sets, found.evaluations, strict=True) if isinstance(found, PooledEvaluation) else [("", found)]
+    lines, own = csv.writer(file, delimiter="\t", lineterminator="\n"), slice(4 + pooled)
+    lines.writerow(["run", "measure", "query", "value", "set"][own])
+    lines.writerows(
+        [one.name, measure, query, value, name][own]
+        for name, each in sets
+        for one in (each.ways if isinstance(each, Evaluation) else each.runs)
+        for measure, values in one.values.items()
+        for query, value in zip(each.query_ids, values, strict=True)
+    )
+    return file.getvalue()
 
 
 def pool_files(files: Sequence[Path]) -> PooledComparison:

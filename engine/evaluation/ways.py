@@ -111,12 +111,13 @@ def check_run_out(directory: Path, ids: Iterable[str]) -> None:
         raise UsageError(f"--run-out: {there} cannot be written to: name another directory")
 
 
-def write_runs(directory: Path, ways: Sequence[Way], queries: Sequence[str]) -> None:
-    """Write what each way found, as far as it is measured, as a run of TREC: trec_eval says the same of it."""
+def write_runs(directory: Path, ways: Mapping[str, Lists], queries: Sequence[str]) -> None:
+    """Write what each way by its name found, as far as it is measured, as a run of TREC: trec_eval says the same of
+    it."""
     with atomic.explaining(directory):
         directory.mkdir(exist_ok=True)
-    for way in ways:
-        tag = re.sub(r"[^\w.]+", "-", f"{way.group}-{way.name}")
-        lists = ((query, dict(islice(hits.items(), DEEPEST))) for query, hits in zip(queries, way.found, strict=True))
+    for name, found in ways.items():
+        tag = re.sub(r"[^\w.]+", "-", name)
+        lists = ((query, dict(islice(hits.items(), DEEPEST))) for query, hits in zip(queries, found, strict=True))
         text = "".join(line for query, hits in lists for line in trec_lines(query, hits, tag))
         atomic.write_bytes(directory / f"{tag}{RUNS}", text.encode())

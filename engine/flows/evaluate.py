@@ -232,7 +232,7 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
             ) as behind:
                 ways += judge.reranked(behind)
         if request.run_out:
-            write_runs(request.run_out, ways, material.queries)
+            write_runs(request.run_out, {f"{way.group}-{way.name}": way.found for way in ways}, material.queries)
         found = judge.evaluation(subject.name, ways, subject.notes, list(subject.weights))
     usual, grades = judge.hybrid or judge.base, [material.grades[at] for at in parts.tested]
     worst = hardest(usual.found, material.queries, grades, judged.queries, judged.texts)

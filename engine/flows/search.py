@@ -24,7 +24,7 @@ from interlock.engine.gpu.locks import holding
 from interlock.engine.models.registry import extended
 from interlock.engine.search.ask import MAXSIM, Ask
 from interlock.engine.search.encoding import Meaning, check_texts, encode, meaning_of, points_behind
-from interlock.engine.search.hits import Answer, EncodedTexts, Side
+from interlock.engine.search.hits import Answer, EncodedTexts, Hit, Side
 from interlock.engine.search.rerank import Rerank, late_reordered, reordered
 from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.search.served import Place
@@ -137,20 +137,28 @@ class Answering(AbstractContextManager["Answering"]):
         answers = self.searcher.answers(texts, deep, encoded)
         for _ in range(0, max(1, len(texts)), size):
             window = [*islice(answers, size)]
-            yield self._reranked(window, ask.limit, rerank.share) if rerank else Answers(window)
+            yield self._reranked(window, ask.limit, rerank) if rerank else Answers(window)
 
-    def _reranked(self, answers: list[Answer], limit: int, share: float) -> Answers:
+    def _reranked(self, answers: list[Answer], limit: int, rerank: Rerank) -> Answers:
         began, failure = time.perf_counter(), None
+        first = [replace(answer, hits=answer.hits[: rerank.depth]) for answer in answers]
         if self._models:
-            placed, failure = reordered(answers, self._models, share)
+            placed, failure = reordered(first, self._models, rerank.share)
         else:
-            placed = [late_reordered(answer.hits, share) for answer in answers]
+            placed = [late_reordered(answer.hits, rerank.share) for answer in first]
+        placed = [_followed(hits, answer.hits[rerank.depth :]) for hits, answer in zip(placed, answers, strict=True)]
         took = (time.perf_counter() - began) / max(1, len(answers))
         made = [
             replace(answer, hits=hits[:limit], seconds={**answer.seconds, "rerank": took})
             for answer, hits in zip(answers, placed, strict=True)
         ]
         return Answers(made, failure)
+
+
+def _followed(hits: Sequence[Hit], rest: Sequence[Hit]) -> list[Hit]:
+    """Put those that nobody scored anew behind the others, in their order and with no higher score."""
+    lower = min(0.0, hits[-1].score - rest[0].score) if rest else 0.0
+    return [*hits, *(replace(hit, score=hit.score + lower) for hit in rest)]
 
 
 def _passes(on: Granted) -> GpuJobs | None:

@@ -74,10 +74,9 @@ def read_condition(text: str) -> Condition:
 
 
 def conditions_in(given: object) -> tuple[Condition, ...]:
-    """Read conditions that a caller gives by value: one text, several, or the value that each key has to have. Raises
-    UsageError for anything else, and as `read_condition` does."""
-    if isinstance(given, str):
-        given = [given]
+    """Read conditions that a caller gives by value: one text, several, the value that each key has to have, or None for
+    none. Raises UsageError for anything else, and as `read_condition` does."""
+    given = [given] if isinstance(given, str) else () if given is None else given
     if isinstance(given, Mapping):
         # A key without any value stays, to be refused: left out, it would let every chunk through.
         values = [

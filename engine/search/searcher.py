@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.search.ask import MAXSIM, Ask, Comparison, check_question, comparison_of, searched
-from interlock.engine.search.combine import Hybrid, combined, shares_of
+from interlock.engine.search.combine import DEPTH, Hybrid, combined, shares_of
 from interlock.engine.search.conditions import check_keys, filter_of, why_none
 from interlock.engine.search.encoding import Meaning, check_texts, computed, encode, terms_in, vectors_of, words_of
 from interlock.engine.search.hits import Answer, EncodedTexts, Hit, LateHit, Side, StageScore
@@ -250,16 +251,14 @@ class StoreSearcher(AbstractContextManager["StoreSearcher"]):
         seconds: dict[str, float],
     ) -> Answer:
         """Answer the question of a row: by all its lists combined, and its tokens compared with the best."""
-        comparison, store, limit = asked.comparison, self.store, ask.limit
+        comparison, store = asked.comparison, self.store
         own = {name: each[row] for name, each in asked.dense.items()}
         best, counts = next(iter(found.values())), dict[str, float]()
         if comparison.several:
             counts = shares_of(
                 [comparison.dense] if comparison.weights else [], comparison.sparse, comparison.sparse_share
             )
-            # Who shares no term with a question has 0 of it, and a list that is not full has all who share one.
-            floors = {name: 0.0 for name in comparison.sparse if len(found[name]) < comparison.depth(limit)}
-            best = dict([*combined(ask.hybrid, found, counts, floors).items()][:limit])
+            best = _blended(ask, found, counts, comparison.sparse)
         late, own_tokens, cosines = dict[str, float](), None, dict[str, float]()
         if asked.tokens and best:
             own_tokens = asked.tokens.taken(np.array([row])).to_float32()
@@ -295,6 +294,26 @@ class StoreSearcher(AbstractContextManager["StoreSearcher"]):
             for point, score in self.store.query(name, vector, len(points), among=points).items():
                 total[point] = total.get(point, 0.0) + float(share) * score
         return total
+
+
+def _blended(
+    ask: Ask, found: Mapping[str, Mapping[str, float]], counts: Mapping[str, float], sparse: Sequence[str]
+) -> dict[str, float]:
+    """Combine the first hits of lists, as many whatever the limit is, which would else order them; where more are
+    asked for, what only the rest of the lists has follows in the order of the whole."""
+
+    def of(depth: int) -> dict[str, float]:
+        lists = {name: dict(islice(scores.items(), depth)) for name, scores in found.items()}
+        # Who shares no term with a question has 0 of it, and a list that is not full has all who share one.
+        floors = {name: 0.0 for name in sparse if len(lists[name]) < depth}
+        return combined(ask.hybrid, lists, counts, floors)
+
+    best = of(DEPTH)
+    if ask.limit > DEPTH:
+        rest = {point: score for point, score in of(ask.limit).items() if point not in best}
+        below = min(best.values(), default=0.0) - max(rest.values(), default=0.0)
+        best |= {point: score + below for point, score in rest.items()}
+    return dict(islice(best.items(), ask.limit))
 
 
 def nearest_to_all(

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from threading import RLock
@@ -20,7 +21,7 @@ from interlock.engine.parsers import path_of
 from interlock.engine.record.events import RunResumed, RunStarted
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.words import several
-from interlock.engine.search.options import SearchRules
+from interlock.engine.search.options import Conditions, SearchRules
 from interlock.engine.targets.connection import is_address
 from interlock.recorded import AnyPath, RecordedRun
 from interlock.wording import in_python, python_wording
@@ -182,13 +183,14 @@ class Searcher(OpenResource):
         """The store's models that are in memory."""
         return self._answering.searcher.resident
 
-    def search(self, query: str, limit: int = 5) -> "Sequence[Hit]":
+    def search(self, query: str, limit: int = 5, *, where: Conditions | None = None) -> "Sequence[Hit]":
         """Return the `limit` best chunks for a question, best first: `score` orders them, `cosine` says how near each
-        is. Raises as this does when it is made, and UsageError for an empty question."""
+        is; of those for which `where` holds, in place of what this was made with. Raises as this does when it is made,
+        and UsageError for an empty question."""
         from interlock.engine.search.ask import check_question
 
         check_question(query)
-        (answer,) = self.answers([query], limit)
+        (answer,) = self.answers([query], limit, where=where)
         return answer.hits
 
     def encode(
@@ -201,12 +203,16 @@ class Searcher(OpenResource):
             encoded = self._answering.searcher.encode(texts, side, only)
         return _warned_of(encoded)
 
-    def answers(self, queries: Iterable[str], limit: int = 5) -> "Iterator[Answer]":
-        """Encode all questions, one model after the other, and yield the answer to each in turn."""
+    def answers(self, queries: Iterable[str], limit: int = 5, *, where: Conditions | None = None) -> "Iterator[Answer]":
+        """Encode all questions, one model after the other, and yield the answer to each in turn; `where` as `search`
+        takes it."""
+        from interlock.engine.search.conditions import conditions_in
+
         if isinstance(queries, str):
             raise UsageError("queries: expected a list of texts: pass one text to `search`")
         with python_wording():
-            windows = self._answering.windows(texts_in(queries, "queries"), self._ask.to(limit))
+            ask = self._ask if where is None else replace(self._ask, where=conditions_in(where))
+            windows = self._answering.windows(texts_in(queries, "queries"), ask.to(limit))
         while found := self._next(windows):
             for answer in found.answers:
                 none = f"no chunk found: {in_python(answer.why_none)}" * bool(answer.why_none)

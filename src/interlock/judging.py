@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from os import PathLike
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from interlock.api import DEFAULTS, Settings, check_kind, configured, names_in
 from interlock.engine.errors import UsageError
@@ -14,26 +14,45 @@ from interlock.wording import python_wording
 if TYPE_CHECKING:
     from interlock.engine.evaluation.comparing import RunComparison
     from interlock.engine.evaluation.report import Evaluation
+    from interlock.engine.evaluation.strata import PooledEvaluation
+
+
+class EvaluationOptions(TypedDict, total=False):
+    """What an evaluation may be told beside its settings; `evaluate` says what each means."""
+
+    rerank: str | Sequence[str]
+    limit: int | None
+    seed: int
+    queries: AnyPath | None
+    qrels: AnyPath | None
+    collection: str | None
+    split: str | None
+    measures: str | Sequence[str]
+    run_out: AnyPath | None
+    missing: Literal["error", "drop", "count"]
+
+
+@overload
+def evaluate(  # type: ignore[overload-overlap]  # a text is one place, and no sequence of them
+    data: RecordedRun | AnyPath, settings: Settings = DEFAULTS, **options: Unpack[EvaluationOptions]
+) -> "Evaluation": ...
+
+
+@overload
+def evaluate(
+    data: Sequence[RecordedRun | AnyPath], settings: Settings = DEFAULTS, **options: Unpack[EvaluationOptions]
+) -> "PooledEvaluation": ...
 
 
 def evaluate(
-    data: RecordedRun | AnyPath,
+    data: RecordedRun | AnyPath | Sequence[RecordedRun | AnyPath],
     settings: Settings = DEFAULTS,
-    *,
-    rerank: str | Sequence[str] = (),
-    limit: int | None = None,
-    seed: int = 0,
-    queries: AnyPath | None = None,
-    qrels: AnyPath | None = None,
-    collection: str | None = None,
-    split: str | None = None,
-    measures: str | Sequence[str] = (),
-    run_out: AnyPath | None = None,
-    missing: Literal["error", "drop", "count"] = "error",
-) -> "Evaluation":
+    **options: Unpack[EvaluationOptions],
+) -> "Evaluation | PooledEvaluation":
     """Judge the roster of `settings` by the judged collection in `data` (a directory, or a name of ir_datasets behind
     `irds:`) or what a run has delivered of `collection`, by its `split` or by the files `queries` and `qrels`: the
-    figures of `interlock eval --json`.
+    figures of `interlock eval --json`. Of several in a list `evaluations` has those of each, `differences` those of all
+    together.
 
     `limit` judges by so many queries, which `seed` draws. `measures` are named as ir-measures does (`"nDCG@10 AP"`);
     what every way found is written into `run_out` as TREC runs; judgements of what is `missing` may be dropped, or its
@@ -44,18 +63,23 @@ def evaluate(
     configuration = configured(settings)
     from interlock.console.writing import progress, say, telling
     from interlock.engine.flows import Listener
-    from interlock.engine.flows.evaluate import EvaluationRequest
+    from interlock.engine.flows.evaluate import EvaluationRequest, evaluate_sets
     from interlock.engine.flows.evaluate import evaluate as judge
 
-    check_kind(Integral, "a whole number", limit=limit, seed=seed)
-    names = names_in(rerank, "rerank")
-    place = data.path if isinstance(data, RecordedRun) else path_of(data, "data")
-    wanted = measures.split() if isinstance(measures, str) else names_in(measures, "measures")
-    files = {"queries": queries, "qrels": qrels, "run_out": run_out}
-    asked, judged, lists = (None if each is None else path_of(each, name) for name, each in files.items())
+    check_kind(Integral, "a whole number", limit=options.get("limit"), seed=options.get("seed"))
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    given |= {name: path_of(given[name], name) for name in ("queries", "qrels", "run_out") if name in given}
+    given |= {name: names_in(given[name], name) for name in ("rerank", "measures") if name in given}
+    every: Sequence[Any] = data if isinstance(data, Sequence) and not isinstance(data, str) else [data]
+    if not every:
+        raise UsageError("data: expected a collection, or several: name one")
+    places = [each.path if isinstance(each, RecordedRun) else path_of(each, "data") for each in every]
     with python_wording(), progress() as done:
-        request = EvaluationRequest(place, names, limit, seed, asked, judged, collection, split, wanted, lists, missing)
-        return judge(configuration, request, Listener(telling, say, done))
+        requests = [EvaluationRequest(place, **given) for place in places]
+        listener = Listener(telling, say, done)
+        if every is data:
+            return evaluate_sets(configuration, requests, listener)
+        return judge(configuration, requests[0], listener)
 
 
 def compare(
@@ -77,7 +101,6 @@ def compare(
         raise UsageError("runs: expected several files: give a list of them, or a name for each")
     named = runs if isinstance(runs, Mapping) else {}
     files = [path_of(each, "runs") for each in (named.values() if named else runs)]
-    wanted = measures.split() if isinstance(measures, str) else names_in(measures, "measures")
     with python_wording():
         asked = None if queries is None else path_of(queries, "queries")
-        return compare_files(files, path_of(qrels, "qrels"), asked, wanted, list(named))
+        return compare_files(files, path_of(qrels, "qrels"), asked, names_in(measures, "measures"), list(named))
