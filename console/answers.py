@@ -44,6 +44,8 @@ def chunk(options: argparse.Namespace) -> int:
     if made.others:
         others = ", ".join(f"{count} {ending}" for ending, count in made.others.most_common(5))
         print(safe(f"interlock: left out by their endings: {others}"), file=sys.stderr)
+    if made.empty:
+        print(safe(f"interlock: without text: {few(made.empty, 5)}"), file=sys.stderr)
     print(safe(f"{several(made.chunks, 'chunk')} of {several(made.documents, 'document')} in {out}"))
     alone = [*out.parent.iterdir()] == [out]  # then its directory is the collection, and names it
     words = ["run", argument(out.parent if alone else out)]

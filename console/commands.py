@@ -4,6 +4,7 @@ Every function takes the parsed options and returns an exit code. Text from outs
 """
 
 import argparse
+import shutil
 import signal
 import sys
 import time
@@ -75,15 +76,19 @@ def _settings(options: argparse.Namespace, chunks: Path) -> Configuration:
     """The settings of a run of `chunks`, or a UsageError that the summary says too where one was asked for."""
     from interlock.console.front_ends import dispatch
     from interlock.console.front_ends.exposing import check_target
+    from interlock.console.notifying import recordable
 
-    check_outputs(options.events, options.summary, chunks, check_target(options.metrics))
+    file = check_target(options.metrics)
+    check_outputs(options.events, options.summary, chunks, file)
     try:
         settings = configuration(options)
     except UsageError as error:
         dispatch.summarise_failure(chunks, None, error, _audience(options))
         raise
     check_summary(options.summary, settings.settings.out)
-    return settings
+    heard = {"metrics": str(file.absolute()) if file else options.metrics, "notify": recordable(options.notify)}
+    beside = {name: Setting(value, f"flag --{name}") for name, value in heard.items() if value}
+    return replace(settings, beside={**settings.beside, **beside})
 
 
 def _audience(options: argparse.Namespace) -> "Audience":
@@ -147,10 +152,14 @@ def runs(options: argparse.Namespace) -> int:
 def _print_runs(places: Sequence[Path], rank: "Rank", *, as_json: bool = False) -> int:
     from interlock.console.text import runs_text
     from interlock.engine.standing.runs import overviews
+    from interlock.widgets.text import plain
 
     found = sorted(overviews(places, time.time()), key=rank)
     if as_json:
         print(runs_text.as_json(found))
+    elif found and sys.stdout.isatty():  # as wide as it is: a reason that breaks its line tears the table
+        head, drawn = runs_text.rows(found, (), time.time(), shutil.get_terminal_size().columns)
+        print("\n".join(line.rstrip() for line in plain([head, *drawn])))
     elif found:
         print(runs_text.table(found, time.time()))
     else:
@@ -163,7 +172,7 @@ def watch(options: argparse.Namespace) -> int:
     from interlock.console.front_ends import web
     from interlock.console.front_ends.dispatch import list_runs, watch_journal
     from interlock.console.sources.runs import RunList, neediest, walled
-    from interlock.console.terminal.tty import why_headless
+    from interlock.console.terminal.tty import takes_screens
 
     settings = configuration(options)
     settings = replace(settings, readonly=options.readonly or settings.readonly)
@@ -173,7 +182,7 @@ def watch(options: argparse.Namespace) -> int:
     if options.web and not web.in_browser():
         web.serve(options.web)
         return ExitCode.COMPLETED
-    if places and why_headless() and not web.in_browser():
+    if places and not takes_screens() and not web.in_browser():
         return _print_runs(places, neediest)
     with web.page():
         if places:

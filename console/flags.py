@@ -86,7 +86,8 @@ def watch(command: argparse.ArgumentParser) -> None:
     """Show the console of a run: follow and steer one that is running in another process (--readonly: only follow), or
     show or replay one that ended. Of a directory of runs, of several runs, or of those under --out where none is named,
     a line each: state, progress, ETA, issues, devices; those that need somebody stand first, what ended more than a day
-    ago last. Enter opens one, escape comes back. Without a terminal these lines are printed. Locks nothing.
+    ago last. Enter opens one, escape comes back. Without a terminal these lines are printed, and of one run what
+    happens until it is over. Locks nothing.
     """
     text = "run directory, or a directory of runs (default: --out)"
     command.add_argument("runs", type=PATH, nargs="*", metavar="RUN_DIR", help=text)

@@ -25,6 +25,8 @@ SECONDS = 60.0
 _SECRET = re.compile(
     r"(^|_)(API)?(KEYS?|PAT|PASS|PASSWD|PASSPHRASE|AUTH|COOKIES?|DSN)(_|$)|_PWD(_|$)|TOKEN|SECRET|PASSWORD|CREDENTIAL|APIKEY|PRIVATE"
 )
+_PRIVATE = re.compile(r"://|\b(authorization|bearer)\b", re.IGNORECASE)
+"""In a command: an address may be a secret by itself, as those of chat rooms are."""
 
 
 def words_of(command: str | None) -> list[str]:
@@ -38,6 +40,12 @@ def words_of(command: str | None) -> list[str]:
     if not words or shutil.which(words[0]) is None:
         raise UsageError(f"--notify {command!r:.100}: no such program: name one by its path, or add it to PATH")
     return words
+
+
+def recordable(command: str | None) -> str:
+    """Return a command as a run may record it for those that go on with it; nothing of one that may hold a secret."""
+    words = re.findall(r"\w+", (command or "").upper())
+    return "" if not command or _PRIVATE.search(command) or any(map(_SECRET.search, words)) else command
 
 
 def filled(words: Sequence[str], run: str, judged: Judgement, onward: str = "") -> list[str]:

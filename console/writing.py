@@ -121,14 +121,15 @@ def writing(file: Path | None) -> Iterator[Callable[[str], object]]:
 @contextmanager
 def progress(unit: str = "") -> Iterator[Progress]:
     """Tell stderr how much a model has done: in one line on a terminal, which its last word ends; elsewhere now and
-    then, and nothing of what is done sooner. A model that has done nothing is being loaded. A total of 0 is unknown."""
-    live, last, open_line, longest = sys.stderr.isatty(), time.monotonic(), False, 0
+    then, and its end where anything was told before. A model that has done nothing is being loaded. A total of 0 is
+    unknown."""
+    live, last, open_line, longest, said = sys.stderr.isatty(), time.monotonic(), False, 0, False
 
     def told(model: str, done: int, total: int) -> None:
-        nonlocal last, open_line, longest
-        ends = live and 0 < total <= done
+        nonlocal last, open_line, longest, said
+        ends = (live or said) and 0 < total <= done
         if ends or time.monotonic() - last > (BLINK if live else PAUSE):
-            last, open_line = time.monotonic(), live and not ends
+            last, open_line, said = time.monotonic(), live and not ends, True
             whole = several(total or done, unit) if unit else f"{total:,}"
             amount = (f"{done:,} of {whole}" if total else f"{whole} so far") if done else "loading"
             line = f"interlock: {drawn(model)}: {amount}"

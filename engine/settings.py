@@ -51,8 +51,8 @@ class Configuration:
     usual: bool = False
     """Whether the roster was given no weights, and has those of `usual_weights`."""
     beside: Mapping[str, Setting] = field(default_factory=dict)
-    """The file and the bundle of models that it was called with, by the name of their flags, and the `server` that the
-    run goes to at its end."""
+    """The file, the bundle of models, `--metrics` and `--notify` that it was called with, by the name of their flags,
+    and the `server` that the run goes to at its end."""
     sparse_share: float = SPARSE_SHARE
     """How much the sparse lists of a store that a run makes count; a continued run keeps its own."""
 

@@ -4,10 +4,12 @@ import json
 import re
 import shlex
 import shutil
+import textwrap
 
 import pytest
 from transformers import AutoTokenizer
 
+from interlock.console import writing
 from interlock.console.cli import parse
 from interlock.engine.corpus.documents import TokenCounter, chunk_documents
 from tests.builders import ROOT, interlock, sentences
@@ -51,6 +53,38 @@ def chunked(place, out, *words, check=0):
 
 def text_of(file):
     return file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+
+
+def test_documents_chunks_and_what_is_left_out_add_up(pages, tmp_path, tiny_a):
+    for name in ("empty.md", "blank.txt"):
+        (pages / name).write_text("\n \n" * (name == "blank.txt"))
+    (pages / "latin.txt").write_bytes(b"caf\xe9")
+    found, done = chunked(pages, tmp_path / "p.jsonl", "--roster", tiny_a, "--tokens", "24", check=1)
+    assert f"{len(found)} chunks of 3 documents" in done.stdout
+    assert "without text: blank.txt; empty.md" in done.stderr and "latin.txt refused" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["one.md", "one.txt", "many.md"])
+def test_no_chunk_of_prose_ends_within_a_sentence_that_has_room(tmp_path, tiny_a, name):
+    said = [text.capitalize().rstrip(".") + "." for text in sentences(120)]
+    paragraphs = [said[start : start + 17] for start in range(0, 120, 17)] if name == "many.md" else [said]
+    text = "\n\n".join(textwrap.fill(" ".join(each), 60) for each in paragraphs)
+    (tmp_path / name).write_text(text)
+    found, _ = chunked(tmp_path / name, tmp_path / "p.jsonl", "--roster", tiny_a, "--tokens", "64")
+    assert [each["text"][-1] for each in found] == ["."] * len(found)
+    places = [(each["metadata"]["start"], each["metadata"]["end"]) for each in found]
+    assert "".join("".join(text[start:end].split()) for start, end in places) == "".join(text.split())
+    sizes = [len(AutoTokenizer.from_pretrained(tiny_a)(each["text"])["input_ids"]) for each in found]
+    assert max(sizes) <= 64 and min(sizes) > 8
+
+
+def test_progress_in_a_pipe_ends_with_the_whole_where_it_has_begun(monkeypatch, capsys):
+    monkeypatch.setattr(writing, "PAUSE", -1.0)
+    with writing.progress("file") as told:
+        told("documents", 2, 3)
+        monkeypatch.setattr(writing, "PAUSE", 60.0)
+        told("documents", 3, 3)
+    assert capsys.readouterr().err.splitlines()[-1].endswith("documents: 3 of 3 files")
 
 
 def test_chunks_are_the_whole_of_each_document_once_and_no_model_would_cut_one(pages, tmp_path, tiny_a, tiny_b):

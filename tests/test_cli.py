@@ -109,20 +109,12 @@ def test_a_word_that_is_not_known_is_told_with_the_one_that_was_meant_where_one_
     assert said in err and ESC not in err
 
 
-def test_watch_without_a_terminal_offers_the_summary_of_a_run_that_has_one_and_of_no_other(call, tmp_path):
+def test_watch_without_a_terminal_says_that_a_run_has_not_begun_or_is_not_there(call, tmp_path):
     (begun := tmp_path / "begun").mkdir()
     (begun / "journal.jsonl").touch()
-    (over := tmp_path / "over").mkdir()
-    (over / "journal.jsonl").touch()
-    (over / "summary.json").touch()
-    for run, word in (
-        (tmp_path / "nope", "nope does not exist"),
-        (begun, "needs a terminal"),
-        (over, "interlock view"),
-    ):
-        code, out, err = call("watch", run)
-        assert (code, out) == (ExitCode.USAGE, "")
-        assert word in err and (f"interlock view {run}" in err) == (run is over)
+    assert call("watch", begun) == (0, f"the run has not begun: interlock watch {begun} shows it again\n", "")
+    code, out, err = call("watch", tmp_path / "nope")
+    assert (code, out) == (ExitCode.USAGE, "") and "nope does not exist" in err
 
 
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])

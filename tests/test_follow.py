@@ -18,7 +18,7 @@ from interlock.console.sources.session import Source
 from interlock.console.text.event_lists import Feed
 from interlock.console.text.event_text import line_of
 from interlock.engine.errors import InterlockError, UsageError
-from interlock.engine.record import atomic, journal
+from interlock.engine.record import atomic, journal, summary
 from interlock.engine.record import events as ev
 from interlock.engine.record.atomic import held
 from interlock.engine.record.events import Entry
@@ -29,7 +29,8 @@ from interlock.engine.record.recorder import LATEST, journal_at
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
-from tests.builders import ROOT
+from interlock.engine.standing import runs
+from tests.builders import ROOT, interlock
 from tests.processes import until
 from tools.recorded import Recorded
 
@@ -72,6 +73,33 @@ def whole(tmp_path_factory):
 
 def recorded(path):
     return Recorded(RunDirectory(path))
+
+
+def test_a_run_is_watched_in_lines_where_there_is_no_terminal(whole, tmp_path):
+    lines = interlock("watch", whole).stdout.splitlines()
+    told = [line_of(entry.body, entry.device_kind) for entry in journal.read(whole / "journal.jsonl")]
+    assert lines[0].endswith(next(filter(None, told))) and any("passed" in line or "pass 1" in line for line in lines)
+    assert lines[-1].startswith("the run has ended: interlock view ")
+    assert "--speed" in interlock("watch", whole, "--speed", "9", check=2).stderr
+    process = writer(tmp_path / "whole", 200.0)
+    until(lambda: (tmp_path / "whole" / "journal.jsonl").exists())
+    live = interlock("watch", tmp_path / "whole").stdout.splitlines()
+    assert process.wait() == 0
+    assert [line[9:] for line in live if "interlock " not in line] == [line[9:] for line in lines[:-1]]
+
+
+def test_a_run_that_is_at_work_is_viewed_as_running_and_one_whose_process_died_as_that(tmp_path):
+    process = writer(tmp_path / "r", 1.0)
+    try:
+        until(lambda: (tmp_path / "r" / "journal.jsonl").exists() and runs.state_of(tmp_path / "r").collections)
+        summary.write(summary.summarise(runs.state_of(tmp_path / "r")), tmp_path / "r" / "summary.json")
+        said = interlock("view", tmp_path / "r").stdout
+        assert "  running  exit -  " in said and f"interlock watch {tmp_path / 'r'}" in said
+    finally:
+        process.kill()
+        process.wait()
+    said = interlock("view", tmp_path / "r").stdout
+    assert "  died  exit -  " in said and "finish it with interlock demo --scripted" in said
 
 
 def writer(path, speed=40.0):

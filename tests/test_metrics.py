@@ -20,7 +20,7 @@ import pytest
 
 from interlock.console.front_ends import connections, exposing
 from interlock.console.front_ends.exposing import exposed
-from interlock.console.notifying import notify, without_secrets
+from interlock.console.notifying import notify, recordable, without_secrets
 from tests.builders import command, corpus, environment, interlock, sentences, summary_of
 
 TEXTS = sentences(60)
@@ -162,6 +162,21 @@ def test_without_the_client_metrics_say_how_to_get_it(call, tmp_path, tiny_a, mo
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     code, _, err = call("run", "in", "--roster", tiny_a, "--no-ui", "--metrics", "0")
     assert (code, "pip install 'interlock[metrics]'" in err) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ("mail -s '{run} {state}' me@example.com", True),
+        ("/usr/local/bin/tell {next} monkeys passed", True),
+        ("curl https://hooks.example.com/T0/B0/x", False),
+        ("tell --api-key x", False),
+        ("tell --token=x", False),
+        ("tell -H 'Authorization: Bearer x'", False),
+    ],
+)
+def test_a_run_records_no_command_that_may_hold_a_secret(command, kept):
+    assert recordable(command) == (command if kept else "")
 
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_started(tmp_path):

@@ -198,11 +198,19 @@ def test_what_a_session_needs_and_a_run_does_not_keep_is_said_again():
         "allow_pickle": Setting(["one", "two"], "flag --allow-pickle"),
         "offline": Setting(True, "file /a/my file.toml"),
         "strict": Setting(False, "default"),
+        "warm": Setting(0, "flag --warm"),
+        "deadline": Setting("8h30m,export", "environment INTERLOCK_DEADLINE"),
         "out": Setting("/r", "default"),
+        "metrics": Setting("9464", "flag --metrics"),
+        "notify": Setting("/bin/mail 'me {run}'", "flag --notify"),
     }
     words = resume_words("/c", Path("/r/x"), config)
-    wanted = "run /c --config '/a/my file.toml' --models /a/bundle --cluster local:2 --allow-pickle one,two"
-    assert words == [*shlex.split(wanted), "--out", "/r", "--run-id", "x", "--resume"]
+    wanted = "run /c --config '/a/my file.toml' --models /a/bundle --cluster local:2 --warm 0 --allow-pickle one,two"
+    onward = ["--metrics", "9464", "--notify", "/bin/mail 'me {run}'"]
+    ended = ["--deadline", "8h30m,export", "--out", "/r", "--run-id", "x", "--resume"]
+    assert words == [*shlex.split(wanted), *ended, *onward]
+    config["deadline"] = Setting("17:45", "flag --deadline")  # that is another one tomorrow
+    assert "--deadline" not in resume_words("/c", Path("/r/x"), config)
 
 
 @pytest.mark.nightly

@@ -19,7 +19,7 @@ from interlock.engine.errors import DiskError, UnavailableError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.registry import find
-from interlock.engine.models.roster import cards_of, token_key, tokenisings
+from interlock.engine.models.roster import cards_of, illegible, token_key, tokenisings
 from tests.builders import SPECIALS, corpus, sentences, tiny_model
 
 TEXTS = [*sentences(40), "a", "unbelievable " * 80, "  spaces  and\nlines  ", "[SEP] inside [PAD] [CLS]", "日本語 ✓"]
@@ -173,3 +173,45 @@ def test_texts_are_tokenised_in_their_order_while_those_behind_them_are_read(tmp
         with filled(tmp_path / "alone", load_tokenizer(job.tokenizer), texts, job.prompt, job.cap) as alone:
             for text in range(len(texts)):
                 np.testing.assert_array_equal(stores[key].stored(text), alone.stored(text))
+
+
+WRITTEN = {
+    "Cyrillic": "Ключи меняют раз в месяц, и старые сразу удаляют. Сигнальщик пропускает только один поезд.",
+    "Cjk": "密钥每月更换一次，旧的立即删除。信号员一次只让一列火车通过车站。",
+    "Hiragana": "かぎはまいつき取りかえて、古いものはすぐに消してください。駅を通れるのは一本の列車だけです。",
+    "Arabic": "تُستبدل المفاتيح مرة كل شهر وتُحذف القديمة فورا. لا يسمح عامل الإشارة إلا بمرور قطار واحد.",
+    "Hangul": "열쇠는 매달 바꾸고 오래된 것은 즉시 지웁니다. 신호원은 한 번에 한 열차만 통과시킵니다.",
+    "Greek": "Τα κλειδιά αλλάζουν κάθε μήνα και τα παλιά διαγράφονται αμέσως. Περνά μόνο ένα τρένο.",
+    "Devanagari": "चाबियाँ हर महीने बदली जाती हैं और पुरानी तुरंत हटा दी जाती हैं। केवल एक ट्रेन गुजरती है।",
+    "Thai": "กุญแจจะเปลี่ยนทุกเดือนและลบกุญแจเก่าทันที ครั้งละหนึ่งขบวนเท่านั้นที่ผ่านสถานีได้",
+    "Hebrew": "המפתחות מוחלפים פעם בחודש והישנים נמחקים מיד. רק רכבת אחת עוברת בכל פעם.",
+}
+LEGIBLE = {
+    "English": "The keys are changed once a month, and the old ones are deleted at once.",
+    "German": "Die Schlüssel werden monatlich gewechselt und die alten sofort gelöscht: größte Übersicht.",
+    "Vietnamese": "Chìa khóa được thay mỗi tháng một lần và chìa khóa cũ bị xóa ngay lập tức.",
+    "code": "def rotate(keys: list[str]) -> None:\n    for each in keys:\n        keys[each] ^= 0x7f  # ключ",
+    "numbers": "3.14159, 2.71828; 1,000,000 -> 6.02e23 (\u2211 \u03b1\u00b7\u03b2)",
+    "digests": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08" * 3,
+    "formulas": "\u0394G = \u0394H - T\u0394S, where T is the temperature of the bath",
+}
+
+
+def unread(directory, model, texts):
+    """What is said of a corpus of these texts to a run of the model."""
+    collections = discover(corpus(directory / "c", {"Notes": {"a_chunks.json": texts}}))
+    cards = dict(enumerate(cards_of(find({}, [str(model)]), Policy(), [CpuDevice()], lambda _: None)))
+    told = tokenisings(list(cards.values())), directory / "tokens", lambda _: None, lambda: False
+    return list(illegible(read_and_tokenise(collections, *told)[0].rows, cards))
+
+
+@pytest.mark.parametrize("script", WRITTEN)
+def test_texts_in_a_script_that_an_english_model_never_learnt_are_told(tmp_path, minilm, script):
+    texts = [*(f"{WRITTEN[script]} {number}" for number in range(600)), *LEGIBLE.values()]
+    said = f"Notes: most texts are in a script ({script}) that {minilm.name} cannot read: use a model of many languages"
+    assert unread(tmp_path, minilm, texts) == [f"{said}, such as bge-m3"]
+
+
+@pytest.mark.parametrize("kind", LEGIBLE)
+def test_nothing_is_told_of_texts_in_latin_letters(tmp_path, minilm, kind):
+    assert unread(tmp_path, minilm, [f"{LEGIBLE[kind]} {number}" for number in range(3)] + [WRITTEN["Arabic"]]) == []

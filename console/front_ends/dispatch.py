@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,25 +24,28 @@ from interlock.console.front_ends.web import in_browser
 from interlock.console.notifying import filled, notify
 from interlock.console.sources.session import Session, Work
 from interlock.console.streams import JsonLog
-from interlock.console.terminal.tty import quiet_descriptors, why_headless
+from interlock.console.terminal.tty import quiet_descriptors, takes_screens, why_headless
+from interlock.console.text.event_text import line_of
+from interlock.console.text.progress_text import interval, progress
 from interlock.console.text.recap import next_commands, recap
 from interlock.engine import __version__
 from interlock.engine.compute.controls import Controls
 from interlock.engine.crash import reportable
 from interlock.engine.errors import ExitCode, InterlockError, Stopped, UsageError
 from interlock.engine.record.journal import INTERRUPTED, upload_command, upload_of
-from interlock.engine.record.recorder import journal_at
 from interlock.engine.record.rundir import SUMMARY
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import LONG, argument, command, safe
 from interlock.engine.settings import Configuration, recorded
 from interlock.engine.standing.health import Health
 from interlock.engine.standing.judgement import judge, left_behind
+from interlock.widgets.formats import clock
 
 if TYPE_CHECKING:
     from textual.driver import Driver
 
     from interlock.console.form import Filled
+    from interlock.console.sources.journal import Watched
     from interlock.console.sources.runs import RunList
     from interlock.engine.record.facts import Status
     from interlock.engine.record.state import RunState
@@ -249,16 +252,20 @@ def _console(session: Session, configuration: Configuration) -> int:
 def watch_journal(
     run: Path, speed: float | None, configuration: Configuration, *, listed: bool = False
 ) -> Sequence[str]:
-    """Show a run by its journal until the console is left; only what an operator asks of it changes the run. Return the
-    arguments of the command that it was left for, if any. One that was `listed` is left for its list by escape too."""
+    """Show a run by its journal until the console is left, or without a terminal in lines until it is over; only what
+    an operator asks of it changes the run. Return the arguments of the command that it was left for, if any. One that
+    was `listed` is left for its list by escape too."""
+    from interlock.console.sources.journal import Replayed, Watched
+
     paged = in_browser()
-    if not paged and (reason := why_headless()):
-        there = journal_at(run).parent
-        instead = f": `{command(['view', argument(there)])}` prints the summary" * (there / SUMMARY).exists()
-        raise UsageError(f"watch needs a terminal ({reason}){instead}")
+    if not paged and not takes_screens():
+        if speed is not None:
+            raise UsageError("--speed replays on a screen: drop it to have the run in lines")
+        with closing(Watched(run)) as source:
+            _tell(source, verbose=configuration.settings.verbose)
+        return ()
     from interlock.console.apps.run import Console
     from interlock.console.look import look_of
-    from interlock.console.sources.journal import Replayed, Watched
 
     look = look_of(configuration)
     source = Replayed(run, speed) if speed is not None else Watched(run, steered=not look.readonly)
@@ -271,6 +278,28 @@ def watch_journal(
     if not paged and not listed and not app.next:
         say(f"interlock: {safe(source.parting, LONG)}")
     return app.next
+
+
+def _tell(source: "Watched", *, verbose: bool) -> None:
+    """Print what happened in the run that is watched, and what happens until it is over or its process is gone."""
+    seen, over, folded, began = -1, False, headless.Folded(), time.monotonic()
+    spoke = began
+    while not over:
+        over = source.settled  # looked at first, so that nothing is missed
+        for entry in source.entries(seen)[0] if source.caught_up else ():
+            seen, lines = entry.seq, folded.ended_by(entry.body)
+            if not folded.takes(entry.body):
+                lines.append(line_of(entry.body, entry.device_kind, verbose=verbose))
+            for line in filter(None, lines):
+                spoke = time.monotonic()
+                print(f"{clock(entry.at)} {safe(line, LONG)}", flush=True)
+        if not over and time.monotonic() - spoke >= interval(time.monotonic() - began):
+            spoke = time.monotonic()
+            print(f"{clock(time.time())} {safe(progress(source.snapshot()) or source.note, LONG)}", flush=True)
+        source.wait(headless.POLL_SECONDS)
+    if source.failure:
+        raise source.failure
+    print(safe(source.parting, LONG))
 
 
 def list_runs(configuration: Configuration, runs: "RunList") -> Sequence[str]:

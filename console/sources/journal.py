@@ -66,7 +66,7 @@ class Watched:
         self._clock = clock
         self._anchor = (clock(), 0.0)
         self._tail = Tail(self.path)
-        self._caught_up = False
+        self.caught_up = False
         """Whether all was read that there was."""
         self._grew = -math.inf
         self._remote: Remote | None = None
@@ -133,6 +133,12 @@ class Watched:
         return self.closed
 
     @property
+    def settled(self) -> bool:
+        """Whether nothing more is to be read: it ended, or its process did, or none has begun it."""
+        ended = self.closed or self.gone or (self._seq < 0 and not held(self.path))
+        return self.failure is not None or (self.caught_up and ended)
+
+    @property
     def parting(self) -> str:
         """What becomes of the run when nobody looks any more, and how one looks again."""
         run = argument(self.path.parent)
@@ -141,7 +147,8 @@ class Watched:
         if self.gone:
             again = onward(self.snapshot(), self.path.parent)
             return f"the run's process died: {self._death}" + f"; continue it with {again}" * bool(again)
-        return f"the run goes on: {command(['watch', run])} shows it again"
+        goes = "the run goes on" if self._seq >= 0 else "the run has not begun"
+        return f"{goes}: {command(['watch', run])} shows it again"
 
     @property
     def note(self) -> str:
@@ -169,7 +176,7 @@ class Watched:
         at, position = self._anchor
         if not self.paused:
             position = math.inf if math.isinf(self.speed) else position + (self._clock() - at) * self.speed
-        return min(position, self.length) if self._caught_up else position
+        return min(position, self.length) if self.caught_up else position
 
     @property
     def pace(self) -> str:
@@ -212,6 +219,10 @@ class Watched:
         self._anchor = self._clock(), self.position
         self.speed = speed
 
+    def wait(self, seconds: float) -> None:
+        """Let it read on for so long."""
+        self._ended.wait(seconds)
+
     def close(self) -> None:
         if self._remote:
             self._remote.close()
@@ -230,7 +241,7 @@ class Watched:
 
     def _play(self) -> None:
         """Fold the past up to the moment that is due; at its end comes the run as it is now."""
-        if self._moment and self._caught_up and self.position >= self.length:
+        if self._moment and self.caught_up and self.position >= self.length:
             self._show(None)
         if not self._moment:
             return
@@ -247,7 +258,7 @@ class Watched:
                 busy = self._look()
             except Exception as error:  # nobody would see it end
                 self.failure = error if isinstance(error, InterlockError) else InterlockError(reason(error))
-                self._caught_up = True
+                self.caught_up = True
                 return
 
     def _look(self) -> bool:
@@ -264,7 +275,7 @@ class Watched:
                 if self._remote and isinstance(body, ControlApplied | ControlRefused):
                     self._remote.answered(body)
             return True
-        self._caught_up = True
+        self.caught_up = True
         if self.kind == "watch" and self._seq >= 0 and not self.gone and time.monotonic() - self._grew >= QUIET_SECONDS:
             self._grew = time.monotonic()
             if self.closed:
@@ -320,7 +331,7 @@ class Replayed(Watched):
     @property
     def over(self) -> bool:
         """Whether all of it was shown."""
-        return self._caught_up and self.position >= self.length
+        return self.caught_up and self.position >= self.length
 
     @property
     def note(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from interlock.console.summary.tables import listed, objects, overview
 from interlock.engine.errors import InterlockError, UsageError, near
-from interlock.engine.record.atomic import LARGEST
+from interlock.engine.record.atomic import LARGEST, held
 from interlock.engine.record.rundir import JOURNAL, beside
 from interlock.engine.record.summary import Summary, dumps, summarise
 from interlock.engine.record.words import argument, command, duration, few, human_bytes, safe, several
@@ -74,11 +74,13 @@ def load(path: Path) -> Document:
 
 
 def _as_it_stands(file: Path) -> Mapping[str, object] | None:
-    """The summary of a run that was not closed, from its journal: what is on disk is as old as its session. None where
-    there is no journal beside it that can be read and says how the run began."""
+    """The summary of a run that was not closed, from its journal, with how to follow or finish it: what is on disk is
+    as old as its session. None where there is no journal beside it that can be read and says how the run began."""
     with suppress(InterlockError, OSError):
         state = state_of(file.parent)
-        return of_summary(summarise(state)).data if state.started else None
+        status = "running" if held(file.with_name(JOURNAL)) else "died"
+        told = {"status": status, "reason": _unfinished(file.parent)}
+        return {**of_summary(summarise(state)).data, **told} if state.started else None
     return None
 
 

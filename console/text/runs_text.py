@@ -100,15 +100,15 @@ def says(seen: Overview, pattern: str) -> bool:
 
 
 def table(seen: Sequence[Overview], now: float) -> str:
-    """Write runs for a pipe, a line each."""
+    """Write runs for a pipe, a line each; its reason, which may be long, at its end."""
     heads = [column.title for column in COLUMNS]
-    rows = []
+    order, rows = [*(head for head in heads if head not in ("", "reason")), "reason"], []
     for each in seen:
         line = dict(zip(heads, (span.text for span in cells(each, now)), strict=True))
         spread = line.pop("")
         line |= {"state": each.health.word, "eta": line["eta"] + spread, "issues": ", ".join(each.attention.words)}
-        rows.append([text or "-" for text in line.values()])
-    return render([head for head in heads if head], rows)
+        rows.append([line[head] or "-" for head in order])
+    return render(order, rows)
 
 
 def as_json(seen: Sequence[Overview]) -> str:

@@ -22,7 +22,7 @@ from msgspec.structs import asdict
 from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Counts, Refusals, kind_of
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.corpus.places import DIGEST, Numbered, Places, Spool, windows
+from interlock.engine.corpus.places import DIGEST, Numbered, Places, Sample, Spool, windows
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import Stopped, UsageError
 from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, RecordsRead, Warned
@@ -57,6 +57,8 @@ class Rows:
     counts: Counts = field(default_factory=Counts)
     hashes: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    sample: Sample = field(default_factory=Sample)
+    """Of its own texts."""
 
     @property
     def chunks(self) -> int:
@@ -162,11 +164,13 @@ def _read(
             rows.own_texts += 1
             window.append(chunk.text)
         if len(window) == WINDOW:
+            rows.sample.take(window)
             take(window)
             window = []
             if rows.own_texts % block == 0:
                 whole(rows)
     reached(rows.collection.name, reader.counts.records)
+    rows.sample.take(window)
     take(window)
     if rows.own_texts % block:
         whole(rows)

@@ -26,8 +26,10 @@ from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import few
 
 MARKED = (".md", ".markdown", ".mdx")
+PROSE = (".txt", ".rst", ".adoc", ".org", ".tex")
 PLAIN = (
-    *(".txt", ".rst", ".adoc", ".org", ".tex", ".py", ".pyi", ".js", ".jsx", ".ts", ".tsx", ".java", ".kt", ".scala"),
+    *PROSE,
+    *(".py", ".pyi", ".js", ".jsx", ".ts", ".tsx", ".java", ".kt", ".scala"),
     *(".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".go", ".rs", ".rb", ".php", ".swift", ".sh", ".sql", ".r", ".jl"),
     *(".lua", ".toml", ".yaml", ".yml", ".ini", ".cfg"),
 )
@@ -44,6 +46,10 @@ LARGEST = 64 << 20
 _HEADING = re.compile(r"^(```|~~~)|^(#{1,6})[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
 _ENDS = re.compile(r"[.!?:;。！？…][^\w\s]*\s\Z|\n\Z")
 """How a text ends, with the sign behind it, where a sentence or line does."""
+_SENTENCE = re.compile(r"[.!?…][^\w\s]{0,3}(?=\s)|[。！？]|\n(?=[ \t]*\n)")
+"""Where a sentence or a paragraph ends, unless a small letter follows."""
+_BLOCK = re.compile(r"\s*\Z|[ \t]*\n[ \t]*(\n|#|[-*+] |\d+[.)] |\||```|~~~|>|<)")
+"""What follows where a block of Markdown ends."""
 Told = Callable[[str, int, int], object]
 Splitter = Callable[[str], Iterator[tuple[int, str]]]
 """Cuts a text into chunks: where each begins, and the chunk."""
@@ -69,10 +75,11 @@ def _loaded(file: Path) -> Tokenizer:
 
 @dataclass
 class ChunkedFiles:
-    """What became of a directory: documents that were read, their chunks, refusals, and files of no known kind."""
+    """What became of a directory: documents that gave chunks, those without text, refusals, files of no known kind."""
 
     documents: int = 0
     chunks: int = 0
+    empty: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
 
@@ -118,12 +125,13 @@ def chunk_documents(
             name = file.relative_to(root).as_posix() if file != root else file.name
             told("documents", done, len(files))
             try:
-                text, marked = _text_of(file)
-                chunks = list(_chunks(name, text, split[marked], marked=marked))
+                text, kind = _text_of(file)
+                chunks = list(_chunks(name, text, split[kind], marked=kind == MARKED))
             except _Unreadable as error:
                 report.refusals.append(Refusal(printable(name), None, str(error)))
                 continue
-            report.documents += 1
+            report.documents += bool(chunks)
+            report.empty += [printable(name)] * (not chunks)
             report.chunks += len(chunks)
             lines.writelines(msgspec.json.encode(chunk) + b"\n" for chunk in chunks)
         if not report.chunks:
@@ -159,12 +167,13 @@ class _Unreadable(Exception):
     """Why a document is left out."""
 
 
-def _text_of(file: Path) -> tuple[str, bool]:
-    """The text of a document, and whether it is Markdown. Raises _Unreadable."""
+def _text_of(file: Path) -> tuple[str, tuple[str, ...]]:
+    """The text of a document, and whether it is cut as what is `MARKED`, as `PROSE` or as `PLAIN`. Raises
+    _Unreadable."""
     kind = file.suffix.lower()
     try:
         if kind in CONVERTED:
-            return _converted(file), True
+            return _converted(file), MARKED
         with FileIO(file, opener=atomic.at_once) as handle:
             data = handle.read(LARGEST + 1)
         if len(data) > LARGEST:
@@ -177,7 +186,7 @@ def _text_of(file: Path) -> tuple[str, bool]:
         raise _Unreadable(f"cannot read the file: {error.strerror or error}") from None
     if "\0" in text:
         raise _Unreadable("holds null bytes, as texts never do")
-    return text.replace("\r\n", "\n").replace("\r", "\n"), kind in MARKED
+    return text.replace("\r\n", "\n").replace("\r", "\n"), next(each for each in (MARKED, PROSE, PLAIN) if kind in each)
 
 
 def _converted(file: Path) -> str:
@@ -194,8 +203,8 @@ def _converted(file: Path) -> str:
         raise _Unreadable(f"cannot be converted ({str(error).splitlines()[0][:100]}): save it as Markdown") from None
 
 
-def _splitters(size: Callable[[str], int], tokens: int, overlap: int) -> dict[bool, Splitter]:
-    """What cuts Markdown, and what cuts other texts, by whether it is Markdown; no chunk is of more than `tokens`."""
+def _splitters(size: Callable[[str], int], tokens: int, overlap: int) -> dict[tuple[str, ...], Splitter]:
+    """What cuts Markdown, prose and other texts; no chunk is of more than `tokens`."""
     try:
         from semantic_text_splitter import MarkdownSplitter, TextSplitter
     except ImportError:
@@ -235,7 +244,45 @@ def _splitters(size: Callable[[str], int], tokens: int, overlap: int) -> dict[bo
         if begun is not None:
             yield begun, text[begun:].rstrip()
 
-    return {True: headed, False: partial(bounded, marked=False, most=tokens)}
+    def whole(text: str, marked: bool) -> Iterator[tuple[int, str]]:
+        """Those of Markdown or prose; what one has of a sentence that goes on in the next begins that one."""
+        begun: int | None = None
+        for start, chunk in headed(text) if marked else bounded(text, False, tokens):
+            at, end = first, _ = start if begun is None else begun, start + len(chunk)
+            goes_on, begun = not overlap and _goes_on(text, end), None
+            while at < end:
+                fits = (first == start and not goes_on) or size(text[at:end]) <= tokens
+                if fits and goes_on and at > first:  # what is left of it
+                    begun = at
+                    break
+                middle, ends = (at + end) // 2, _sentences(text, at, end)
+                if fits:
+                    ends = [each for each in ends if goes_on and each > middle]
+                    cut = ends[-1] if ends else end
+                else:
+                    ends.sort(key=lambda each: -each if goes_on else abs(each - middle))
+                    cut = next((each for each in ends if size(text[at:each]) <= tokens), 0)
+                    cut = cut or at + len(next(bounded(text[at:end], marked, tokens))[1])
+                yield at, text[at:cut].rstrip()
+                at = end - len(text[cut:end].lstrip())
+                if fits:
+                    begun = at if at < end else None
+                    break
+
+    prose = {MARKED: partial(whole, marked=True), PROSE: partial(whole, marked=False)}
+    return {**prose, PLAIN: partial(bounded, marked=False, most=tokens)}
+
+
+def _goes_on(text: str, end: int) -> bool:
+    """Whether the text of Markdown up to there ends within a sentence."""
+    before = text[max(0, end - 8) : end].rstrip()
+    return not (_BLOCK.match(text, end) or _ENDS.search(before + " ") or text.count("\n```", 0, end) % 2)
+
+
+def _sentences(text: str, start: int, end: int) -> list[int]:
+    """Where sentences and paragraphs of a part of a text end."""
+    ends = (found.end() for found in _SENTENCE.finditer(text, start, end))
+    return [each for each in ends if not text[each : each + 8].lstrip()[:1].islower()]
 
 
 def _heads(chunk: str) -> bool:

@@ -25,6 +25,7 @@ from interlock.engine.gpu.devices import choose as choose_devices
 from interlock.engine.gpu.lease import Lessor, too_small
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.card import ModelCard
+from interlock.engine.models.roster import illegible
 from interlock.engine.record import atomic, rundir
 from interlock.engine.record.events import AnyEvent, RecordsRead, Warned
 from interlock.engine.record.facts import joined
@@ -179,6 +180,7 @@ def forecast(
             if what
         ),
         *request.unused(devices),
+        *illegible(plan.corpus.rows, plan.cards),
         *_too_few(plan),
         *filter(None, (mirror.unplanned(store, rows) for store, rows in stored)),
         *filter(None, (other_models(store / rows.collection.qdrant_collection, prints) for store, rows in stored)),

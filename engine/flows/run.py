@@ -25,6 +25,7 @@ from interlock.engine.flows import plan as planning
 from interlock.engine.flows.sessions import Continuation, SessionEnd
 from interlock.engine.gpu.locks import holding
 from interlock.engine.models.masters import Masters
+from interlock.engine.models.roster import illegible
 from interlock.engine.parsers import SHARED
 from interlock.engine.record import atomic, rundir, summary
 from interlock.engine.record import events as ev
@@ -285,7 +286,7 @@ class Run:
             plan = beside.read(partial(planning.read, *told, beside.stopped, language, beside.whole, block))
         else:
             plan = planning.read(*told, self._stops_reading, language, block=block)
-        for message in filter(None, [plan.builder.missed, self._known]):
+        for message in filter(None, [plan.builder.missed, self._known, *illegible(plan.corpus.rows, plan.cards)]):
             self._emit(ev.Warned(message=message))
         return plan
 

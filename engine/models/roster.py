@@ -1,21 +1,29 @@
 """The models of a run: resolved, read and checked before any work, in the order of their passes."""
 
 import hashlib
-from collections.abc import Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
-from interlock.engine.corpus.corpus import Tokenising
-from interlock.engine.corpus.tokens import lowercases
+from interlock.engine.corpus.corpus import Rows, Tokenising
+from interlock.engine.corpus.tokens import encoded, load_tokenizer, lowercases
 from interlock.engine.errors import UsageError
 from interlock.engine.gpu.device import Device
 from interlock.engine.models.assets import ModelSnapshot, Policy, resolve
 from interlock.engine.models.card import ModelCard, read_card
 from interlock.engine.models.layout import ONNX, architecture_of, modules_of
 from interlock.engine.models.networks.kernels import OLDEST, Capability
-from interlock.engine.models.registry import ModelSpec
+from interlock.engine.models.registry import REGISTRY, ModelSpec
 from interlock.engine.record import atomic
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import RosterEntry, TermForm
-from interlock.engine.record.words import few
+from interlock.engine.record.words import few, safe
+
+UNKNOWN = ("[UNK]", "<unk>")
+UNREAD, APART, APART_WIDE = 0.05, 0.7, 1.3
+"""Share of tokens that are unknown, and tokens a sign (of Chinese, Japanese and Korean, whose signs are whole syllables
+or words), above which a script is none that a tokenizer learnt."""
 
 
 def cards_of(specs: Sequence[ModelSpec], policy: Policy, devices: Sequence[Device], emit: Emit) -> list[ModelCard]:
@@ -137,6 +145,44 @@ def delivered_dim(spec: ModelSpec, card: ModelCard, wanted: int) -> int:
     if wanted not in spec.matryoshka:
         raise UsageError(f"--dim {wanted}: {card.key} supports only {', '.join(map(str, spec.matryoshka))}")
     return wanted
+
+
+def illegible(rows: Sequence[Rows], cards: Mapping[int, ModelCard]) -> Iterator[str]:
+    """Tell of each collection most of whose sampled texts are in a script that a model's tokenizer does not know or
+    takes apart into single signs, and what to take instead."""
+    many = next(key for key, spec in REGISTRY.items() if spec.kind == "dense" and spec.languages[0].isdigit())
+    for each in rows:
+        least, texts = len(each.sample.texts) // 2, [text for text in each.sample.texts if _foreign(text)]
+        lost = list[str]()
+        for job in tokenisings(list(cards.values())).values() if len(texts) > least else ():
+            tokenizer = load_tokenizer(job.tokenizer)
+            unknown = {tokenizer.token_to_id(token) for token in UNKNOWN}
+            ids = [encoding.ids for encoding in encoded(tokenizer, texts)]
+            lost += job.models if sum(map(partial(_broken, unknown), texts, ids)) > least else ()
+        if lost:
+            scripts = (unicodedata.name(next(filter(_beyond_latin, text)), "other") for text in texts)
+            script = Counter(name.split()[0].capitalize() for name in scripts).most_common(1)[0][0]
+            yield (
+                f"{safe(each.collection.name)}: most texts are in a script ({script}) that {' and '.join(lost)} cannot "
+                f"read: use a model of many languages, such as {many}"
+            )
+
+
+def _beyond_latin(sign: str) -> bool:
+    return sign.isalpha() and sign > "\u036f"
+
+
+def _foreign(text: str) -> bool:
+    """Whether most letters of a text are of another script than Latin, and it is made of letters."""
+    beyond = sum(map(_beyond_latin, text))
+    return 2 * beyond > sum(map(str.isalpha, text)) and 3 * beyond > len("".join(text.split()))
+
+
+def _broken(unknown: Collection[int | None], text: str, ids: Sequence[int]) -> bool:
+    """Whether a tokenizer does not know a text of another script than Latin, or takes it apart: what learnt its words
+    needs half as many tokens."""
+    most = sum(APART_WIDE if unicodedata.east_asian_width(sign) == "W" else APART for sign in "".join(text.split()))
+    return len(ids) > most or sum(each in unknown for each in ids) > UNREAD * len(ids)
 
 
 def tokenisings(cards: Sequence[ModelCard]) -> dict[str, Tokenising]:

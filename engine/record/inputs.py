@@ -198,7 +198,7 @@ def same_files(files: list[str], root: Path) -> bool:
     return bool(files) and any(all((place / file).is_file() for file in files) for place in own)
 
 
-AGAIN = ("cluster", "offline", "allow_pickle", "strict")
+AGAIN = ("cluster", "warm", "offline", "allow_pickle", "deadline", "strict")
 """What a run does not keep for itself, and a session that goes on with it needs as well."""
 
 
@@ -212,6 +212,8 @@ def resume_words(chunks: str, run: Path, config: Mapping[str, Setting]) -> list[
     named = [f"--run-id={run.name}"] if run.name.startswith("-") else ["--run-id", run.name]
     onward = ["--qdrant", str(config["server"].value)] if "server" in config else []
     onward += upload_flags(config)
+    onward += ["--metrics", now_at(config["metrics"].value, run, config)] if "metrics" in config else []
+    onward += ["--notify", str(config["notify"].value)] if "notify" in config else []
     return [*words, *needed(run, config), "--out", argument(str(run.parent)), *named, "--resume", *onward]
 
 
@@ -252,7 +254,8 @@ def needed(run: Path, config: Mapping[str, Setting]) -> list[str]:
         words += [f"--{name}", now_at(config[name].value, run, config)] if name in config else []
     for name in AGAIN:
         said = config.get(name, Setting(None, ""))
-        if said.value and not said.origin.startswith("file "):  # the file says it again
+        absent = str(said.value) in ("None", "False", "", "[]") or said.origin.startswith(("default", "file "))
+        if not absent and not (name == "deadline" and ":" in str(said.value)):  # a time of day is another one tomorrow
             flag = "--" + name.replace("_", "-")
             words += [flag] if said.value is True else [flag, ",".join(_each(said.value))]
     return words
