@@ -248,7 +248,7 @@ def test_from_an_empty_terminal_to_a_search_result_without_a_manual(place):
             watcher.wait_for("■ PAUSED", PATIENCE)
             watcher.press("P")
             watcher.wait_for("◇ RUN  watch", PATIENCE)
-            watcher.wait_for("◇ DONE  watch", PATIENCE)
+            watcher.wait_for("◇ DONE", PATIENCE)
             watcher.press("s")
             watcher.wait_for("SUMMARY", PATIENCE)
             watcher.press("q")
