@@ -249,7 +249,7 @@ def test_a_store_made_without_bm25_goes_on_without_and_says_so(run):
 @pytest.mark.parametrize("more", [{"bm25": "no"}, {"bm25": "german"}])
 def test_a_store_with_bm25_takes_no_run_without_it_or_of_another_language(run, more):
     run()
-    with pytest.raises(UsageError, match=r"docs was written with other settings \(.*bm25.*choose another --qdrant"):
+    with pytest.raises(UsageError, match=r"docs was written with other settings \(.*bm25.*choose another store dir"):
         run("second", **more)
 
 

@@ -316,4 +316,5 @@ def test_the_command_that_goes_on_is_told_with_the_reason(tmp_path, tiny_a, call
     assert f"deadline {short}, in 0:" in said
     assert "STOPPED at 0% of the work" in said
     assert f"stopped for the deadline {short} with 100.0% of the work left" in said
-    assert f"next: interlock run {chunks.resolve()} --out {tmp_path / 'runs'} --run-id r --resume" in said
+    onward = f"--deadline {short} --out {tmp_path / 'runs'} --run-id r --resume"
+    assert f"next: interlock run {chunks.resolve()} {onward}" in said
