@@ -16,6 +16,18 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 CODE = ("engine", "console")
+RUN = (
+    "engine/compute/*.py", "engine/compute/checks", "engine/compute/parts", "engine/corpus", "engine/gpu",
+    "engine/models", "engine/flows/run.py", "engine/flows/computing.py", "engine/flows/plan.py",
+    "engine/flows/sessions.py", "engine/record", "engine/targets/embedded.py", "engine/targets/shard.py",
+    "engine/targets/files", "engine/vectors",
+)  # fmt: skip
+"""What a run on a CPU goes through."""
+NETWORK = (
+    "engine/compute/encoder.py", "engine/compute/job.py", "engine/compute/parts", "engine/corpus/tokens.py",
+    "engine/models/networks", "engine/models/card.py", "engine/models/memory.py", "engine/models/weights.py",
+)  # fmt: skip
+"""What tokens go through to their vector, planned as a run plans them."""
 UNRECORDED, OLDER = "commit not recorded", "older than the code"
 
 

@@ -28,13 +28,7 @@ from interlock.engine.record.events import (
     StoreVerified,
 )
 
-SOURCES = (
-    "engine/compute/*.py", "engine/compute/checks", "engine/compute/parts", "engine/corpus", "engine/gpu",
-    "engine/models", "engine/flows/run.py", "engine/flows/computing.py", "engine/flows/plan.py",
-    "engine/flows/sessions.py", "engine/record", "engine/targets/embedded.py", "engine/targets/shard.py",
-    "engine/targets/files", "engine/vectors",
-)  # fmt: skip
-"""What a run on a CPU goes through."""
+SOURCES = evidence.RUN
 SECONDS = 0.05
 GOAL_MB = 300
 FIELDS = ("VmRSS", "RssAnon", "RssFile", "RssShmem")

@@ -29,13 +29,7 @@ from interlock.engine.record.events import (
     RunStarted,
 )
 
-SOURCES = (
-    "engine/compute/*.py", "engine/compute/checks", "engine/compute/parts", "engine/corpus", "engine/gpu",
-    "engine/models", "engine/flows/run.py", "engine/flows/computing.py", "engine/flows/plan.py",
-    "engine/flows/sessions.py", "engine/record", "engine/targets/embedded.py", "engine/targets/shard.py",
-    "engine/targets/files", "engine/vectors",
-)  # fmt: skip
-"""What a run on a CPU goes through."""
+SOURCES = evidence.RUN
 GOAL = 0.03
 KINDS = (RunStarted, LeaseGranted, ModelAttached, BatchCommitted, EnsemblePassCompleted, ArtefactWritten, RunClosed)
 PARTS = ("reading and tokenising", "attach", "batches", "release", "files", "store and summary")

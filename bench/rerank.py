@@ -30,6 +30,7 @@ from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.lease import Lessor
 from interlock.engine.models.assets import Policy
 from interlock.engine.models.members import rerankers
+from interlock.engine.record.events import AnyEvent, PairsPlanned
 from interlock.engine.search.rerank import Rerankers
 from tests.builders import ENDINGS, WORDS, tiny_scorer
 
@@ -93,15 +94,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         model = model_at(Path(place) / "scorer")
         host, peer = CpuDevice(), CrossEncoder(str(model), device="cpu")
         lessor = Lessor([host], host.total)
-        on = Granted([], host, lessor, lambda _: None)
+        told = list[AnyEvent]()
+        on = Granted([], host, lessor, told.append)
         with Rerankers(rerankers({}, [str(model)]), Policy(offline=True), on) as ours:
             variants = {"interlock": timed(lambda: ours.score(pairs))}
             for size in options.sizes:
                 variants[f"st {size}"] = timed(lambda size=size: peer.predict(pairs, batch_size=size))  # type: ignore[misc]
             ours.score(pairs[:8])
             peer.predict(pairs[:8])
-            tokens = ours.plan(pairs).told.tokens
             found = machine.interleave(variants, options.rounds)
+    tokens = max(event.tokens for event in told if isinstance(event, PairsPlanned))
     return report(options, about, pairs, tokens, found)
 
 

@@ -42,10 +42,7 @@ from interlock.engine.models.memory import law_for
 from interlock.engine.models.registry import REGISTRY
 from interlock.engine.models.weights import attach_to_host
 
-SOURCES = (
-    "engine/compute/encoder.py", "engine/compute/job.py", "engine/compute/parts", "engine/corpus/tokens.py",
-    "engine/models/networks", "engine/models/card.py", "engine/models/memory.py", "engine/models/weights.py",
-)  # fmt: skip
+SOURCES = evidence.NETWORK
 SIZES = (32, 4, 8, 16)
 MARGIN = 1.3
 CLOSE = 1e-4

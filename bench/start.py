@@ -24,13 +24,12 @@ from interlock.engine.record import journal
 from interlock.engine.record.events import BatchCommitted
 
 SOURCES = (
-    "engine/compute/*.py", "engine/compute/checks", "engine/compute/parts", "engine/corpus", "engine/gpu",
-    "engine/models", "engine/flows/run.py", "engine/flows/computing.py", "engine/flows/plan.py",
-    "engine/flows/sessions.py", "engine/record", "engine/targets/embedded.py", "engine/targets/shard.py",
-    "engine/targets/files", "engine/vectors",
-    "console/main.py", "console/cli.py", "console/commands.py", "console/answers.py",
-)  # fmt: skip
-"""What a run on a CPU goes through."""
+    *evidence.RUN,
+    "console/main.py",
+    "console/cli.py",
+    "console/commands.py",
+    "console/answers.py",
+)
 GOAL = 0.4
 JUDGED = ("interlock to first batch", "sentence-transformers, model loaded")
 TEXTS = [f"Chunk {number} says how a run starts." for number in range(4)]

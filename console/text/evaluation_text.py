@@ -20,7 +20,7 @@ USUAL = "nDCG@10, recall@100 and MRR@10; "
 LEGEND = (
     "the difference in nDCG@10 with its interval (95 %; those of means where there is room), * where it is told from "
     "chance beside all others here; CPU milliseconds a query, encoding in batches and brute force included; bytes a "
-    "text, and behind a + those that only the best hits are scored again by"
+    "text"
 )
 COMPARED = (
     "Means over the judged queries and differences from {first} query by query, with intervals (95 %), * where "

@@ -254,7 +254,7 @@ def needed(run: Path, config: Mapping[str, Setting]) -> list[str]:
         words += [f"--{name}", now_at(config[name].value, run, config)] if name in config else []
     for name in AGAIN:
         said = config.get(name, Setting(None, ""))
-        absent = str(said.value) in ("None", "False", "", "[]") or said.origin.startswith(("default", "file "))
+        absent = said.value is False or said.value in (None, "", []) or said.origin.startswith(("default", "file "))
         if not absent and not (name == "deadline" and ":" in str(said.value)):  # a time of day is another one tomorrow
             flag = "--" + name.replace("_", "-")
             words += [flag] if said.value is True else [flag, ",".join(_each(said.value))]

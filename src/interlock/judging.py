@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EvaluationOptions(TypedDict, total=False):
-    """What an evaluation may be told beside its settings; `evaluate` says what each means."""
+    """What an evaluation may be told beside its settings, for a type checker; `evaluate` says what each means."""
 
     rerank: str | Sequence[str]
     limit: int | None
@@ -47,7 +47,17 @@ def evaluate(
 def evaluate(
     data: RecordedRun | AnyPath | Sequence[RecordedRun | AnyPath],
     settings: Settings = DEFAULTS,
-    **options: Unpack[EvaluationOptions],
+    *,
+    rerank: str | Sequence[str] = (),
+    limit: int | None = None,
+    seed: int = 0,
+    queries: AnyPath | None = None,
+    qrels: AnyPath | None = None,
+    collection: str | None = None,
+    split: str | None = None,
+    measures: str | Sequence[str] = (),
+    run_out: AnyPath | None = None,
+    missing: Literal["error", "drop", "count"] = "error",
 ) -> "Evaluation | PooledEvaluation":
     """Judge the roster of `settings` by the judged collection in `data` (a directory, or a name of ir_datasets behind
     `irds:`) or what a run has delivered of `collection`, by its `split` or by the files `queries` and `qrels`: the
@@ -66,16 +76,17 @@ def evaluate(
     from interlock.engine.flows.evaluate import EvaluationRequest, evaluate_sets
     from interlock.engine.flows.evaluate import evaluate as judge
 
-    check_kind(Integral, "a whole number", limit=options.get("limit"), seed=options.get("seed"))
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    given |= {name: path_of(given[name], name) for name in ("queries", "qrels", "run_out") if name in given}
-    given |= {name: names_in(given[name], name) for name in ("rerank", "measures") if name in given}
+    check_kind(Integral, "a whole number", limit=limit, seed=seed)
+    names, wanted = names_in(rerank, "rerank"), names_in(measures, "measures")
+    files = {"queries": queries, "qrels": qrels, "run_out": run_out}
+    asked, judged, lists = (None if each is None else path_of(each, name) for name, each in files.items())
     every: Sequence[Any] = data if isinstance(data, Sequence) and not isinstance(data, str) else [data]
     if not every:
         raise UsageError("data: expected a collection, or several: name one")
     places = [each.path if isinstance(each, RecordedRun) else path_of(each, "data") for each in every]
     with python_wording(), progress() as done:
-        requests = [EvaluationRequest(place, **given) for place in places]
+        told = names, limit, seed, asked, judged, collection, split, wanted, lists, missing
+        requests = [EvaluationRequest(place, *told) for place in places]
         listener = Listener(telling, say, done)
         if every is data:
             return evaluate_sets(configuration, requests, listener)
