@@ -84,11 +84,12 @@ def search(found: Any) -> Iterator[Row]:
 
 
 def upload(found: Any) -> Iterator[Row]:
-    for name, size in (found or {"bytes": {}})["bytes"].items():
+    for name in (found or {"cpu_seconds": {}})["cpu_seconds"]:
         took = (f"{1e6 * found[f'{kind}_seconds'][name]['median'] / found['points']:.0f}" for kind in ("cpu", "wall"))
-        yield name, f"{size['point']:,}", size["number"], *took
+        size = found["bytes"].get(name)
+        yield name, f"{size:,}" if size else "", *took
     for name, each in (found or {"ratios": {}})["ratios"].items():
-        yield name, "", "", beside_goal(found, f"CPU, {name}", "{:.2f}x"), f"{each['wall']:.2f}x"
+        yield name, "", beside_goal(found, f"CPU, {name}", "{:.2f}x"), f"{each['wall']:.2f}x"
 
 
 def streams(found: Any) -> Iterator[Row]:
@@ -288,9 +289,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     **retrieval_tables.PARTS,
     "term weights": lambda: figures(["collection", "texts", "queries", "stemmed", "words as they are"], ["bm25"], bm25),
     "search": lambda: figures(["", "CPU ms"], ["search"], search),
-    "upload": lambda: figures(
-        ["way", "bytes a point", "bytes a number", "CPU µs a point", "wall µs a point"], ["upload"], upload
-    ),
+    "upload": lambda: figures(["way", "bytes a point", "CPU µs a point", "wall µs a point"], ["upload"], upload),
     "streams": lambda: figures(["", "streams", "CPU µs a point", "wall µs a point"], ["upload-streams"], streams),
     "late interaction": lambda: figures(
         [
