@@ -30,7 +30,16 @@ from interlock.engine.record import journal
 from interlock.engine.record.events import BatchCommitted
 from tests.pty_harness import OnTerminal, Screen
 
-SOURCES = ("console/apps", "console/screens", "console/sources", "console/terminal", "console/text", "console/look.py", "widgets", "engine/standing")
+SOURCES = (
+    "console/apps",
+    "console/screens",
+    "console/sources",
+    "console/terminal",
+    "console/text",
+    "console/look.py",
+    "widgets",
+    "engine/standing",
+)
 SIZES = {(80, 24): 2500.0, (120, 40): 3000.0, (200, 60): 5000.0}
 SLOW_LINK = 800.0
 STALL = 5.0

@@ -283,7 +283,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
         ["kernels"],
         kernels,
     ),
-    "console": lambda: figures(["", "measured", "goal"], ["screen", "screen-throughput"], console),
+    "console": lambda: figures(["", "measured", "goal"], ["screen"], console),
     "start": lambda: figures(["process", "CPU s", "wall s", "wall to first batch s"], ["start"], processes),
     "overhead": lambda: figures(["part", "s", "of the run"], ["overhead"], overhead),
     **retrieval_tables.PARTS,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interlock.engine.gpu.meter import Meter
-from interlock.engine.models.networks.attention import attending, register
+from interlock.engine.models.networks.attention import attending, register, spread_heads
 from interlock.engine.models.networks.checkpoint import packable
 from interlock.engine.models.networks.fused import fuse
 from interlock.engine.models.networks.kernels import Kernel, pack
@@ -183,6 +183,7 @@ def blank_padded(config: Mapping[str, Any], attention: str, dtype: torch.dtype) 
     from transformers import AutoConfig, AutoModel
     from transformers.initialization import no_init_weights
 
+    spread_heads()  # as whatever loads a padded network does
     settings = AutoConfig.for_model(**{**config, "use_cache": False})
     with no_init_weights():
         network: nn.Module = AutoModel.from_config(settings, attn_implementation=attention, dtype=dtype)
