@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for queries, each in found.items():
         each["means"] = covered(means, int(queries), options.rounds)["t"]
     together = {str(queries): covered_together(sets, queries, options.rounds) for queries in QUERIES}
-    told = {"pairs": len(truths), "spreads": spreads, "samples": found, "together": together}
+    told = {"pairs": len(truths), "rounds": options.rounds, "spreads": spreads, "samples": found, "together": together}
     return {"machine": machine.describe(), "sets": len(sets), **told}
 
 
@@ -108,7 +108,7 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("collections", type=Path, nargs="+", metavar="DIR", help="directories of judged collections")
-    parser.add_argument("--rounds", type=int, default=400, metavar="N", help="samples of each size (400)")
+    parser.add_argument("--rounds", type=int, default=2000, metavar="N", help="samples of each size (2000)")
     evidence.gather(parser, measure, show, SOURCES)
 
 

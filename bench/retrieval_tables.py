@@ -1,6 +1,8 @@
-"""The tables of what searches find on judged collections: ways of an evaluation, and how the defaults were chosen."""
+"""The tables of what searches find on judged collections: ways of an evaluation, how often its intervals hold, and how
+the defaults were chosen."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from bench.figures import Figures, Row, current, figures, goal_of
@@ -71,6 +73,20 @@ def unanswered(found: Any) -> Iterator[Row]:
         yield each["collection"], *(f"{kind[by]:.0%}" for kind in kinds for by in ("best", "elsewhere"))
 
 
+def intervals(part: str, found: Any) -> Iterator[Row]:
+    """How often the intervals hold what is true, by the judged queries that they are told from."""
+    each = (found or {part: {}})[part]
+    for name, words in HELD.items():
+        if cells := [f"{100 * own[name]:.1f} %" for own in each.values() if name in own]:
+            yield words, *cells
+
+
+def _intervals(part: str) -> Figures:
+    found = current("intervals") or {"rounds": 0, part: {}}
+    head = f"judged queries, {found['rounds']:,} samples of each number"
+    return figures([head, *found[part]], ["intervals"], partial(intervals, part))
+
+
 def _shares(found: Any) -> list[str]:
     return [*dict.fromkeys(name.rpartition(", ")[2] for name in (found or {"tried": {}})["tried"])]
 
@@ -87,6 +103,12 @@ FOLDS = ["collection", "queries", "the others choose", "against before", "agains
          "default against dense"]  # fmt: skip
 UNANSWERED = ["collection", "questions of others: by its own threshold", "by the others'",
               "its own without their answers: by its own threshold", "by the others'"]  # fmt: skip
+HELD = {
+    "t": "intervals that hold the true difference",
+    "resamples": "the same by quantiles of resamples",
+    "stars": "tables of equal ways with a star",
+    "means": "intervals that hold the mean of one way",
+}
 
 PARTS: dict[str, Callable[[], Figures]] = {
     "retrieval": lambda: figures(_heads(current("retrieval")), ["retrieval"], retrieval),
@@ -98,4 +120,6 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "defaults": lambda: figures(FOLDS, ["defaults"], folds),
     "tried defaults": lambda: figures(["weights", *_shares(current("defaults"))], ["defaults"], tried),
     "unanswered": lambda: figures(UNANSWERED, ["defaults"], unanswered),
+    "intervals": lambda: _intervals("samples"),
+    "intervals over sets": lambda: _intervals("together"),
 }
