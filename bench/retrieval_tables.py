@@ -82,9 +82,9 @@ def intervals(part: str, found: Any) -> Iterator[Row]:
 
 
 def _intervals(part: str) -> Figures:
-    found = current("intervals") or {"rounds": 0, part: {}}
-    head = f"judged queries, {found['rounds']:,} samples of each number"
-    return figures([head, *found[part]], ["intervals"], partial(intervals, part))
+    found = current("intervals")
+    heads = [f"judged queries, {found['rounds']:,} samples of each number", *found[part]] if found else [""]
+    return figures(heads, ["intervals"], partial(intervals, part))
 
 
 def _shares(found: Any) -> list[str]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration
 from interlock.console.writing import check_file, check_several, progress, say, tell, telling
@@ -26,7 +26,9 @@ from interlock.engine.standing.runs import chunks_of
 from interlock.widgets.formats import render
 
 if TYPE_CHECKING:
-    from interlock.engine.evaluation.report import MeasuredWeights
+    from interlock.engine.evaluation.comparing import RunComparison
+    from interlock.engine.evaluation.report import Evaluation, MeasuredWeights
+    from interlock.engine.evaluation.strata import PooledEvaluation
     from interlock.engine.flows.evaluate import EvaluationRequest
 
 
@@ -254,20 +256,22 @@ def eval(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Compare runs of TREC by judgements, or pool what was written of several sets."""
     from interlock.console.text.evaluation_text import comparison_text, pooled_text
-    from interlock.engine.evaluation.comparing import RunComparison, compare_files
-    from interlock.engine.evaluation.strata import PooledComparison, pool_files
+    from interlock.engine.evaluation.comparing import compare_files
+    from interlock.engine.evaluation.report import dumps
+    from interlock.engine.evaluation.strata import pool_files
 
     _check_figures(options, {})
-    found: RunComparison | PooledComparison
     if options.qrels:
         found = compare_files(options.runs, options.qrels, options.queries, options.measures)
-    elif options.queries or options.measures or options.tsv:
+        _write_figures(options, found)
+        tell(comparison_text(found))
+        return ExitCode.COMPLETED
+    if options.queries or options.measures or options.tsv:
         raise UsageError("--queries, --measures and --tsv are of TREC runs: pass --qrels too, or drop them")
-    else:
-        found = pool_files(options.runs)
-    _write_figures(options, found)
-    width = shutil.get_terminal_size().columns
-    tell(comparison_text(found, width) if isinstance(found, RunComparison) else pooled_text(found))
+    pooled = pool_files(options.runs)
+    if options.json:
+        atomic.write_bytes(options.json, dumps(pooled))
+    tell(pooled_text(pooled))
     return ExitCode.COMPLETED
 
 
@@ -278,7 +282,7 @@ def _check_figures(options: argparse.Namespace, others: Mapping[str, Path | None
     check_several({"--json": options.json, "--tsv": options.tsv, **others})
 
 
-def _write_figures(options: argparse.Namespace, found: Any) -> None:
+def _write_figures(options: argparse.Namespace, found: "Evaluation | RunComparison | PooledEvaluation") -> None:
     from interlock.engine.evaluation.report import dumps
     from interlock.engine.evaluation.strata import values_of
 

@@ -302,7 +302,7 @@ def test_written_runs_are_compared_as_the_evaluation_compares_ways(place):
     way = next(each for each in found["ways"] if each["name"] == "bm25 + words, 0.2")
     runs = ("lists/fusions-concat.run", f"lists/{'hybrid-bm25-words-0.2'}.run")
     files = ("--qrels", "set/qrels/test.tsv", "--queries", "set/queries.jsonl", "--json", "c.json", "--tsv", "c.tsv")
-    said = interlock("compare", *runs, *files, cwd=place, env={"COLUMNS": "120"}).stdout
+    said = interlock("compare", *runs, *files, cwd=place).stdout
     told = json.loads((place / "c.json").read_text())
     (first, *_) = told["differences"]
     beside = {name: first["difference"][name] for name in ("significant", "adjusted_p")}  # other comparisons than there
@@ -312,8 +312,8 @@ def test_written_runs_are_compared_as_the_evaluation_compares_ways(place):
     of = {key: dict(zip(told["query_ids"], each, strict=True)) for key, each in values.items()}
     assert heads.split("\t") == ["run", "measure", "query", "value"] and len(rows) == 2 * 3 * 40
     assert all(float(value) == of[name, measure][query] for name, measure, query, value in map(str.split, rows))
-    low, high = told["runs"][0]["intervals"]["nDCG@10"]
-    assert f"{told['runs'][0]['measures']['nDCG@10']:.3f} [{low:.3f}, {high:.3f}]".replace("0.", ".") in said
+    mean, (low, high) = (told["runs"][0][what]["nDCG@10"] for what in ("measures", "intervals"))
+    assert f" {mean:.3f} ±{max(mean - low, high - mean):.3f}".replace("0.", ".") in said
     assert "hybrid-bm25-words-0.2" in said and "wins" in said and told["query_ids"] == found["query_ids"]
     if told["apart"]:
         assert told["apart"][0]["text"][:40] in said

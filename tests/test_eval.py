@@ -685,16 +685,21 @@ def test_python_gives_the_same_figures(place, tiny_a, tiny_b):
 
 
 @pytest.mark.usefixtures("evaluated")
-def test_means_have_their_intervals_where_there_is_room(place):
+def test_means_have_their_intervals_that_of_the_first_measure_in_eighty_columns_and_more_with_room(place):
     found = msgspec.json.decode((place / "eval.json").read_bytes(), type=Evaluation)
-    for width, many in {79: 0, 90: 0, 100: 1, 150: 3}.items():
-        table = evaluation_text(found, width=width).split("\n\n")[-4]
-        assert {line.count("[") for line in table.splitlines()[1:] if line.startswith("  ")} <= {many, many + 1}
-        assert table.count("[") > many and max(map(len, table.splitlines())) <= width
+    bare = evaluation_text(found, width=0).split("\n\n")[-4]
+    least = max(map(len, bare.splitlines()))
+    for width, shown in {least: 0, least + 6: 1, least + 12: 2, 120: 3}.items():
+        rows = [row for row in evaluation_text(found, width=width).split("\n\n")[-4].splitlines() if row[:2] == "  "]
+        assert {row.count("±") for row in rows[1:]} <= {shown, shown + 1} and max(map(len, rows)) <= width
     way = min(found.ways, key=lambda each: each.measures["nDCG@10"])
-    low, high = way.intervals["nDCG@10"]
-    shown = f"[{low:.3f}, {high:.3f}]".replace("0.", ".")
-    assert shown in evaluation_text(found, width=100) and low < way.measures["nDCG@10"] < high
+    mean, (low, high) = way.measures["nDCG@10"], way.intervals["nDCG@10"]
+    assert low < mean < high < 2 * mean  # no end is cut off
+    assert f" {mean:.3f} ±{high - mean:.3f} ".replace("0.", ".") in evaluation_text(found)
+    one = msgspec.structs.replace(way, measures={"AP": 0.3}, intervals={"AP": (0.0, 1.0)}, difference=Interval(
+        mean=0.3, low=-1.0, high=1.0, significant=False,
+    ))  # fmt: skip
+    assert re.search(r" \.300 ±\.700 +\+\.300 ±1\.000 ", evaluation_text(msgspec.structs.replace(found, ways=[one])))
 
 
 @pytest.mark.usefixtures("evaluated")

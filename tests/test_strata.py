@@ -74,7 +74,7 @@ def test_comparisons_of_several_sets_are_pooled_on_the_command_line(sets):
     assert (first["measure"], second["measure"]) == ("nDCG@10", "AP")
     assert first["sets"] == pytest.approx(own, abs=1e-6)
     assert first["difference"]["mean"] == pytest.approx(np.mean(own), abs=1e-6)
-    assert "nDCG@10, against a" in said and re.search(r"\n  b +-\.\d+ \[-\.\d+, -\.\d+\]\* +-", said)
+    assert "nDCG@10, against a" in said and re.search(r"\n  b +-\.\d+ ±\.\d+\* +-", said)
     assert max(map(len, said.splitlines())) <= 80
     wrong = interlock("compare", "one.json", "two.json", "--measures", "AP", cwd=sets, check=2)
     assert "pass --qrels too" in wrong.stderr

@@ -18,17 +18,19 @@ NAME = 25
 HEADS = {"nDCG@10": "nDCG", "R@100": "R", "RR@10": "MRR"}
 USUAL = "nDCG@10, recall@100 and MRR@10; "
 LEGEND = (
-    "the difference in nDCG@10 with its interval (95 %; those of means where there is room), * where it is told from "
-    "chance beside all others here; CPU milliseconds a query, encoding in batches and brute force included; bytes a "
-    "text"
+    "the difference in nDCG@10, * where it is told from chance beside all others here; ± is to either end of the "
+    "interval (95 %), of as many means as there is room for; CPU milliseconds a query, encoding in batches and brute "
+    "force included; bytes a text"
 )
 COMPARED = (
-    "Means over the judged queries and differences from {first} query by query, with intervals (95 %), * where "
-    "it is told from chance beside all others here; wins are queries where the run is better than {first}"
+    "Means over the judged queries and differences from {first} query by query, ± to either end of the interval "
+    "(95 %), * where it is told from chance beside all others here; wins are queries where the run is better than "
+    "{first}"
 )
 POOLED = (
-    "The mean of the differences of {sets} over {queries}, each set counting alike, with its interval (95 %), * where "
-    "it is told from chance beside all others here; then that of each set. It is of these sets, and not of others"
+    "The mean of the differences of {sets} over {queries}, each set counting alike, ± to either end of its interval "
+    "(95 %), * where it is told from chance beside all others here; then that of each set. It is of these sets, and "
+    "not of others"
 )
 BETTER = "They find more than the roster's: --calibrate FILE.toml writes them."
 KEPT = "That is no reason to change the roster: keep its weights."
@@ -58,9 +60,8 @@ def evaluation_text(found: Evaluation, *, whole: bool = False, worst: bool = Fal
     return "\n\n".join(parts)
 
 
-def comparison_text(found: RunComparison, width: int = WIDTH) -> str:
-    """Write a comparison of runs: notes, a table of each measure, with the intervals of means where they have room in
-    `width`, and the queries that differ most."""
+def comparison_text(found: RunComparison) -> str:
+    """Write a comparison of runs: notes, a table of each measure, and the queries that differ most."""
     first, *others = found.runs
     parts = [_wrapped(f"note: {safe(note)}") for note in found.notes]
     for run in found.runs:
@@ -69,8 +70,7 @@ def comparison_text(found: RunComparison, width: int = WIDTH) -> str:
         few += [f"{no_answer} without a judged answer left out"] if run.unjudged else []
         parts += [_wrapped(f"note: {safe(run.name)}: {', '.join(few)}")] if few else []
     parts.append(_wrapped(COMPARED.format(first=safe(first.name)) if others else f"{found.queries} judged queries"))
-    wide, narrow = (_pairs(found, intervals=each) for each in (True, False))
-    parts.append(wide if max(map(len, wide.splitlines())) <= width else narrow)
+    parts.append(_pairs(found))
     if found.apart:
         lines = [f"The queries that differ most in {next(iter(first.measures))}:"]
         for each in found.apart:
@@ -80,14 +80,14 @@ def comparison_text(found: RunComparison, width: int = WIDTH) -> str:
     return "\n\n".join(parts)
 
 
-def _pairs(found: RunComparison, *, intervals: bool) -> str:
+def _pairs(found: RunComparison) -> str:
     told, rows = {(each.measure, each.run): each for each in found.differences}, list[list[str]]()
     for measure in found.runs[0].measures:
         for run in found.runs:
             pair = told.get((measure, run.name))
-            name, bounds = "" if pair else measure, run.intervals.get(measure) if intervals else None
             own = [_interval(pair.difference), str(pair.wins), str(pair.ties), str(pair.losses)] if pair else [""] * 4
-            rows.append([name, safe(run.name), _figure(run.measures[measure], bounds), *own])
+            mean = _figure(run.measures[measure], run.intervals.get(measure))
+            rows.append(["" if pair else measure, safe(run.name), mean, *own])
     return render(["", "run", "mean", "difference", "wins", "ties", "losses"], rows)
 
 
@@ -187,8 +187,12 @@ def _usual(ways: Sequence[MeasuredWay]) -> bool:
 
 
 def _figure(value: float, bounds: tuple[float, float] | None = None) -> str:
-    beside = f" [{_figure(bounds[0])}, {_figure(bounds[1])}]" if bounds else ""
-    return f"{value:.3f}".replace("0.", ".", 1) + beside
+    return f"{value:.3f}".replace("0.", ".", 1) + (_either_way(value, *bounds) if bounds else "")
+
+
+def _either_way(mean: float, low: float, high: float) -> str:
+    """How far an interval goes from its mean, at the end where it is not cut off at what a mean can be."""
+    return f" ±{_figure(min(max(mean - low, high - mean), 1.0))}"
 
 
 def _wrong(hit: WrongHit) -> str:
@@ -205,7 +209,7 @@ def _short(text: str) -> str:
 def _interval(found: Interval | None) -> str:
     if found is None:
         return ""
-    return f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]{'*' if found.significant else ''}"
+    return f"{signed(found.mean)}{_either_way(found.mean, found.low, found.high)}{'*' if found.significant else ''}"
 
 
 def _weights(found: Evaluation) -> list[str]:
