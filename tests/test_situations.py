@@ -41,7 +41,7 @@ SAID = {
         "eta ",
     ),
     "server": (
-        "✖ UPLOAD WAITING", "look at it", "61% uploaded", "7 attempts",
+        "✖ UPLOAD WAITING", "act now", "61% uploaded", "7 attempts",
         "check the server, which is retried for 3:25 more: 503",
         "if it gives up, upload the rest with interlock upload runs/20260901-080000 --qdrant",
         "the run is over (INCOMPLETE): 1 text parked", "; after the upload retry it (upload it again after that) with",
@@ -52,7 +52,8 @@ SAID = {
         "no finished batch is lost: continue it after that with",
     ),
     "paused": (
-        "■ PAUSED  no hurry", "by operator at the console 0:00 ago; P resumes it", "P Resume", "S Stop",
+        "■ PAUSED  no hurry", "by operator at the console 0:00 ago, its devices stay held; P resumes it",
+        "P Resume", "S Stop",
     ),
     "cpu": (
         "▲ DEGRADED", "sim-bge-m3 on the CPU, only slower: fits on no GPU", f"{AGAIN} --ceiling 3.5GiB", "eta ",
@@ -62,7 +63,7 @@ SAID = {
     "ended-parked": (
         "✖ INCOMPLETE  needs you", "1 text parked, no vector of 3 models (part00_chunks.json record 1",
         f"retry it with {AGAIN} --retry-parked",
-        "1 GPU lost (cuda:1); check it first with interlock doctor --gpu",
+        "1 GPU lost (cuda:1); check it before a retry with interlock doctor --gpu",
     ),
     "died": (
         "✖ RUN PROCESS DIED  needs you", f"continue it with {AGAIN}", "last 08:00:",

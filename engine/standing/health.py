@@ -21,7 +21,7 @@ REFUSED = "INPUT REFUSED"
 TROUBLES = (PAUSED, STALLED, CROWDED, DEGRADED, LOW_MEMORY, LOW_DISK, MODEL_FAILED, TEXT_PARKED, "LATE", REFUSED)
 """The words of a run that goes on and is not well."""
 ACT = "act now"
-ASKS = dict.fromkeys((LOW_MEMORY, LOW_DISK), ACT) | dict.fromkeys((STALLED, "UPLOAD WAITING"), "look at it")
+ASKS = dict.fromkeys((LOW_MEMORY, LOW_DISK, STALLED, "UPLOAD WAITING"), ACT)
 ASKS |= dict.fromkeys((CROWDED, DEGRADED, TEXT_PARKED, MODEL_FAILED, "LATE", REFUSED), "nothing to do now")
 ASKS |= dict.fromkeys(("INCOMPLETE", "FAILED", "RUN PROCESS DIED"), "needs you")
 ASKS |= dict.fromkeys((PAUSED, "STOPPED"), "no hurry")
@@ -79,6 +79,8 @@ class Health:
     def asks(self) -> str:
         """What a run asks of whoever looks at it; one that is well, though something is to be told of it, says so."""
         levels = {self.level, *(each.level or self.level for each in self.concerns)}
+        if self.level == "idle" and self.word in ASKS:  # a server that only takes its time
+            return "nothing to do now"
         return ACT if self.stuck and self.word == CROWDED else ASKS.get(self.word, "all is well" * (levels == {"ok"}))
 
     @property
@@ -167,14 +169,18 @@ def _at_end(snapshot: Snapshot) -> list[Concern]:
         found = [Concern(why, Remedy(kept + "when wanted, " * (status == "stopped") + "continue it with"))]
     mine = _to_check(lost_devices(snapshot), snapshot.reason)
     gone = f"{several(len(mine), 'GPU')} lost ({some(mine)})" * bool(mine)
-    return [Concern(gone, Remedy("check it first with", CHECK), "warn"), *found]  # in the order in which it is done
+    return [
+        Concern(gone, Remedy("check it before a retry with", CHECK), "warn"),
+        *found,
+    ]  # in the order in which it is done
 
 
 def _paused(snapshot: Snapshot, now: float) -> str:
     """Say who paused a run and when, and how many nodes have heard of it."""
     asked = [each for each in snapshot.controls if each.control == "pause" and not each.refused][-1:]
     told = [f"by {each.who} {duration(max(0.0, now - each.at))} ago" for each in asked]
-    return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause")]))
+    kept = "its devices stay held" * any(lease.held for lease in snapshot.leases)
+    return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause"), kept * bool(told)]))
 
 
 def _missing(snapshot: Snapshot, when: str = "after the run retry with") -> Concern:
@@ -248,7 +254,7 @@ def _degraded(snapshot: Snapshot) -> Concern:
     goes = goes if whole else "the rest goes on" + f", {snapshot.phase}" * (snapshot.phase != "running")
     parts = [f"{several(len(gone), 'node')} lost ({some(gone)})"] * bool(gone)
     parts += [f"{several(len(lost), 'GPU')} lost ({some(lost)})"] * bool(lost)
-    told = [", ".join([*parts, goes])] * bool(parts) + ["once Ray runs there again it joins"] * bool(gone)
+    told = [", ".join([*parts, goes])] * bool(parts) + ["it joins again by itself once Ray runs on it"] * bool(gone)
     when, flags = "before the next run check it with" * bool(lost), list[str]()
     held = [lease for lease in snapshot.leases if lease.held] if snapshot.on_gpus else []
     on_gpu = {lease.model_pass for lease in held if not any(map(on_host, lease.devices))}  # whose texts may be tried
@@ -258,7 +264,7 @@ def _degraded(snapshot: Snapshot) -> Concern:
             continue
         told[-1] += f": {move.cause.removeprefix(f'{lease.model} ')}" + f"; {move.action}" * (not move.flags)
         if move.flags and not when:
-            when, flags = "faster on a GPU: stop it and continue it with", [*move.flags]
+            when, flags = "if you want it faster, stop it and continue it with", [*move.flags]
     return Concern("; ".join(told), Remedy(when, CHECK * bool(lost)) if when else None, flags=flags)
 
 
