@@ -246,28 +246,27 @@ def _splitters(size: Callable[[str], int], tokens: int, overlap: int) -> dict[tu
 
     def whole(text: str, marked: bool) -> Iterator[tuple[int, str]]:
         """Those of Markdown or prose; what one has of a sentence that goes on in the next begins that one."""
-        begun: int | None = None
+        left: int | None = None  # where a sentence begins that the next chunk is to have
         for start, chunk in headed(text) if marked else bounded(text, False, tokens):
-            at, end = first, _ = start if begun is None else begun, start + len(chunk)
-            goes_on, begun = not overlap and _goes_on(text, end), None
-            while at < end:
-                fits = (first == start and not goes_on) or size(text[at:end]) <= tokens
-                if fits and goes_on and at > first:  # what is left of it
-                    begun = at
-                    break
+            at = first = start if left is None else left
+            end, left = start + len(chunk), None
+            broken = not overlap and _goes_on(text, end)
+            made = first == start and not broken  # as the splitter made it, with nothing before it
+            while at < end and not made and size(text[at:end]) > tokens:
                 middle, ends = (at + end) // 2, _sentences(text, at, end)
-                if fits:
-                    ends = [each for each in ends if goes_on and each > middle]
-                    cut = ends[-1] if ends else end
-                else:
-                    ends.sort(key=lambda each: -each if goes_on else abs(each - middle))
-                    cut = next((each for each in ends if size(text[at:each]) <= tokens), 0)
-                    cut = cut or at + len(next(bounded(text[at:end], marked, tokens))[1])
+                ends.sort(key=lambda each: -each if broken else abs(each - middle))
+                cut = next((each for each in ends if size(text[at:each]) <= tokens), 0)
+                cut = cut or at + len(next(bounded(text[at:end], marked, tokens))[1])
                 yield at, text[at:cut].rstrip()
                 at = end - len(text[cut:end].lstrip())
-                if fits:
-                    begun = at if at < end else None
-                    break
+            if broken and first < at < end:  # it was cut, and this is of the next chunk
+                left = at
+            elif at < end:
+                ends = [each for each in _sentences(text, at, end) if each > (at + end) // 2] if broken else []
+                cut = ends[-1] if ends else end  # at none in the second half: the chunk would be short
+                yield at, text[at:cut].rstrip()
+                rest = end - len(text[cut:end].lstrip())
+                left = rest if rest < end else None
 
     prose = {MARKED: partial(whole, marked=True), PROSE: partial(whole, marked=False)}
     return {**prose, PLAIN: partial(bounded, marked=False, most=tokens)}
