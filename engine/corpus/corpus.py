@@ -22,7 +22,7 @@ from msgspec.structs import asdict
 from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Counts, Refusals, kind_of
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.corpus.places import DIGEST, Numbered, Places, Sample, Spool, windows
+from interlock.engine.corpus.places import DIGEST, Numbered, Places, Spool, windows
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import Stopped, UsageError
 from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, RecordsRead, Warned
@@ -33,6 +33,7 @@ Digests = npt.NDArray[np.void]
 WINDOW, BEAT = 512, 1.0
 BLOCK = 256 * WINDOW
 """Distinct texts of a collection that are planned for themselves, some windows; with no more it is one block."""
+SAMPLE, SIGNS = 256, 256
 FEW = 3
 """Places, and records of a file, that are named where nothing can be embedded."""
 
@@ -57,8 +58,9 @@ class Rows:
     counts: Counts = field(default_factory=Counts)
     hashes: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
-    sample: Sample = field(default_factory=Sample)
-    """Of its own texts."""
+    sample: list[str] = field(default_factory=list)
+    """The first `SIGNS` signs of some of its own texts: one of every `stride`, `SAMPLE` at most."""
+    stride: int = 1
 
     @property
     def chunks(self) -> int:
@@ -82,6 +84,14 @@ class Rows:
         for part in windows(0, self.chunks if self.duplicates and self.first_text else 0, self.texts):
             texts = self.texts[part]
             yield texts[texts < self.first_text]
+
+    def see(self, texts: Sequence[str]) -> None:
+        """Have the latest of its own texts in the sample too."""
+        seen = self.own_texts - len(texts)
+        self.sample += [text[:SIGNS] for text in texts[-seen % self.stride :: self.stride]]
+        while len(self.sample) > SAMPLE:
+            del self.sample[1::2]
+            self.stride *= 2
 
     @property
     def renamed(self) -> str:
@@ -164,13 +174,13 @@ def _read(
             rows.own_texts += 1
             window.append(chunk.text)
         if len(window) == WINDOW:
-            rows.sample.take(window)
+            rows.see(window)
             take(window)
             window = []
             if rows.own_texts % block == 0:
                 whole(rows)
     reached(rows.collection.name, reader.counts.records)
-    rows.sample.take(window)
+    rows.see(window)
     take(window)
     if rows.own_texts % block:
         whole(rows)

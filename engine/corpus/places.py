@@ -1,5 +1,5 @@
 """Where rows stand: those of a collection at which record of which file, rows of any length in one array, and rows that
-are known by a digest; and a sample of texts.
+are known by a digest.
 
 Of files a step is kept wherever file and record do not simply go on by one.
 """
@@ -10,7 +10,7 @@ import tempfile
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,8 +33,6 @@ LIVE = 1 << 20
 """Keys that have their slots in memory at least."""
 HELD = 1 << 20
 """Bytes of records that are held before they go to the file."""
-SAMPLE, SIGNS = 256, 256
-"""Texts of a sample, at most, and how many signs of each from its beginning."""
 
 
 def starts_of(counts: Ints | Sequence[int]) -> Ints:
@@ -73,23 +71,6 @@ class Places:
         """Return the file and the record of a row."""
         step = bisect_right(self._rows, row) - 1
         return self._files[step], self._records[step] + row - self._rows[step]
-
-
-@dataclass
-class Sample:
-    """The beginnings of some of many texts, each of them standing for `stride`."""
-
-    texts: list[str] = field(default_factory=list)
-    stride: int = 1
-    _seen: int = 0
-
-    def take(self, texts: Sequence[str]) -> None:
-        """See further texts."""
-        self.texts += [text[:SIGNS] for text in texts[-self._seen % self.stride :: self.stride]]
-        self._seen += len(texts)
-        while len(self.texts) > SAMPLE:
-            del self.texts[1::2]
-            self.stride *= 2
 
 
 def windows(start: int, stop: int, *mapped: npt.NDArray[np.generic]) -> Iterator[slice]:

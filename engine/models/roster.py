@@ -152,7 +152,7 @@ def illegible(rows: Sequence[Rows], cards: Mapping[int, ModelCard]) -> Iterator[
     takes apart into single signs, and what to take instead."""
     many = next(key for key, spec in REGISTRY.items() if spec.kind == "dense" and spec.languages[0].isdigit())
     for each in rows:
-        least, texts = len(each.sample.texts) // 2, [text for text in each.sample.texts if _foreign(text)]
+        least, texts = len(each.sample) // 2, [text for text in each.sample if _foreign(text)]
         lost = list[str]()
         for job in tokenisings(list(cards.values())).values() if len(texts) > least else ():
             tokenizer = load_tokenizer(job.tokenizer)
