@@ -166,14 +166,14 @@ def eval(command: argparse.ArgumentParser) -> None:
     _collection(command, "of the run; required if it has several")
     text = "judge these too, behind the search: cross-encoders, maxsim, or a model of the roster for its token vectors"
     _options(command, "rerank", text=text)
-    text = "judge by N queries of each split, drawn by the seed (default: all)"
+    text = "judge by N queries of each split, drawn by --seed (default all)"
     command.add_argument("--limit", type=told(parsers.integer), metavar="N", help=text)
-    text = "what queries, halves and resamples are drawn by (default 0)"
+    text = "what the queries of --limit, halves and fifths are drawn by (default 0)"
     command.add_argument("--seed", type=told(parsers.integer), default=0, metavar="N", help=text)
     text = "show how many texts and tokens are to be encoded and how long that takes, and judge nothing"
     command.add_argument("--plan", action="store_true", help=text)
     _measuring(command)
-    text = "print the ten queries that are answered worst, each with its first wrong hits; --json has them too"
+    text = "print the ten queries with the lowest nDCG@10, each with its first wrong hits; --json has them too"
     command.add_argument("--worst", action="store_true", help=text)
     text = "write what every way found into this directory, each as a TREC run"
     command.add_argument("--run-out", type=PATH, metavar="DIR", help=text)
@@ -188,14 +188,14 @@ def eval(command: argparse.ArgumentParser) -> None:
 def compare(command: argparse.ArgumentParser) -> None:
     """Compare ranked lists in TREC's files (query, Q0, text, rank, score and tag a line; also .gz), whatever program
     made them, by people's judgements: each with the first, query by query, measured as trec_eval does. A judged query
-    that a run does not answer counts 0. Without --qrels, what `eval --json` or `compare --json` wrote of several sets
-    is pooled: each difference over all of them, with one interval.
+    that a run does not answer counts 0. Without --qrels the RUNs are what `eval --json` or `compare --json` wrote of
+    several sets: each difference over all of them, with one interval.
     """
-    text = "runs, of which the first is what the others are compared with; or the JSON files of several sets"
+    text = "runs, of which the first is what the others are compared with; or JSON files, one of each set"
     command.add_argument("runs", nargs="+", type=PATH, metavar="RUN", help=text)
     text = "judgements: TREC's four columns, or query-id, corpus-id and score with tabs between; also .gz"
     command.add_argument("--qrels", type=PATH, metavar="FILE", help=text)
-    text = "texts of the queries, for those that differ most: as `eval` takes them"
+    text = "texts of the queries, to be shown with those that differ most; as `eval` takes them"
     command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
     _measuring(command)
 
@@ -204,8 +204,7 @@ def _measuring(command: argparse.ArgumentParser) -> None:
     """Add what is measured, and where figures are written."""
     text = (
         'measures as ir-measures or trec_eval name them: nDCG@k, P@k, R@k, AP, RR, Judged@k (default "nDCG@10 R@100 '
-        'RR@10"); the '
-        "first is that of queries that differ most"
+        'RR@10"); the first is that of several sets, and of the queries in which runs differ most'
     )
     command.add_argument("--measures", type=str.split, default=(), metavar="NAMES", help=text)
     text = "write every figure to this file, also of each query"

@@ -62,6 +62,9 @@ EXAMPLES = {
     "  interlock run chunks --resume   # after a kill: recomputes the batch in flight",
     "watch": "example:\n  interlock watch runs/20261121-120000\n  interlock watch runs/20261121-120000 --speed 20\n"
     "  interlock watch runs   # all of them, a line each",
+    "search": "examples:\n"
+    '  interlock search store "rotate the keys" --filter metadata.lang=en --explain\n'
+    "  interlock search store --queries questions.txt --limit 100 --out run.trec",
     "questions": "examples:\n  interlock questions store sheet --queries questions.txt\n"
     "  interlock questions store sheet   # goes on with it\n"
     "  interlock compare sheet/runs/*.run --qrels sheet/qrels.txt",
