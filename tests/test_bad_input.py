@@ -96,6 +96,9 @@ FORMS = {
     "utf-16": ("\n".join(LINES).encode("utf-16"), "a.jsonl"),
     "utf-16 big-endian": (b"\xfe\xff" + "\r\n".join(LINES).encode("utf-16-be"), "a.jsonl"),
     "utf-16 without a mark": ("\n".join(LINES).encode("utf-16-le"), "a.jsonl"),
+    "utf-16 big-endian without a mark": ("\n".join(LINES).encode("utf-16-be"), "a.jsonl"),
+    "utf-32 without a mark": ("\n".join(["", *LINES]).encode("utf-32-le"), "a.jsonl"),
+    "utf-32 big-endian without a mark, a list": (json.dumps(RECORDS).encode("utf-32-be"), "a_chunks.json"),
     "utf-32": ("\n".join(LINES).encode("utf-32"), "a.jsonl"),
     "utf-16, a list": (json.dumps(RECORDS).encode("utf-16"), "a_chunks.json"),
     "files with marks joined": (b"".join(f"{each}\n".encode("utf-8-sig") for each in LINES), "a.jsonl"),
@@ -309,8 +312,8 @@ def all_at_once(root):
     (directory / "link_chunks.json").symlink_to(outside / "Secret" / "s_chunks.json")
     (directory / "link").symlink_to(outside / "Secret")
     (directory / "gone_chunks.json").symlink_to("nowhere")
-    kept = next(good) + 3  # the three extra: with a NUL, and those of one id
-    return kept, 2 * len(HARMLESS) + 1 + len(BAD_FILES) + 2 + 3
+    kept = next(good) + 4  # those extra: with a NUL, of one id, and in a file with dots
+    return kept, 2 * len(HARMLESS) + 1 + len(BAD_FILES) + 1 + 3
 
 
 def _good(numbers):

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from interlock.engine.errors import UsageError
 from interlock.engine.search.conditions import conditions_in, filter_of, read_condition, why_none
 from interlock.engine.targets.embedded import Store
 from tests.builders import corpus, interlock
@@ -70,6 +71,19 @@ def test_what_the_store_shows_is_found_by_it(store, bound):
         for sign, compare in SIGNS.items():
             wanted = {each for each, value in shown.items() if not isinstance(value, str) and compare(value, bound)}
             assert set(asked(store, f"metadata.v{sign}{written}")) == wanted
+
+
+@pytest.mark.parametrize("bound", ["1e320", "-1e320", "9" * 5000, f"{10**320}", "-" + "9" * 400])
+def test_a_number_beyond_every_float_lies_beyond_every_number(store, bound):
+    numbers = {f"text {n}" for n in range(len(NUMBERS))}
+    above, below = (set(asked(store, f"metadata.v{sign}{bound}")) for sign in "><")
+    assert (above, below) == ((numbers, set()) if bound[0] == "-" else (set(), numbers))
+    assert not asked(store, f"metadata.v={bound}") and numbers < set(asked(store, f"metadata.v!={bound}"))
+
+
+def test_a_number_that_python_cannot_write_is_refused_in_one_line():
+    with pytest.raises(UsageError, match="no payload has a number of thousands of digits: give a shorter one"):
+        conditions_in({"metadata.v": 10**5000})
 
 
 @pytest.mark.parametrize("value", ["s=x", "t=true", f"n={2**60}", f"n>={2**60}"])

@@ -176,6 +176,9 @@ class Mixed:
 def test_a_column_of_a_table_that_says_no_value_is_named_with_what_to_do(tmp_path):
     with pytest.raises(interlock.UsageError, match=r"column x .*: give each column one type, .* pass chunks\.to_dict"):
         path_to(Mixed(), "texts", tmp_path / "inputs")
+    large = SimpleNamespace(columns=("text", "n"), __arrow_c_stream__=lambda *_: pa.array([2**70]))
+    with pytest.raises(interlock.UsageError, match=r"chunks: .* too large .*, or pass chunks\.to_dict\('records'\)"):
+        path_to(large, "texts", tmp_path / "inputs")
     structs = pa.array([{"text": "a", "s": {"x": 1}}, None])
     with pytest.raises(interlock.UsageError, match=r"chunks: .*null.*: .* drop null rows, or pass chunks\.to_list\(\)"):
         path_to(pa.chunked_array([structs]), "texts", tmp_path / "inputs")

@@ -260,10 +260,10 @@ def _is_alike(name: str, rank: int) -> bool:
 def refuse_path(path: Path, root: Path) -> str | None:
     """Say why nothing is read from `path` below `root`, or return None."""
     name = path.relative_to(root).as_posix() if path != root else ""
-    if ".." in name:
-        return "name contains '..'"
+    if ".." in name.split("/"):  # as a key in storage may have
+        return "its path has a part '..': rename it"
     if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):
-        return "name contains a control character or is not UTF-8"
+        return "name contains a control character or is not UTF-8: rename it"
     if isinstance(path, storage.Url):
         return None
     try:

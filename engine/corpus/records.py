@@ -26,6 +26,13 @@ LIST_KEYS = ("chunks", "data", "records", "items")
 BLOCK = 256 << 10
 MEMBER = 72
 """Bytes that a member of a decoded list takes beside its text."""
+UNMARKED: dict[tuple[bool, ...], str] = {
+    (True, False, False, False): "utf-32-le",
+    (False, False, False, True): "utf-32-be",
+    (True, False, True, False): "utf-16-le",
+    (False, True, False, True): "utf-16-be",
+}
+"""The encoding of a JSON text without a mark, by which of its first four bytes are no null (RFC 4627, 3)."""
 TOO_DEEP = "nested too deeply"
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{},]', re.DOTALL)  # a string without an end goes on to that of the file
 _FLAT = re.compile(
@@ -86,8 +93,8 @@ def _of_json(handle: BufferedReader, *, lines: bool) -> Iterator[Found]:
 def _as_utf8(first: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The bytes of a file without its mark, in UTF-8 whatever its encoding; they begin with `first`."""
     encoding = next((name for mark, name in MARKS.items() if first.startswith(mark)), "")
-    if not encoding and first[:1] in (b"[", b"{") and first[1:4:2] == b"\0\0":
-        encoding = "utf-16-le"
+    if not encoding and first.lstrip(b"\0")[:1] in (b"[", b"{", *map(bytes, zip(_SPACE))):
+        encoding = UNMARKED.get(tuple(map(bool, first[:4])), "")
     if not encoding:
         yield first.removeprefix(_BOM)
         yield from blocks

@@ -1,6 +1,7 @@
 """Conditions on payloads, as an operator writes them (`metadata.lang=en`), for the store's engine to apply."""
 
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,7 +89,10 @@ def conditions_in(given: object) -> tuple[Condition, ...]:
             )
         for key, _ in values:
             _check_key(key)
-        return tuple(Condition(key, "=", json.dumps(value, ensure_ascii=False)) for key, value in values)
+        try:
+            return tuple(Condition(key, "=", json.dumps(value, ensure_ascii=False)) for key, value in values)
+        except ValueError:  # Python writes no whole number of so many digits
+            raise UsageError("--filter: no payload has a number of thousands of digits: give a shorter one") from None
     if not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
         raise UsageError(f"--filter: expected texts, got {given!r:.100}: give KEY=VALUE, as in metadata.lang=en")
     return tuple(map(read_condition, given))
@@ -204,7 +208,8 @@ def _holds(condition: Condition, value: object) -> bool:
     if isinstance(value, int | float):
         number = _number(condition.value)
         compare = _RANGES[condition.sign][1] if condition.sign in _RANGES else operator.eq
-        exact = int(condition.value) if _WHOLE.fullmatch(condition.value) and number is not None else number
+        is_whole = _WHOLE.fullmatch(condition.value) and abs(number or 0) < math.inf  # beyond it none is in a payload
+        exact = int(condition.value) if is_whole else number
         return exact is not None and compare(value, exact)
     return condition.sign in ("=", "!=") and value == (_quoted(condition.value) or condition.value)
 
@@ -258,4 +263,4 @@ def _keys(payload: object, before: str = "") -> list[str]:
 
 
 def _number(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text) and abs(float(text)) != float("inf") else None
+    return float(text) if _NUMBER.fullmatch(text) else None

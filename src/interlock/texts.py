@@ -88,7 +88,7 @@ def _write_table(texts: Any, file: Path) -> None:
     """Write the rows of a DataFrame or an Arrow table; a column alone holds texts."""
     import pyarrow as pa
 
-    faults = pa.ArrowException, TypeError, ValueError
+    faults = pa.ArrowException, ArithmeticError, TypeError, ValueError
     try:
         try:
             reader = pa.RecordBatchReader.from_stream(texts)
