@@ -251,7 +251,7 @@ def test_a_row_has_a_cell_for_each_head_whatever_results_there_are(name):
     assert {len(row) for row in table.rows} <= {len(table.heads)}
 
 
-@pytest.mark.parametrize("page", ["docs/measurements.md", "docs/cluster.md", "bench/README.md"])
+@pytest.mark.parametrize("page", ["docs/measurements.md", "docs/cluster.md", "docs/evaluation.md", "bench/README.md"])
 def test_figures_changed_by_hand_are_put_right_by_generating(page):
     text = (ROOT / page).read_text()
     head, marker, rest = text.partition("<!-- figures: ")
