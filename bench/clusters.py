@@ -265,6 +265,15 @@ class Echoes:
     nodes: int
     links: "list[EchoLink]" = field(default_factory=list)
 
+    def about(self) -> str:
+        return "machines"
+
+    def held(self, machine: NodeMachine) -> str:
+        return ""
+
+    def want(self, more: int) -> None:
+        pass
+
     def machines(self) -> Sequence[NodeMachine]:
         return [NodeMachine(f"machine-{number}", "echo") for number in range(self.nodes)]
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     elif flag := next(iter(how), ""):
         raise UsageError(f"--{flag} is how a run is uploaded to a server: add --qdrant URL")
     settings, made = _settings(options, options.chunks), list["Run"]()
+    told: Callable[[str], object] = (lambda _: None) if options.quiet else say
     known = begun_before(options.chunks, settings, options.words)
     if server:
         settings = replace(settings, beside={**settings.beside, "server": Setting(server, "flag --qdrant"), **how})
@@ -52,12 +53,12 @@ def run(options: argparse.Namespace) -> int:
         from interlock.engine.flows.upload import check_server
 
         if server:
-            check_server(server, (lambda _: None) if options.quiet else say)
+            check_server(server, told)
 
     def make(controls: "Controls") -> "Work":
         from interlock.engine.flows.run import Run
 
-        made.append(Run(options.chunks, settings, controls, reach=reach, known=known))
+        made.append(Run(options.chunks, settings, controls, reach=reach, known=known, say=told))
         return made[-1]
 
     def then(code: ExitCode) -> None:

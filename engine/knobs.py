@@ -149,6 +149,16 @@ class DeviceSettings:
         "on this machine alone, for trials; --devices, limits, threads and faults then count on each; "
         "ADDRESS,twice has every batch computed by two nodes and compared",
     )
+    min_nodes: int = knob(
+        "0",
+        parsers.up_to(10_000),
+        "N",
+        "of a cluster: begin once so many nodes have joined, with GPUs unless --devices says otherwise, and have an "
+        "autoscaler start them; 0: with those that are there",
+    )
+    wait: str = knob(
+        "15m", parsers.lasting, "DURATION", "how long --min-nodes waits; then the run ends, with exit code 4"
+    )
     window: int | Literal["shared"] = knob(
         "0",
         parsers.window,

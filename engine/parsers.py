@@ -228,6 +228,10 @@ def cluster(value: object) -> str:
     raise ValueError(f"expected auto, HOST:PORT, or local:N with N from 1 to {MOST_LOCAL}")
 
 
+def lasting(value: object) -> str:
+    return str(value).strip() if parse_duration(str(value)) else "0s"
+
+
 def deadline(value: object) -> str:
     """Read when a session is to end: a duration above 0, or a time of day; an empty text is never."""
     text = re.sub(r"\s*,\s*", ",", str(value).strip().lower())

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import interlock
 from bench.scenarios.crews import IMPATIENT, MENU, CrewOutcome, carry_out_on, crew_wrongs, draw_crew
 from bench.scenarios.plan import ids_of
 from bench.scenarios.workshop import Workshop, workshop
 from interlock.engine.compute.cluster import remote
 from interlock.engine.compute.cluster.counting import Peer
 from interlock.engine.compute.cluster.head import ClusterExecutor
-from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers, ClusterTimeouts
+from interlock.engine.compute.cluster.member import ClusterMember, ClusterTimeouts
+from interlock.engine.compute.cluster.members import ClusterMembers
 from interlock.engine.compute.cluster.messages import (
     GridPlan,
     Handed,
@@ -42,7 +44,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.schedule import Assignment, Schedule
 from interlock.engine.compute.source import BatchSource
-from interlock.engine.errors import ExitCode, Stopped, UnavailableError
+from interlock.engine.errors import ExitCode, Stopped, UnavailableError, UsageError
 from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.gpu.sim import Card, SimDevice
 from interlock.engine.models.assets import Policy
@@ -959,3 +961,53 @@ def test_no_batch_is_handed_out_that_would_not_be_done_before_the_deadline(shop)
     assert deadline.left > CLOSING_SECONDS - 0.5
     assert 2 <= len(stand.of(ev.BatchCommitted)) < 10
     assert len(stand.of(ev.LeaseReleased)) == 1
+
+
+def test_a_run_that_waits_for_nodes_says_what_is_there_asks_for_the_rest_and_begins_with_all(shop, monkeypatch):
+    monkeypatch.setattr("interlock.engine.compute.cluster.members.SAYING", 0.05)
+    stand, said = Stand(shop, 1, patience=replace(IMPATIENT, idle=0.01)), list[str]()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
+            stand.threads.there.append("m1")
+
+    gather = stand.crew.gather
+    stand.crew.gather = lambda: gather(lambda: False, 2, 30.0, say)  # type: ignore[method-assign, assignment]
+    stand.run()
+    assert said[0].startswith("1 of 2 nodes have joined, of 1 machines; waiting for 0:29 more")
+    assert (stand.threads.wanted[0], stand.threads.wanted[-1]) == (1, 0)
+    assert {event.node for event in stand.of(ev.NodeJoined)} == {"node-1", "node-2"}
+    assert stand.whole()
+
+
+def test_too_few_nodes_at_the_end_of_the_wait_end_the_run_resumably(shop):
+    stand = Stand(shop, 1)
+    with pytest.raises(Stopped, match=r"^1 of 2 nodes have joined, of 1 machines: repeat the command .*--min-nodes"):
+        stand.crew.gather(least=2, wait=0.3)
+    assert stand.threads.wanted[-1] == 0
+    stand.crew.close()
+    stand.threads.join()
+
+
+def test_who_has_what_a_node_waits_for_is_said_while_it_waits_and_where_it_is_given_up(shop, monkeypatch):
+    monkeypatch.setattr("interlock.engine.compute.cluster.members.SAYING", 0.05)
+    stand, said = Stand(shop, 2, patience=replace(IMPATIENT, start=0.4, tries=0)), list[str]()
+    stand.threads.others["m1"] = "others hold 0.5 of 2 GPUs"
+
+    def spoil(machine: str, node: ClusterNode) -> None:
+        if machine == "m1":
+            node.welcome = lambda hello: (time.sleep(1), Welcome(versions=versions()))[1]  # type: ignore[method-assign]
+
+    stand.spoils, gather = spoil, stand.crew.gather
+    stand.crew.gather = lambda: gather(say=said.append)  # type: ignore[method-assign, assignment]
+    stand.run()
+    assert said and {*said} == {"node-2: others hold 0.5 of 2 GPUs"}
+    (out,) = stand.of(ev.NodeRefused)
+    assert out.reason.endswith("did not answer for 0 s: others hold 0.5 of 2 GPUs")
+    assert stand.whole()
+
+
+def test_nodes_are_waited_for_on_a_cluster_alone(tmp_path):
+    with pytest.raises(UsageError, match="--min-nodes is of a run on a cluster: add --cluster, or drop it"):
+        interlock.embed(tmp_path, interlock.Settings(min_nodes=2, out=tmp_path), progress="none")

@@ -29,7 +29,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         port, client = free.getsockname()[1], other.getsockname()[1]
     home = f"/tmp/il-t{os.getpid()}"
     words = ["start", "--head", "--block", f"--port={port}", f"--ray-client-server-port={client}", "--num-cpus=1"]
-    words += ["--num-gpus=0", f"--temp-dir={home}", f"--object-store-memory={192 << 20}", "--include-dashboard=false"]
+    words += ["--num-gpus=2", f"--temp-dir={home}", f"--object-store-memory={192 << 20}", "--include-dashboard=false"]
     own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     log = tmp_path_factory.mktemp("ray") / "log"
     with log.open("wb") as out:
@@ -77,3 +77,36 @@ def test_another_token_is_named_at_once(port, monkeypatch, setting):
     with pytest.raises(UnavailableError, match=r"asks for another token: copy ~/\.ray/auth_token"):
         connect(f"127.0.0.1:{port}", "cpu")
     assert time.monotonic() - began < 15
+
+
+DEMAND = """
+import sys
+from ray.autoscaler.v2.sdk import get_cluster_status
+print(get_cluster_status(sys.argv[1]).resource_demands.placement_group_demand)
+"""
+
+
+def test_who_holds_the_gpus_that_a_node_waits_for_is_told_and_an_autoscaler_sees_what_is_wanted(port, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    one, other = (connect(f"127.0.0.1:{port}", "cuda", node=ECHO) for _ in range(2))
+    (machine,) = one.machines()
+    held = one.start(machine, HELLO)
+    held.welcome().result(60)
+    assert (other.machines(), other.about(), one.held(machine)) == ([machine], "1 machine, 1 with GPUs (2)", "")
+    waiting = other.start(machine, HELLO).welcome()
+    said = other.held(machine)
+    assert said.startswith(f"others hold 2 of 2 GPUs of {machine.label} (there is InterlockNode of job ")
+    other.want(3)
+    env = environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
+    ask = [sys.executable, "-c", DEMAND, f"127.0.0.1:{port}"]
+    until = time.monotonic() + 30
+    while "STRICT_SPREAD" not in (told := subprocess.run(ask, env=env, capture_output=True, text=True)).stdout:
+        assert time.monotonic() < until, (told.stdout, told.stderr[-400:])
+    print(told.stdout)
+    assert not waiting.done()
+    other.want(0)
+    held.close()
+    assert waiting.result(60).versions == {"node": "node-1"}
+    for each in (one, other):
+        each.close()

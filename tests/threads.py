@@ -86,6 +86,10 @@ class Threads:
     there: list[str] = field(default_factory=list)
     links: list[tuple[str, ThreadLink]] = field(default_factory=list)
     closed: bool = False
+    others: dict[str, str] = field(default_factory=dict)
+    """What others have of a machine."""
+    wanted: list[int] = field(default_factory=list)
+    """How many machines more were asked for, each time."""
 
     def machines(self) -> Sequence[NodeMachine]:
         return [NodeMachine(name, f"thread {name}") for name in self.there]
@@ -94,6 +98,15 @@ class Threads:
         link = ThreadLink(self.make(machine.id), hello)
         self.links.append((machine.id, link))
         return link
+
+    def about(self) -> str:
+        return f"{len(self.there)} machines"
+
+    def held(self, machine: NodeMachine) -> str:
+        return self.others.get(machine.id, "")
+
+    def want(self, more: int) -> None:
+        self.wanted.append(more)
 
     def shared(self, value: GridPlan | ModelFiles) -> Any:
         return value

@@ -18,7 +18,8 @@ from bench.scenarios.plan import Plan, draw, ids_of
 from bench.scenarios.stage import PlanLessor, WatchedGpu
 from bench.scenarios.workshop import Workshop
 from interlock.engine.compute.cluster.head import ClusterExecutor
-from interlock.engine.compute.cluster.members import ClusterMembers, ClusterTimeouts
+from interlock.engine.compute.cluster.member import ClusterTimeouts
+from interlock.engine.compute.cluster.members import ClusterMembers
 from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles
 from interlock.engine.compute.cluster.node import ClusterNode, versions
 from interlock.engine.compute.context import Backend, Deadline

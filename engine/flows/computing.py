@@ -42,6 +42,7 @@ from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import HEAD
+from interlock.engine.record.words import parse_duration
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings
 from interlock.engine.targets.delivery import DeliveryBuilder
 from interlock.engine.targets.stores import check_delivery
@@ -69,15 +70,20 @@ def gathered(
     threads: int,
     controls: Controls,
     clusters: Clusters | None,
-    clock: Callable[[], float],
+    deadline: Deadline,
+    say: Callable[[str], object],
 ) -> ClusterMembers | None:
-    """Gather the nodes that compute, where a cluster is asked for. Raises Stopped where the operator stops that."""
+    """Gather the nodes that compute, where a cluster is asked for. Raises Stopped where the operator stops that, or
+    fewer have come than are asked for."""
     if not settings.cluster:
         return None
+    devices, least = settings.devices, settings.min_nodes
+    if least and devices == "auto" and not settings.cluster.startswith("local:"):
+        devices = "cuda"  # who waits for nodes waits for their GPUs, and is not to get CPUs meanwhile
     hello = Hello(
         run=run_id,
         node="",
-        devices=settings.devices,
+        devices=devices,
         faults=settings.faults,
         ceiling=settings.ceiling,
         host_ceiling=settings.host_ceiling,
@@ -86,10 +92,11 @@ def gathered(
         threads=threads,
     )
     members = ClusterMembers(
-        (clusters or connected)(settings.cluster.removesuffix(TWICE), settings.devices), hello, versions(), clock=clock
+        (clusters or connected)(settings.cluster.removesuffix(TWICE), devices), hello, versions(), clock=deadline.clock
     )
     try:
-        members.gather(lambda: controls.stop_requested)
+        wait = min(parse_duration(settings.wait), deadline.left)
+        members.gather(lambda: controls.stop_requested, least, wait, say)
     except BaseException as error:
         members.close()
         if isinstance(error, Stopped):

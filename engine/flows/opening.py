@@ -62,6 +62,8 @@ def check(settings: RunSettings, chunks: Path | None = None) -> None:
     """Raise UsageError for settings that no run of `chunks` can have, or of any; InterlockError for an --out that no
     disk can have."""
     form_of(settings).check(Fusion(settings.fusion))
+    if settings.min_nodes and not settings.cluster:
+        raise UsageError("--min-nodes is of a run on a cluster: add --cluster, or drop it", "min_nodes")
     if not (there := existing(settings.out)).is_dir():
         raise InterlockError(f"--out {settings.out}: {there} is not a directory: choose another", "out")
     if settings.qdrant and not (there := existing(settings.qdrant)).is_dir():

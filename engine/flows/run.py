@@ -51,9 +51,11 @@ class Run:
         clusters: computing.Clusters | None = None,
         reach: Callable[[], object] = lambda: None,
         known: str = "",
+        say: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Find the run's directory, the collections and the devices, on nodes of `clusters` where asked for; `reach`
-        what it is to go to. `known` is warned of once chunks are accepted. Raises before anything is computed."""
+        what it is to go to. `known` is warned of once chunks are accepted; `say` is told how nodes come, before there
+        is a journal. Raises before anything is computed."""
         asked = configuration.settings
         opening.check(asked, chunks)
         self.controls, self._backend, self._working = controls, backend, False
@@ -84,7 +86,7 @@ class Run:
             if settings.cluster:
                 reach()  # nodes take longer to come than a server to answer
             self._members = computing.gathered(
-                settings, self.directory.id, self._threads(), controls, clusters, backend.clock
+                settings, self.directory.id, self._threads(), controls, clusters, self.deadline, say
             )
             undo.callback(self._disperse)
             self._devices = computing.devices_of(self._request.configuration, self.directory.id, self._members, backend)

@@ -32,6 +32,8 @@ class GivenSettings:
     allow_pickle: Sequence[str] | None = field(default=None, hash=False)
     devices: str | Sequence[str] | None = field(default=None, hash=False)
     cluster: str | None = None
+    min_nodes: int | None = None
+    wait: str | None = None
     window: int | Literal["shared"] | None = None
     cpu_fallback: bool | None = None
     warm: int | str | None = None

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from interlock.engine.compute.cluster.members import ClusterMember, ClusterMembers
+from interlock.engine.compute.cluster.member import ClusterMember
+from interlock.engine.compute.cluster.members import ClusterMembers
 from interlock.engine.compute.cluster.messages import NodeEvent, Report
 from interlock.engine.compute.cluster.pool import BatchPool
 from interlock.engine.compute.cluster.proofs import SHARE, Proofs

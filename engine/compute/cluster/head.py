@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from interlock.engine.compute.cluster.counting import Counting, Peer
-from interlock.engine.compute.cluster.members import ClusterMember, NodeGone
+from interlock.engine.compute.cluster.member import ClusterMember, NodeGone
 from interlock.engine.compute.cluster.messages import ClusterEnded, Handed, NodeEvent, Orders, Report
 from interlock.engine.compute.cluster.pool import BatchPool
 from interlock.engine.compute.schedule import Assignment, Placement, Schedule

@@ -9,57 +9,27 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
+from interlock.engine.compute.cluster.member import ClusterMember, ClusterTimeouts, NodeGone
 from interlock.engine.compute.cluster.messages import (
     Cluster,
     GridPlan,
     Hello,
     ModelFiles,
     NodeLink,
-    NodeMachine,
     Ready,
     RemoteFacts,
+    Welcome,
 )
-from interlock.engine.compute.cluster.pricing import IDLE
 from interlock.engine.errors import InterlockError, Stopped, UnavailableError, reason
-from interlock.engine.record.events import Emit, NodeRefused
+from interlock.engine.record.events import Emit, NodeRefused, Warned
+from interlock.engine.record.words import duration, several
 
 KINDS = {"cuda": "GPUs", "sim": "simulated GPUs", "cpu": "no GPU"}  # the first that any node has is computed on
 GLANCE = 0.02  # seconds between two looks while nodes are waited for
-
-
-@dataclass(frozen=True)
-class ClusterTimeouts:
-    """How long the head waits for what, in seconds."""
-
-    look: float = 2.0
-    """Between two looks at which machines there are."""
-    start: float = 180.0
-    """For a node's process to start and to look at its devices: torch is imported meanwhile."""
-    prepare: float = 1800.0
-    """For it to be ready: weights are hashed where they never were, and sent where they are lacking."""
-    idle: float = IDLE
-    """For a plan, while texts are read: a node then gives its devices back, and comes again with it."""
-    again: float = 2.0
-    """Before a machine whose node was lost or busy is tried again: twice as long each time."""
-    tries: int = 5
-    """Times that a machine is tried again in a row."""
-    poll: float = 1.0
-    """That a node without news waits before it answers."""
-    silent: float = 60.0
-    """For an answer of a node that computes."""
-    held: float = 30.0
-    """For devices that are still held, perhaps by a process whose run was killed."""
-    empty: float = 60.0
-    """For a node to come, where none is left."""
-    lead: float = 1.0
-    """What has to be gained for a batch to be given to another node too."""
-
-
-class NodeGone(Exception):
-    """A node's process can be used no more, for this reason; its machine is tried again."""
+SAYING = 5.0  # seconds between two lines that say what is waited for
 
 
 class _Refused(Exception):
@@ -70,32 +40,6 @@ class _Over(Exception):
     """The run has let go of its nodes."""
 
 
-@dataclass(eq=False)
-class ClusterMember:
-    """A machine as a node of the run: its process, and how far that has come."""
-
-    name: str
-    machine: NodeMachine
-    link: NodeLink | None = None
-    starting: bool = True
-    """Whether its first words are waited for."""
-    welcomed: bool = False
-    ready: bool = False
-    devices: Sequence[RemoteFacts] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    out: str = ""
-    """Why it cannot take part, whatever is tried."""
-    told: bool = False
-    """Whether that was told."""
-    failures: int = 0
-    trouble: str = ""
-    refused: dict[int, str] = field(default_factory=dict)
-    granted: int = 0
-    sent_bytes: int = 0
-    seconds: float = 0.0
-    """That its process took to be ready."""
-
-
 class ClusterMembers:
     """All members. What is public is for the thread of the run, but for `answer`."""
 
@@ -104,7 +48,7 @@ class ClusterMembers:
         cluster: Cluster,
         hello: Hello,
         versions: Mapping[str, str],
-        timeouts: ClusterTimeouts = ClusterTimeouts(),
+        timeouts: ClusterTimeouts = ClusterTimeouts(),  # noqa: B008  # frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.members: dict[str, ClusterMember] = {}
@@ -121,23 +65,49 @@ class ClusterMembers:
         """What every GPU can do that the run is planned for."""
         self._pack: Callable[[str], ModelFiles] | None = None
         self._packed: dict[str, tuple[Any, int]] = {}
+        self._gathered: Future[None] = Future()
         self._planned: Future[Any] = Future()
         self._serve: Future[Callable[[ClusterMember], None]] = Future()
         self._over: Future[None] = Future()
 
-    def gather(self, stops: Callable[[], bool] = lambda: False) -> None:
-        """Start a node on every machine that is there, and wait until each has looked at its devices.
+    def gather(
+        self,
+        stops: Callable[[], bool] = lambda: False,
+        least: int = 0,
+        wait: float = 0.0,
+        say: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """Start a node on every machine that is there, and wait until each has looked at its devices, and until there
+        are `least`, asking for those that lack; what is waited for is said. Nodes keep their devices meanwhile: given
+        back, they would be another's before the last has come.
 
-        Raises UnavailableError where none can compute, Stopped where an operator `stops` the run meanwhile.
+        Raises UnavailableError where none can compute, Stopped where an operator `stops` the run meanwhile, or `least`
+        have not come in `wait` seconds.
         """
-        late = self._clock() + self.timeouts.held
+        began, said = self._clock(), self._clock()
+        late = began + self.timeouts.held
 
         def gathered() -> bool:  # where none can compute yet, one may soon
+            nonlocal said
+            if self._clock() - said > SAYING:
+                said = self._clock()
+                if self._joined < least:
+                    self._cluster.want(max(0, least - len(self._there)))
+                    say(f"{self._standing(least)}; waiting for {duration(began + wait - said)} more")
+                elif any(each.waits for each in self.members.values()):
+                    say(self._troubles())
+            if self._joined < least:
+                return self._clock() - began > wait
             each_said = not any(each.starting for each in self.members.values())
             return each_said and bool(self.welcomed or self._clock() > late or not self.hopes())
 
         if not self._wait(gathered, stops):
             raise Stopped("stopped by the operator while nodes started: nothing was computed, repeat the command")
+        if least:
+            self._cluster.want(0)
+        if self._joined < least:
+            raise Stopped(f"{self._standing(least)}: repeat the command once there are more, or with fewer --min-nodes")
+        self._gathered.set_result(None)
         self._check(self.welcomed)
         self._kind = min((each.devices[0].facts.kind for each in self.welcomed), key=list(KINDS).index)
 
@@ -203,6 +173,9 @@ class ClusterMembers:
             if emit and member.out and not member.told:
                 member.told = True
                 emit(NodeRefused(node=member.name, reason=member.out))
+            if emit and member.waits and not member.warned:
+                member.warned = True
+                emit(Warned(message=f"{member.name} waits: {member.waits}"))
 
     def answer(self, asked: "Future[Any]", seconds: float = 0.0) -> Any:
         """Wait so long for what a node answers, or as long as one that computes may be silent. Raises NodeGone where it
@@ -240,8 +213,22 @@ class ClusterMembers:
         """Raise UnavailableError where there are none, with what each says; ClusterEnded where that is why."""
         if not those:
             self._cluster.machines()
-            troubles = [f"{each.name}: {why}" for each in self.members.values() if (why := each.out or each.trouble)]
-            raise UnavailableError(f"no node of the cluster can compute: {'; '.join(troubles) or 'it has no machine'}")
+            troubles = self._troubles() or f"it has {self._cluster.about()}"
+            raise UnavailableError(f"no node of the cluster can compute: {troubles}")
+
+    @property
+    def _joined(self) -> int:
+        return sum(each.machine.id in self._there for each in self.welcomed)
+
+    def _standing(self, least: int) -> str:
+        """How many of how many nodes are there, of which machines, and what keeps the others away."""
+        away = f"; {troubles}" if (troubles := self._troubles()) else ""
+        return f"{self._joined} of {several(least, 'node')} have joined, of {self._cluster.about()}{away}"
+
+    def _troubles(self) -> str:
+        """What keeps machines from being nodes, each by its name."""
+        whys = ((each.name, each.waits or each.out or each.trouble) for each in self.members.values())
+        return "; ".join(f"{name}: {why}" for name, why in whys if why)
 
     # In the thread of a member.
 
@@ -275,6 +262,7 @@ class ClusterMembers:
 
     def _bring_up(self, member: ClusterMember) -> None:
         link = self._welcome(member)
+        self._result(self._gathered)
         if not wait_for([self._planned, self._over], self.timeouts.idle, FIRST_COMPLETED).done:
             self._end(member)
             self._result(self._planned)
@@ -299,7 +287,7 @@ class ClusterMembers:
                 raise _Over
             link = member.link = self._cluster.start(member.machine, hello)
         member.starting, member.sent_bytes, member.refused = True, 0, {}
-        welcome = self.answer(link.welcome(), self.timeouts.start)
+        welcome = self._heard(member, link.welcome())
         if different := welcome.unlike(self._versions):
             raise _Refused(f"has {different}: install the same versions on every node, of the same commit")
         if welcome.trouble:
@@ -307,6 +295,18 @@ class ClusterMembers:
         member.devices, member.environment = welcome.devices, welcome.environment
         member.welcomed, member.starting, member.seconds = True, False, time.monotonic() - began
         return link
+
+    def _heard(self, member: ClusterMember, asked: "Future[Welcome]") -> Welcome:
+        """What a process says first; as long as it does not, who has what it waits for is looked for."""
+        late = time.monotonic() + self.timeouts.start
+        either: list[Future[Any]] = [asked, self._over]
+        while not wait_for(either, min(SAYING, self.timeouts.start), FIRST_COMPLETED).done:
+            if time.monotonic() > late:
+                why = f": {member.waits}" if member.waits else ""
+                raise NodeGone(f"did not answer for {self.timeouts.start:.0f} s{why}")
+            member.waits = self._cluster.held(member.machine)
+        member.waits = ""
+        return cast(Welcome, self.answer(asked))
 
     def _end(self, member: ClusterMember) -> None:
         with self._lock:

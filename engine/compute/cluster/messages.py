@@ -260,6 +260,15 @@ class Cluster(Protocol):
     def start(self, machine: NodeMachine, hello: Hello) -> NodeLink:
         """Start a node's process on a machine; its `welcome` says when it is there."""
 
+    def about(self) -> str:
+        """Say in a few words which machines are there."""
+
+    def held(self, machine: NodeMachine) -> str:
+        """Say what others have of a machine that a node waits for; empty: nothing that is known."""
+
+    def want(self, more: int) -> None:
+        """Ask for so many more machines, of whoever starts them where they are lacking; said again, it may be again."""
+
     def shared(self, value: GridPlan | ModelFiles) -> Any:
         """Make a value ready to be given to any node, sent to each machine once."""
 

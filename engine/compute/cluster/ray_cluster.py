@@ -33,6 +33,7 @@ class RayDriver:
         self._kind = ray.remote(_actor())
         self._actors: dict[str, Any] = {}
         self._kept: list[Any] = []
+        self._wanted: Any = None
         self._over = threading.Event()
 
     def serve(self) -> None:
@@ -92,6 +93,36 @@ class RayDriver:
             self._wire.send((number, True, f"{full}or a disk with room (--object-spilling-directory)"))
             return
         self._wire.send((number, False, len(self._kept) - 1))
+
+    def held(self, number: int, machine: str, total: float) -> None:
+        """Say how much of a machine's GPUs others than this run hold, and who of them as far as actors do."""
+        from ray._private.state import actors, available_resources_per_node, jobs
+
+        own, ours, whose = self._ray.get_runtime_context().get_job_id(), 0.0, dict[str, None]()
+        entry = {job["JobID"]: job.get("Entrypoint") or "a driver" for job in jobs()}
+        for actor in actors(actor_state_name="ALIVE").values():
+            if actor["Address"]["NodeID"] != machine:
+                continue
+            if actor["JobID"] == own:
+                ours = total  # a node has all
+            else:
+                name, job = actor["ActorClassName"].rpartition(".")[2], actor["JobID"]
+                whose[f"{name} of job {job}, {entry.get(job, ''):.80}"] = None
+        held = total - available_resources_per_node().get(machine, {}).get("GPU", 0.0) - ours
+        names = f" (there is {'; '.join([*whose][:3])})" if whose else ""
+        self._wire.send((number, False, (max(0.0, round(held, 4)), names)))
+
+    def want(self, number: int, more: int) -> None:
+        """Ask for so many machines with a GPU by a placement group, which autoscalers count while it waits. It goes
+        with this process, however that ends, and once it was placed: it is to hold nothing."""
+        from ray.util import placement_group, placement_group_table, remove_placement_group
+
+        if (now := self._wanted) and (now.bundle_count != more or placement_group_table(now)["state"] == "CREATED"):
+            remove_placement_group(now)
+            self._wanted = None
+        elif more and not now:  # no sooner: a node that waits for what was let go of comes first
+            self._wanted = placement_group([{"GPU": 1.0}] * more, strategy="STRICT_SPREAD")
+        self._wire.send((number, False, None))
 
     def end(self, number: int, node: str) -> None:
         """Let a node's process end, and do not wait for it."""

@@ -37,11 +37,14 @@ from interlock.engine.compute.cluster.messages import (
 from interlock.engine.compute.cluster.node import PACKAGES, versions
 from interlock.engine.compute.cluster.wire import Wire, packed, unpacked
 from interlock.engine.errors import UnavailableError, UsageError
+from interlock.engine.record.words import several
 
 PART = 64 << 20
 """Bytes of a model's file that are one object."""
 AWAY = 40.0
 """Seconds after which Ray's own server (GCS) is given up; a call to it would wait for ever."""
+LOOK = 5.0
+"""Seconds for it to say who holds what."""
 CLOSING = 60.0
 """Seconds for the driver to end nodes, and the Ray of `local:N`, in order."""
 NODE = "interlock.engine.compute.cluster.node:ClusterNode"
@@ -79,6 +82,7 @@ class RayCluster:
     def __init__(self, address: str, devices: str, node: str) -> None:
         self.node = node
         self._plain = devices == "cpu" or devices.startswith("sim:")
+        self._strict = devices.startswith("cuda")
         self._local = address.startswith("local:")
         self._gpus: dict[str, float] = {}
         self._links: list[RayLink] = []
@@ -116,7 +120,7 @@ class RayCluster:
         if time.monotonic() - when > AWAY:
             again = "" if self._local else "start it again on its first machine (ray start --head), then "
             raise ClusterEnded(f"Ray has not answered for {AWAY:.0f} s: {again}{then}")
-        there = usable(table, self._here, plain=self._plain)
+        there = usable(table, self._here, plain=self._plain, strict=self._strict)
         self._gpus = {each["NodeID"]: each["Resources"].get("GPU", 0.0) for each in there}
         return [NodeMachine(each["NodeID"], _label(each)) for each in there]
 
@@ -126,6 +130,25 @@ class RayCluster:
         link = RayLink(self, machine, hello, gpus)
         self._links.append(link)
         return link
+
+    def about(self) -> str:
+        """Say how many machines are there, and how many of them have GPUs."""
+        there = [each["Resources"].get("GPU", 0.0) for each in self._seen[1] if each["Alive"]]
+        return f"{several(len(there), 'machine')}, {sum(map(bool, there))} with GPUs ({sum(there):g})"
+
+    def held(self, machine: NodeMachine) -> str:
+        """Say who has GPUs of a machine whose node waits for all of them, as far as Ray knows."""
+        total = self._gpus.get(machine.id, 0.0)
+        with suppress(UnavailableError, TimeoutError):
+            held, whose = self.ask("held", machine.id, total).result(LOOK)
+            if held:
+                return f"others hold {held:g} of {total:g} GPUs of {machine.label}{whose}; a node waits for all"
+        return ""
+
+    def want(self, more: int) -> None:
+        """Have Ray's autoscaler, where there is one, start so many machines with GPUs."""
+        if not self._plain and not self._local:
+            self.ask("want", more)
 
     def shared(self, value: GridPlan | ModelFiles) -> Any:
         """Put a value into the object store; nodes on one machine read one copy. A model is put in parts, so that no
@@ -262,11 +285,13 @@ class RayLink:
         return answer
 
 
-def usable(table: Sequence[Mapping[str, Any]], here: str, *, plain: bool) -> list[Mapping[str, Any]]:
-    """List the machines of Ray's table that are there: of those with GPUs where there are any and nodes are not
-    `plain`, else of those that Ray gives CPUs. The usual head on Kubernetes, with neither, is none where others have
-    some. The one that is `here` comes first."""
-    there = [each for each in table if each["Alive"]]
+def usable(
+    table: Sequence[Mapping[str, Any]], here: str, *, plain: bool, strict: bool = False
+) -> list[Mapping[str, Any]]:
+    """List the machines of Ray's table that are there: of those with GPUs where there are any or nodes are `strict`,
+    and not `plain`, else of those that Ray gives CPUs. The usual head on Kubernetes, with neither, is none where others
+    have some. The one that is `here` comes first."""
+    there = [each for each in table if each["Alive"] and (not strict or each["Resources"].get("GPU"))]
     for resource in ([] if plain else ["GPU"]) + ["CPU"]:
         if having := [each for each in there if each["Resources"].get(resource)]:
             there = having
