@@ -17,11 +17,14 @@ from interlock.console.front_ends.headless import stopped_by_signals
 from interlock.console.main import signals_put_back
 from interlock.console.sources import session as sources
 from interlock.console.sources.session import Session
+from interlock.engine.errors import ExitCode, Stopped
+from interlock.engine.flows.run import Run
 from interlock.engine.record import atomic
 from interlock.engine.record.events import RunStarted
 from interlock.engine.record.journal import Journal
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.settings import load
 from interlock.engine.standing import judgement
 from interlock.engine.standing.closed import close_of
 from tests import snapshots
@@ -165,6 +168,27 @@ def test_a_second_signal_in_a_run_closes_its_journal_and_says_how_to_go_on(tmp_p
     assert left == [130] and close_of(directory.journal).exit_code == 130
     (again,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("next: ")]
     assert parse(shlex.split(again)[2:]).resume
+
+
+def test_a_second_signal_while_a_session_is_taken_back_writes_nothing_behind_it(tmp_path, tiny_a, monkeypatch):
+    chunks, said, late = corpus(tmp_path / "in", {"Docs": {"a.jsonl": ["a"]}}), [], []
+    rewind = Journal.rewind
+    settings = load({"out": str(tmp_path / "runs"), "roster": str(tiny_a), "devices": "cpu"}, {})
+
+    def rewound(journal):
+        rewind(journal)
+        late.append(threading.Thread(target=lambda: said.append(session.close("", ExitCode.INTERRUPTED))))
+        late[0].start()
+        late[0].join(1)
+
+    monkeypatch.setattr(Journal, "rewind", rewound)
+    session = Session(lambda controls: Run(chunks, settings, controls))
+    session.controls.stop(ExitCode.INTERRUPTED)
+    session.start()
+    with pytest.raises(Stopped, match="this session did nothing"):
+        session.result()
+    late[0].join()
+    assert said == [None] and not (tmp_path / "runs").exists()
 
 
 HANGS = """

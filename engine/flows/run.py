@@ -198,8 +198,8 @@ class Run:
     def _leave_no_trace(self) -> None:
         """A session that was refused before it could work is no part of the run."""
         self._disperse()
-        with suppress(OSError), closing(self._journal):  # what cannot be taken back tells of a session without work
-            self._journal.rewind()
+        with suppress(OSError):  # what cannot be taken back tells of a session without work
+            self.recorder.take_back()
         if self._fresh:
             atomic.remove(self.directory.path)
 

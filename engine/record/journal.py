@@ -101,7 +101,7 @@ class Journal:
         """
         self.path = path
         self._begin = self._end = 0
-        self._torn = False
+        self._torn = self.closed = False
         """Whether a part of a line may stand at its end."""
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,6 +172,7 @@ class Journal:
     def close(self) -> None:
         with contextlib.suppress(InterlockError):
             self.sync()
+        self.closed = True
         atomic.leave(self.path.parent)  # before the lock goes: the next session says who it is
         self._handle.close()
 

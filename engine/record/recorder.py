@@ -8,9 +8,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, NoReturn, TypeVar
 
 from interlock.engine.errors import InterlockError, UsageError, near
 from interlock.engine.record import journal
@@ -55,14 +56,25 @@ class Recorder:
         with self._lock:
             if not self._ended.is_set():
                 return self._add(event)
-        while True:  # the process leaves without this thread
-            time.sleep(3600)
+        return _stay()
 
-    def end(self, event: AnyEvent) -> Snapshot:
-        """Record the last event of a process that leaves at once: whoever would add another waits for its end."""
+    def end(self, event: AnyEvent) -> Snapshot | None:
+        """Record the last event of a process that leaves at once: whoever would add another waits for its end. None
+        where the journal was closed already, maybe without this session."""
         with self._lock:
+            if self.journal.closed:
+                return None
             self._ended.set()
             return snapshot(self._state, self._add(event).seq)
+
+    def take_back(self) -> None:
+        """Close the journal without what this session wrote; where `end` was first, stay until the process left."""
+        with self._lock:
+            if not self._ended.is_set():
+                with closing(self.journal):
+                    self.journal.rewind()
+                return
+        _stay()
 
     def _add(self, event: AnyEvent) -> Entry:
         entry = Entry(
@@ -93,6 +105,12 @@ class Recorder:
         """Return the entries with `seq` above `after` still in the ring, and how many were dropped before them."""
         with self._lock:
             return self._ring.after(after)
+
+
+def _stay() -> NoReturn:
+    """Wait in a thread without which the process leaves."""
+    while True:
+        time.sleep(3600)
 
 
 LATEST = 4096
