@@ -149,7 +149,7 @@ def test_why_a_pass_is_on_the_cpu_and_what_would_change_that_is_said_while_it_is
 @pytest.mark.parametrize(("changes", "remedy"), [
     ({"hosted": ("--ceiling", "3.5GiB")}, ("if you want it faster, stop it and continue it with", "--ceiling 3.5GiB")),
     ({"deadline": 1.0}, ("no finished batch is lost: continue it after that with", "")),
-    ({"memory_free": 1}, ("or stop it and, to keep no weights in memory, continue it with", "--warm 0")),
+    ({"memory_free": 1}, ("or stop the run and, to keep no weights in memory, continue it with", "--warm 0")),
     ({"disk_free": 1}, ("if it stops for that, continue it with", "")),
     ({"parked": 1}, ("after the run retry with", "--retry-parked")),
     ({"phase": "stopped"}, ("no finished batch is lost: when wanted, continue it with", "")),
@@ -309,7 +309,7 @@ def test_a_paused_run_is_resumed_and_one_that_ended_continued_with_a_command_tha
     here, calm = Path("runs/one"), sample(parked=0)
     asked = Control(control="pause", value="yes", who="kim", at=calm.latest_at - 5)
     held = health(replace(calm, paused=True, controls=(asked,)), calm.latest_at, here)
-    assert held.told == "by kim 0:05 ago, its devices stay held; resume it with interlock ctl runs/one resume"
+    assert held.told == "by kim 0:05 ago, it waits and holds its devices; resume it with interlock ctl runs/one resume"
     over = sample(phase="stopped", reason="stopped by kim", parked=0)
     server = replace(over, config={"server": Setting("http://gpu-9:6333", "flag")})
     for run, when in (

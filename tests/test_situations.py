@@ -12,7 +12,7 @@ AGAIN = "interlock demo --scripted --out . --run-id 20260901-080000 --resume"
 SAID = {
     "well": (
         "● RUN  all is well", "SIMULATED", "eta ",
-        "2 inputs left out, as allowed (--max-refused 1%,files): s says which and why",
+        "2 inputs left out, as allowed (--max-refused 1%,files): press s for which and why",
     ),
     "taken": (
         "▲ CROWDED", "nothing to do now", "cuda:0: others hold 2.0 GiB (pid 4711 kim)", "next batch needs 740.0 MiB",
@@ -48,11 +48,11 @@ SAID = {
         f"{AGAIN} --retry-parked", "interlock doctor --gpu",
     ),
     "deadline": (
-        "▲ LATE", "of work left, 0:40 to the deadline: it may stop then, unfinished", AGAIN, "eta ",
+        "▲ LATE", "of work left, 0:40 to the deadline: it may stop before that, unfinished", AGAIN, "eta ",
         "no finished batch is lost: continue it after that with",
     ),
     "paused": (
-        "■ PAUSED  no hurry", "by operator at the console 0:00 ago, its devices stay held; P resumes it",
+        "■ PAUSED  no hurry", "by operator at the console 0:00 ago, it waits and holds its devices; P resumes it",
         "P Resume", "S Stop",
     ),
     "cpu": (

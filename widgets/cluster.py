@@ -92,7 +92,7 @@ def rows(
     for place, line, head, device in zip(sight, shown, heads, local, strict=True):
         text = fit(f"{CURSOR if pointed and place == cursor.place else ' '}{head}", size)
         if line.lost and not line.device:
-            spans = [Span(f"{text} "), Span("LOST", "error"), Span(f" {line.worst.lost}", "warn")]
+            spans = [Span(f"{text} "), Span("LOST", "warn"), Span(f" {line.worst.lost}", "warn")]
         else:
             gauge = gauges.gauge(device, tuple(local), max(1, width - size - 1))
             spans = [Span(text, "warn" if any(each.lost for each in line.devices) else ""), Span(" "), *gauge]

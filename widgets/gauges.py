@@ -42,7 +42,7 @@ def gauge(device: DeviceView, devices: Devices, width: int, *, bare: bool = Fals
         told = f" {device.lost.removeprefix('CUDA error: ')}" + f"; after the run: {CHECK}" * (not on_nodes)
         whole = f"{told}, {device.facts.label}"
         told = whole if name + 5 + width_of(whole) <= width else told
-        return fitted([*spans, Span("LOST", "error"), Span(told, "warn")], width)
+        return fitted([*spans, Span("LOST", "warn"), Span(told, "warn")], width)
     if not device.memory:
         size = f"{gib(device.facts.ceiling_bytes)}/{gib(device.facts.total_bytes)} GiB"
         return fitted([*spans, Span(f"{device.facts.label}, limit {size}, no reading yet", "dim")], width)

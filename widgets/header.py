@@ -12,7 +12,7 @@ from rich.cells import chop_cells
 
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, pass_of, percent, remaining, several
-from interlock.engine.standing.health import PAUSED, Concern, Health, at_rest, batches_of, goes_on
+from interlock.engine.standing.health import ACT, PAUSED, Concern, Health, at_rest, batches_of, goes_on
 from interlock.engine.standing.judgement import CALM, Attention, Judgement
 from interlock.engine.standing.outlook import Outlook
 from interlock.widgets import formats as words
@@ -75,7 +75,7 @@ def rows(
     chip = _chip(snapshot, judged, kind, pending, reason)
     health, counts = judged.health, _counts(fresh, judged.health, width, find, warned)
     told = health.asks and len(chip) > 1 and not where and not (health.level == "ok" and counts)  # or all is not well
-    asks = [Field(ASKS, health.asks, chip[0].style)] * bool(told)
+    asks = [Field(ASKS, health.asks, "hit" if health.asks == ACT else chip[0].style)] * bool(told)
     left = [*chip, *asks, *marks, *moment, *_where(snapshot, judged, spelt=width >= SPELT)]
     times = [field for field in _times(snapshot, judged.left) if not where or field.rank != ELAPSED]
     left += [*_nodes(snapshot), *times]

@@ -209,7 +209,7 @@ class Main(Seeking):
         if steers:  # by a key, which is nearer than a command
             told[:1] = [Concern("; ".join([*(each.why for each in told[:1]), more]))]
         if health.level == "ok" and judged.attention.allowed and goes_on(snapshot):
-            told = [Concern(f"{health.detail}: {self.shown_key('summary')} says which and why", level="ok")]
+            told = [Concern(f"{health.detail}: press {self.shown_key('summary')} for which and why", level="ok")]
         detail = "; ".join(filter(None, [health.detail, more]))
         return replace(judged, health=replace(health, detail=detail, concerns=tuple(told)))
 

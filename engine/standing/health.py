@@ -119,7 +119,7 @@ def health(snapshot: Snapshot, now: float, run: Path | None = None) -> Health:
     found = {
         LOW_MEMORY: Concern(
             outlook.low_memory(snapshot),
-            Remedy("or stop it and, to keep no weights in memory, continue it with"),
+            Remedy("or stop the run and, to keep no weights in memory, continue it with"),
             flags=["--warm", "0"],
         ),
         LOW_DISK: Concern(outlook.low_disk(snapshot), Remedy("if it stops for that, continue it with")),
@@ -179,8 +179,8 @@ def _paused(snapshot: Snapshot, now: float) -> str:
     """Say who paused a run and when, and how many nodes have heard of it."""
     asked = [each for each in snapshot.controls if each.control == "pause" and not each.refused][-1:]
     told = [f"by {each.who} {duration(max(0.0, now - each.at))} ago" for each in asked]
-    kept = "its devices stay held" * any(lease.held for lease in snapshot.leases)
-    return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause"), kept * bool(told)]))
+    waits = "it waits and holds its devices" * any(lease.held for lease in snapshot.leases)
+    return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause"), waits * bool(told)]))
 
 
 def _missing(snapshot: Snapshot, when: str = "after the run retry with") -> Concern:

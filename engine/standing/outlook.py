@@ -212,5 +212,5 @@ def late(snapshot: Snapshot, now: float) -> str:
     left, still = time_left(snapshot) if snapshot.deadline else None, max(0.0, snapshot.deadline - now)
     if not left or left.seconds + left.spread <= still:
         return ""
-    stops = "stops" if left.seconds - left.spread > still else "may stop"
-    return f"{duration(left.seconds)} of work left, {duration(still)} to the deadline: it {stops} then, unfinished"
+    ends = "it stops before that" if left.seconds - left.spread > still else "it may stop before that"
+    return f"{duration(left.seconds)} of work left, {duration(still)} to the deadline: {ends}, unfinished"

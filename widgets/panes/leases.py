@@ -16,7 +16,7 @@ from interlock.widgets.pane import Cursor, PaneKind, View, zoomed_on
 from interlock.widgets.text import CURSOR, Column, Row, Span, columned, fitted, table_rows
 
 LEAST_MODEL, WHOLE_MODEL, MOST_MODEL, WIDE, ROOMY = 12, 20, 28, 56, 100
-STYLES = {"HELD": "accent", "RELEASED": "", "ENDED": "dim", "LOST": "error"}
+STYLES = {"HELD": "accent", "RELEASED": "", "ENDED": "dim", "LOST": "warn"}
 
 
 def cursor(view: View) -> Cursor | None:
