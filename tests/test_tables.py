@@ -266,6 +266,9 @@ BROKEN = {
     "number.parquet": (as_parquet([{"text": 4}]), "Expected `str`, got `int`"),
     "null.parquet": (as_parquet([{"text": "a"}, {"text": None}]), "null in place of a text - at `$.text`"),
     "blank.parquet": (as_parquet([{"text": "a"}, {"text": " "}]), "the text is empty"),
+    "first.parquet": (as_parquet([{"page_content": None}, {"page_content": "a"}]), "null in place of a text"),
+    "nulls.csv": (b"n,text\n1,a\n2,b" + bytes(100), "file ends within record 2"),
+    "commas.jsonl": (b",\r".join([b'{"text": "a"}'] * 9), "none of its records can be used"),
 }
 
 
@@ -278,6 +281,7 @@ def test_what_is_wrong_with_a_table_is_named_and_the_rest_is_kept(tmp_path, name
     kept = {"open.csv": 1, "ragged.csv": 2, "latin.csv": 1, "null.parquet": 1, "blank.parquet": 1, "short.arrow": 5}
     kept |= {"joined.parquet": 0, "joined.feather": 0, "behind.arrow": 1}
     kept |= {"after.parquet": 0, "begun.parquet": 0, "cut.feather": 0}
+    kept |= {"first.parquet": 1, "nulls.csv": 1, "commas.jsonl": 0}
     if name in kept:
         assert sum(isinstance(each, Chunk) for each in found) == kept[name]
 

@@ -34,6 +34,7 @@ UNMARKED: dict[tuple[bool, ...], str] = {
 }
 """The encoding of a JSON text without a mark, by which of its first four bytes are no null (RFC 4627, 3)."""
 TOO_DEEP = "nested too deeply"
+JOINED = "write one record a line, or one list a file"
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{},]', re.DOTALL)  # a string without an end goes on to that of the file
 _FLAT = re.compile(
     rb'\s*+(?:\{[^]["{}]*+(?:"(?:[^"\\]|\\.)*+"[^]["{}]*+)*+\}\s*+)?,', re.DOTALL
@@ -207,7 +208,7 @@ def cause(error: Exception, data: bytes) -> str:
     if "malformed" in str(error) and _NO_NUMBER.search(_STRING.sub(b"", data)):
         return f"{error}: NaN and Infinity are no JSON, write null"
     if "trailing characters" in str(error):
-        return f"{error}: write one record a line, or one list a file"
+        return f"{error}: {JOINED}"
     return str(error)
 
 

@@ -79,6 +79,9 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
         for cells in filter(None, reader):  # an empty line is none
             if len(cells) > 1 and [cells[0].removeprefix("\ufeff"), *cells[1:]] == columns:
                 continue  # the first line of the next of several files that were joined end to end
+            if any("\0" in cell for cell in cells):  # what a disk has that was full, and csv takes for text
+                yield None, f"file ends within record {number + 1}"
+                return
             number += 1
             yield number, _row(columns, cells)
     except csv.Error as error:

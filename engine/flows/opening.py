@@ -64,6 +64,9 @@ def check(settings: RunSettings, chunks: Path | None = None) -> None:
     form_of(settings).check(Fusion(settings.fusion))
     if settings.min_nodes and not settings.cluster:
         raise UsageError("--min-nodes is of a run on a cluster: add --cluster, or drop it", "min_nodes")
+    nodes = settings.cluster.removeprefix("local:")
+    if nodes.isdecimal() and settings.min_nodes > int(nodes):
+        raise UsageError(f"--min-nodes is more than {settings.cluster} has: choose at most {nodes}", "min_nodes")
     if not (there := existing(settings.out)).is_dir():
         raise InterlockError(f"--out {settings.out}: {there} is not a directory: choose another", "out")
     if settings.qdrant and not (there := existing(settings.qdrant)).is_dir():
