@@ -202,7 +202,7 @@ def law_of(
     if packed:
         law = _end_to_end(config, sizes, size, kernel)
     elif attends == "eager" or kernel in (Kernel.RUNS, Kernel.MATH):
-        law = _scores_kept(config, sizes, size)
+        law = _scores_kept(config, sizes, size, kernel)
     else:
         law = _padded(config, sizes, size)
     width, words = sizes.width, sizes.words
@@ -269,12 +269,15 @@ def _padded(config: Config, sizes: Sizes, size: int) -> Law:
     return Law(0, token, size * attention, masks + size, mask=masks, before=before)
 
 
-def _scores_kept(config: Config, sizes: Sizes, size: int) -> Law:
+def _scores_kept(config: Config, sizes: Sizes, size: int, kernel: Kernel) -> Law:
     """State the terms of padded layers whose scores are written out: the mask in numbers, the scores of the layer
-    before, and at the widest two of them, or what their softmax in float32 takes."""
+    before, and at the widest two of them, or what their softmax in float32 takes. Torch itself computes halves in
+    float32 where it has no fused kernel: queries, keys, values, scores and what comes of them."""
     width, heads = sizes.width, sizes.heads
     attention = 3 * width + 3 * sizes.queries + 2 * sizes.keys if sizes.gated else 5 * width
     copies = 4 if config.get("model_type") == "mpnet" else 5 if size < 4 and sizes.gated else 2
+    if kernel is Kernel.MATH and size < 4:
+        copies, attention = 4, attention + 11 * sizes.queries
     token, kept, most = size * _between(config, sizes), (heads + 1) * size, (copies * heads + 1) * size
     return Law(0, token, float(size * attention), float(most), mask=float(kept))
 
