@@ -267,7 +267,9 @@ def compare(options: argparse.Namespace) -> int:
         tell(comparison_text(found))
         return ExitCode.COMPLETED
     if options.queries or options.measures or options.tsv:
-        raise UsageError("--queries, --measures and --tsv are of TREC runs: pass --qrels too, or drop them")
+        raise UsageError(
+            "--queries, --measures and --tsv are of TREC runs, not of several sets: pass --qrels too, or drop them"
+        )
     pooled = pool_files(options.runs)
     if options.json:
         atomic.write_bytes(options.json, dumps(pooled))

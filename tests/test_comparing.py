@@ -353,6 +353,13 @@ def test_what_cannot_be_compared_or_judged_ends_with_2_before_anything_is_encode
     assert "to encode" not in ended.stderr and not (place / "fresh" / "judged").exists()
 
 
+def test_runs_of_which_no_text_is_judged_are_refused(place):
+    query = (place / "set/qrels/test.tsv").read_text().splitlines()[1].split()[0]
+    (place / "n.run").write_text(f"{query} Q0 of-another-set 1 0.5 x\n")
+    with pytest.raises(UsageError, match="no run has a text that"):
+        product.compare([place / "n.run"], place / "set/qrels/test.tsv")
+
+
 def test_what_reranks_and_cannot_be_had_ends_with_5_before_anything_is_encoded(place):
     (place / "gone.toml").write_text(
         (place / "interlock.toml").read_text() + '\n[models.gone]\nsource = "no/such"\nkind = "scores"\n'

@@ -171,7 +171,7 @@ def test_a_lost_node_is_one_thing_to_look_at_and_not_its_devices_too():
     assert (
         health(run, run.latest_at).detail
         == "1 node lost (node-2), no work lost: the batches go to the other devices, only the end comes later"
-        "; once Ray runs there again it joins"
+        "; it joins again by itself once Ray runs on it"
     )
     assert attention(run).words == ["1 node lost"]
     back = seen(*LOSS, joined("node-2"), ev.DeviceLost(device="node-2/cuda:0", reason="fell off the bus"))

@@ -804,7 +804,6 @@ def test_many_questions_are_computed_on_gpus_as_a_run_is(place: Path, tmp_path: 
         (("a", "--weights", ""), "--weights: no model has a weight above 0"),
         (("a", "--filter", "nothing"), "give KEY=VALUE"),
         (("a", "--filter", "metadata.year>=old"), ">= compares numbers"),
-        (("a", "--filter", "metadata.year>1e999"), "> compares numbers: give one"),
         (("a", "--filter", "metadata.year==2003"), "give KEY=VALUE"),
         (("a", "--filter", "metadata.year=>2003"), "give KEY=VALUE"),
         (("a", "--filter", "meta[=x"), "'meta[' is not the path of a key"),

@@ -267,8 +267,9 @@ BROKEN = {
     "null.parquet": (as_parquet([{"text": "a"}, {"text": None}]), "null in place of a text - at `$.text`"),
     "blank.parquet": (as_parquet([{"text": "a"}, {"text": " "}]), "the text is empty"),
     "first.parquet": (as_parquet([{"page_content": None}, {"page_content": "a"}]), "null in place of a text"),
-    "nulls.csv": (b"n,text\n1,a\n2,b" + bytes(100), "file ends within record 2"),
-    "commas.jsonl": (b",\r".join([b'{"text": "a"}'] * 9), "none of its records can be used"),
+    "nulls.csv": (b"n,text\n1,a\n2,b" + bytes(100), "holds null bytes within record 2"),
+    "null.tsv": (b"n\ttext\n1\ta\n2\tb\0\n3\tc\n", "holds a null byte, as texts"),
+    "nulls.jsonl": (b'{"text": "a"}\n{"te' + bytes(99) + b'\n{"text": "b"}\n', "holds null bytes within record 2"),
 }
 
 
@@ -281,9 +282,17 @@ def test_what_is_wrong_with_a_table_is_named_and_the_rest_is_kept(tmp_path, name
     kept = {"open.csv": 1, "ragged.csv": 2, "latin.csv": 1, "null.parquet": 1, "blank.parquet": 1, "short.arrow": 5}
     kept |= {"joined.parquet": 0, "joined.feather": 0, "behind.arrow": 1}
     kept |= {"after.parquet": 0, "begun.parquet": 0, "cut.feather": 0}
-    kept |= {"first.parquet": 1, "nulls.csv": 1, "commas.jsonl": 0}
+    kept |= {"first.parquet": 1, "nulls.csv": 1, "null.tsv": 2, "nulls.jsonl": 2}
     if name in kept:
         assert sum(isinstance(each, Chunk) for each in found) == kept[name]
+
+
+@pytest.mark.parametrize("between", [b"", b" ", b",", b",\r"])
+def test_records_that_share_a_line_are_each_read(tmp_path, between):
+    rows = [b'{"text": "%d}, {", "metadata": {"a": [{}, {"b": 1}]}}' % each for each in range(5)]
+    (tmp_path / "a.jsonl").write_bytes(between.join(rows[:3]) + b"\n" + rows[3] + between + rows[4] + b'\n{"text": ""}')
+    *found, last = read(tmp_path / "a.jsonl", Naming())
+    assert [each.text for each in found] == [f"{each}}}, {{" for each in range(5)] and last.record == 6
 
 
 def test_arrow_streams_that_were_joined_end_to_end_are_read_to_the_last(tmp_path):
@@ -293,8 +302,8 @@ def test_arrow_streams_that_were_joined_end_to_end_are_read_to_the_last(tmp_path
 
 
 def test_tables_of_cells_that_were_joined_end_to_end_have_no_record_of_their_heads(tmp_path):
-    (tmp_path / "a.csv").write_text("id,text\n1,a\n\ufeffid,text\n2,b\nid,text\n3,c\nid,d\n")
-    assert [each.text for each in read(tmp_path / "a.csv", Naming())] == ["a", "b", "c", "d"]
+    (tmp_path / "a.csv").write_text('id,text\n1,a\n\ufeffid,text\n2,b\nid,text\n3,c\nid,d\n\ufeff"id","text"\n4,e\n')
+    assert [each.text for each in read(tmp_path / "a.csv", Naming())] == ["a", "b", "c", "d", "e"]
 
 
 def test_the_records_of_a_broken_table_add_up(tmp_path):

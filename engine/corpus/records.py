@@ -46,8 +46,10 @@ _LISTED = re.compile(rb"\s*\[\s*\{")
 _CR = re.compile(rb"\}[ \t]*\r[ \t\r]*(?=[{\xef])")  # no JSON has this within a record
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _NO_NUMBER = re.compile(rb"\b(?:NaN|Infinity)\b")
+_NEXT = re.compile(rb"\}[\s,]*\{")
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
+_BETWEEN = _SPACE + b","
 
 
 def records(path: Path, within: Path, read: Read, texts: Collection[str] = ()) -> Iterator[Found]:
@@ -126,13 +128,39 @@ def _lines(blocks: Iterable[bytes], number: int = 0) -> Iterator[Found]:
                 parts += [line] * (size <= MAX_RECORD_BYTES + len(line))  # enough to know that it is too large
                 continue
         if parts:
-            yield first, _joined(parts)
+            *before, record = _several(_joined(parts))
+            for each in before:
+                yield _whole(first, each)
+                first, number = first + 1, number + 1
+            yield _whole(first, record)
         parts, depth, first, size = [line], None, number, len(line)
         begin = line[: len(line) - len(line.lstrip())] + b"{"
     if parts:
-        record = _joined(parts)
+        *before, record = _several(_joined(parts))
+        for each in before:
+            yield _whole(first, each)
+            first += 1
         cut = not isinstance(record, str) and not is_json(record) and _left_open(record) > 0
-        yield (None, f"file ends within record {first}") if cut else (first, record)
+        yield (None, f"file ends within record {first}") if cut else _whole(first, record)
+
+
+def _whole(number: int, record: bytes | str) -> Found:
+    """A record in its place; null bytes in a row, as a disk leaves that was full, are of the file."""
+    if isinstance(record, bytes) and b"\0\0" in record:
+        return None, f"holds null bytes within record {number}: copy it again"
+    return number, record
+
+
+def _several(record: bytes | str) -> list[bytes | str]:
+    """The objects that stand on one line, as files have them that were joined without an end of the line."""
+    if isinstance(record, str) or not _NEXT.search(record) or is_json(record):
+        return [record]
+    found, start = list[bytes | str](), 0
+    for depth, token in _depths(record):
+        if depth == 0 and token[0] == b"}":
+            found.append(record[start : token.end()].lstrip(_BETWEEN))
+            start = token.end()
+    return [*found, *filter(None, [record[start:].lstrip(_BETWEEN)])]
 
 
 def _joined(parts: Sequence[bytes]) -> bytes | str:
@@ -304,11 +332,15 @@ def _lists(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 def depth_of(data: bytes) -> int:
     """Count how deep brackets nest in a JSON text."""
-    depth = deepest = 0
+    return max((depth for depth, _ in _depths(data)), default=0)
+
+
+def _depths(data: bytes) -> Iterator[tuple[int, re.Match[bytes]]]:
+    """The brackets of a JSON text, each with how many are open behind it."""
+    depth = 0
     for token in _TOKEN.finditer(data):
         depth += _step(token[0])
-        deepest = max(deepest, depth)
-    return deepest
+        yield depth, token
 
 
 def _step(token: bytes) -> int:

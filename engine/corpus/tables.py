@@ -77,18 +77,20 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
             yield None, problem
             return
         for cells in filter(None, reader):  # an empty line is none
-            if len(cells) > 1 and [cells[0].removeprefix("\ufeff"), *cells[1:]] == columns:
+            if len(cells) > 1 and [cells[0].removeprefix("\ufeff").strip('"'), *cells[1:]] == columns:
                 continue  # the first line of the next of several files that were joined end to end
-            if any("\0" in cell for cell in cells):  # what a disk has that was full, and csv takes for text
-                yield None, f"file ends within record {number + 1}"
-                return
             number += 1
-            yield number, _row(columns, cells)
+            if any("\0\0" in cell for cell in cells):  # as a disk leaves them that was full: they are of the file
+                yield None, f"holds null bytes within record {number}: copy it again"
+            else:
+                yield number, _row(columns, cells)
     except csv.Error as error:
         yield None, f"record {number + 1} cannot be read ({error}): close its quotation marks"
 
 
 def _row(columns: Sequence[str], cells: Sequence[str]) -> bytes | str:
+    if any("\0" in cell for cell in cells):
+        return "holds a null byte, as texts never do: save it as UTF-8"
     if len(cells) != len(columns):
         return f"has {len(cells)} cells where the first line names {len(columns)}: quote a cell with a delimiter in it"
     try:

@@ -133,7 +133,11 @@ def compare_files(
     if twice := [name for name in dict.fromkeys(told) if list(told).count(name) > 1]:
         raise UsageError(f"compare: {twice[0]} is named twice: name each run once")
     lists = {name: read_run(file) for name, file in zip(told, runs, strict=True)}
-    return compared(lists, judged.grades, wanted, texts, judged.notes)
+    made = compared(lists, judged.grades, wanted, texts, judged.notes)
+    hits = [(query, found) for each in lists.values() for query, found in each.items()]
+    if not any(judged.grades.get(query, {}).keys() & found for query, found in hits):
+        raise UsageError(f"compare: no run has a text that {qrels} judges: pass judgements of the same ids")
+    return made
 
 
 def _spread(apart: report.Values) -> float:
