@@ -303,6 +303,8 @@ def test_a_state_says_whether_anybody_is_needed() -> None:
         (sample(phase="failed", parked=0), "needs you"),
     ):  # fmt: skip
         assert now(run).asks == asks, run.phase
+    for level, asks in (("warn", "act now"), ("idle", "nothing to do now")):  # which only takes its time
+        assert Health("UPLOAD WAITING", level).asks == asks
 
 
 def test_a_paused_run_is_resumed_and_one_that_ended_continued_with_a_command_that_says_if_an_upload_follows() -> None:

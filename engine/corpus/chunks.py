@@ -18,7 +18,7 @@ from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.forms import form_of
 from interlock.engine.corpus.identity import IdentityMaker, named
 from interlock.engine.corpus.naming import BEIR, NOTHING, TEXTS, Naming, Said, found_in, looked_up, other, unnamed
-from interlock.engine.corpus.records import JOINED, TOO_DEEP, cause, depth_of, records
+from interlock.engine.corpus.records import TOO_DEEP, cause, depth_of, records
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
 from interlock.engine.record.words import safe
@@ -153,7 +153,7 @@ class ChunkReader:
             found = Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data, naming)
             if isinstance(found, Refusal):
                 whole, odd = whole or number is None, odd or found.reason != EMPTY
-                alien = alien or data[:1] not in (b"{", "") or JOINED in found.reason
+                alien = alien or data[:1] not in (b"{", "")
             else:
                 used = True
             if found is not None:

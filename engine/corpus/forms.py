@@ -117,6 +117,11 @@ def bounded(record: bytes | memoryview) -> bytes | str:
     return bytes(record).strip()
 
 
+def lost(number: int) -> Found:
+    """Refuse a file with null bytes in a row within a record, as a full disk leaves them: more may be lost there."""
+    return None, f"holds null bytes within record {number}: copy it again"
+
+
 class _Hashed(RawIOBase):
     """A file that is read from its beginning to its end, and hashed as it is."""
 

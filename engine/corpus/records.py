@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from io import BufferedReader
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, Read, bounded, form_of, opened, opened_anywhere
+from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, Read, bounded, form_of, lost, opened, opened_anywhere
 from interlock.engine.corpus.tables import MARKS, rows_of_cells, rows_of_columns
 
 LIST_KEYS = ("chunks", "data", "records", "items")
@@ -34,7 +34,6 @@ UNMARKED: dict[tuple[bool, ...], str] = {
 }
 """The encoding of a JSON text without a mark, by which of its first four bytes are no null (RFC 4627, 3)."""
 TOO_DEEP = "nested too deeply"
-JOINED = "write one record a line, or one list a file"
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{},]', re.DOTALL)  # a string without an end goes on to that of the file
 _FLAT = re.compile(
     rb'\s*+(?:\{[^]["{}]*+(?:"(?:[^"\\]|\\.)*+"[^]["{}]*+)*+\}\s*+)?,', re.DOTALL
@@ -96,7 +95,7 @@ def _of_json(handle: BufferedReader, *, lines: bool) -> Iterator[Found]:
 def _as_utf8(first: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The bytes of a file without its mark, in UTF-8 whatever its encoding; they begin with `first`."""
     encoding = next((name for mark, name in MARKS.items() if first.startswith(mark)), "")
-    if not encoding and first.lstrip(b"\0")[:1] in (b"[", b"{", *map(bytes, zip(_SPACE))):
+    if not encoding and first.lstrip(b"\0")[:1] in b"[{" + _SPACE:
         encoding = UNMARKED.get(tuple(map(bool, first[:4])), "")
     if not encoding:
         yield first.removeprefix(_BOM)
@@ -128,27 +127,22 @@ def _lines(blocks: Iterable[bytes], number: int = 0) -> Iterator[Found]:
                 parts += [line] * (size <= MAX_RECORD_BYTES + len(line))  # enough to know that it is too large
                 continue
         if parts:
-            *before, record = _several(_joined(parts))
-            for each in before:
-                yield _whole(first, each)
-                first, number = first + 1, number + 1
-            yield _whole(first, record)
+            found = _several(_joined(parts))
+            yield from map(_in_place, count(first), found)
+            number += len(found) - 1
         parts, depth, first, size = [line], None, number, len(line)
         begin = line[: len(line) - len(line.lstrip())] + b"{"
     if parts:
         *before, record = _several(_joined(parts))
-        for each in before:
-            yield _whole(first, each)
-            first += 1
+        yield from map(_in_place, count(first), before)
+        first += len(before)
         cut = not isinstance(record, str) and not is_json(record) and _left_open(record) > 0
-        yield (None, f"file ends within record {first}") if cut else _whole(first, record)
+        yield (None, f"file ends within record {first}") if cut else _in_place(first, record)
 
 
-def _whole(number: int, record: bytes | str) -> Found:
-    """A record in its place; null bytes in a row, as a disk leaves that was full, are of the file."""
-    if isinstance(record, bytes) and b"\0\0" in record:
-        return None, f"holds null bytes within record {number}: copy it again"
-    return number, record
+def _in_place(number: int, record: bytes | str) -> Found:
+    gap = not isinstance(record, str) and b"\0" in record and b"\0\0" in record  # one sign is found much sooner
+    return lost(number) if gap else (number, record)
 
 
 def _several(record: bytes | str) -> list[bytes | str]:
@@ -236,7 +230,7 @@ def cause(error: Exception, data: bytes) -> str:
     if "malformed" in str(error) and _NO_NUMBER.search(_STRING.sub(b"", data)):
         return f"{error}: NaN and Infinity are no JSON, write null"
     if "trailing characters" in str(error):
-        return f"{error}: {JOINED}"
+        return f"{error}: write one record a line, or one list a file"
     return str(error)
 
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, bounded
+from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, bounded, lost
 from interlock.engine.record.words import safe
 
 ROWS = 1000
@@ -80,8 +80,9 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
             if len(cells) > 1 and [cells[0].removeprefix("\ufeff").strip('"'), *cells[1:]] == columns:
                 continue  # the first line of the next of several files that were joined end to end
             number += 1
-            if any("\0\0" in cell for cell in cells):  # as a disk leaves them that was full: they are of the file
-                yield None, f"holds null bytes within record {number}: copy it again"
+            if any("\0" in cell for cell in cells):
+                gap = any("\0\0" in cell for cell in cells)
+                yield lost(number) if gap else (number, "holds a null byte, as texts never do: save it as UTF-8")
             else:
                 yield number, _row(columns, cells)
     except csv.Error as error:
@@ -89,8 +90,6 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
 
 
 def _row(columns: Sequence[str], cells: Sequence[str]) -> bytes | str:
-    if any("\0" in cell for cell in cells):
-        return "holds a null byte, as texts never do: save it as UTF-8"
     if len(cells) != len(columns):
         return f"has {len(cells)} cells where the first line names {len(columns)}: quote a cell with a delimiter in it"
     try:

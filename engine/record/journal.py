@@ -101,7 +101,7 @@ class Journal:
         """
         self.path = path
         self._begin = self._end = 0
-        self._torn = self.closed = False
+        self.closed = self._torn = False
         """Whether a part of a line may stand at its end."""
         with atomic.explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)

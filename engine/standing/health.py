@@ -169,14 +169,12 @@ def _at_end(snapshot: Snapshot) -> list[Concern]:
         found = [Concern(why, Remedy(kept + "when wanted, " * (status == "stopped") + "continue it with"))]
     mine = _to_check(lost_devices(snapshot), snapshot.reason)
     gone = f"{several(len(mine), 'GPU')} lost ({some(mine)})" * bool(mine)
-    return [
-        Concern(gone, Remedy("check it before a retry with", CHECK), "warn"),
-        *found,
-    ]  # in the order in which it is done
+    check = Concern(gone, Remedy("check it before a retry with", CHECK), "warn")
+    return [check, *found]  # in the order in which it is done
 
 
 def _paused(snapshot: Snapshot, now: float) -> str:
-    """Say who paused a run and when, and how many nodes have heard of it."""
+    """Say who paused a run and when, how many nodes have heard of it, and whether it holds its devices."""
     asked = [each for each in snapshot.controls if each.control == "pause" and not each.refused][-1:]
     told = [f"by {each.who} {duration(max(0.0, now - each.at))} ago" for each in asked]
     waits = "it waits and holds its devices" * any(lease.held for lease in snapshot.leases)
