@@ -311,7 +311,7 @@ def test_a_paused_run_is_resumed_and_one_that_ended_continued_with_a_command_tha
     here, calm = Path("runs/one"), sample(parked=0)
     asked = Control(control="pause", value="yes", who="kim", at=calm.latest_at - 5)
     held = health(replace(calm, paused=True, controls=(asked,)), calm.latest_at, here)
-    assert held.told == "by kim 0:05 ago, it waits and holds its devices; resume it with interlock ctl runs/one resume"
+    assert held.told == "by kim 0:05 ago, devices stay held; resume it with interlock ctl runs/one resume"
     over = sample(phase="stopped", reason="stopped by kim", parked=0)
     server = replace(over, config={"server": Setting("http://gpu-9:6333", "flag")})
     for run, when in (

@@ -52,7 +52,7 @@ SAID = {
         "no finished batch is lost: continue it after that with",
     ),
     "paused": (
-        "■ PAUSED  no hurry", "by operator at the console 0:00 ago, it waits and holds its devices; P resumes it",
+        "■ PAUSED  no hurry", "by operator at the console 0:00 ago, devices stay held; P resumes it",
         "P Resume", "S Stop",
     ),
     "cpu": (

@@ -177,8 +177,8 @@ def _paused(snapshot: Snapshot, now: float) -> str:
     """Say who paused a run and when, how many nodes have heard of it, and whether it holds its devices."""
     asked = [each for each in snapshot.controls if each.control == "pause" and not each.refused][-1:]
     told = [f"by {each.who} {duration(max(0.0, now - each.at))} ago" for each in asked]
-    waits = "it waits and holds its devices" * any(lease.held for lease in snapshot.leases)
-    return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause"), waits * bool(told)]))
+    kept = "devices stay held" * any(lease.held for lease in snapshot.leases)
+    return ", ".join(filter(None, [*told, nodes_reached(snapshot, "pause"), kept * bool(told)]))
 
 
 def _missing(snapshot: Snapshot, when: str = "after the run retry with") -> Concern:
