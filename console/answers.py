@@ -234,6 +234,8 @@ def eval(options: argparse.Namespace) -> int:
     with progress() as done:
         listener = Listener(telling, say, done)
         if options.plan:
+            if others:
+                flow.check_sets(settings, (request, *others))
             for each in (request, *others):
                 print(*[f"{each.data}:"] * bool(others), amounts_text(flow.amounts(settings, each, listener)), sep="\n")
             return ExitCode.COMPLETED
@@ -262,13 +264,14 @@ def compare(options: argparse.Namespace) -> int:
 
     _check_figures(options, {})
     if options.qrels:
-        found = compare_files(options.runs, options.qrels, options.queries, options.measures)
+        found = compare_files(options.runs, options.qrels, options.queries, options.measures, baseline=options.baseline)
         _write_figures(options, found)
         tell(comparison_text(found))
         return ExitCode.COMPLETED
-    if options.queries or options.measures or options.tsv:
+    if options.queries or options.measures or options.tsv or options.baseline:
         raise UsageError(
-            "--queries, --measures and --tsv are of TREC runs, not of several sets: pass --qrels too, or drop them"
+            "--queries, --measures, --tsv and --baseline are of TREC runs, not of several sets: pass --qrels too, or "
+            "drop them"
         )
     pooled = pool_files(options.runs)
     if options.json:

@@ -187,9 +187,9 @@ def eval(command: argparse.ArgumentParser) -> None:
 
 def compare(command: argparse.ArgumentParser) -> None:
     """Compare ranked lists in TREC's files (query, Q0, text, rank, score and tag a line; also .gz), whatever program
-    made them, by people's judgements: each with the first, query by query, measured as trec_eval does. A judged query
-    that a run does not answer counts 0. Without --qrels the RUNs are what `eval --json` or `compare --json` wrote of
-    several sets: each difference over all of them, with one interval.
+    made them, by people's judgements: each with the first or --baseline, query by query, measured as trec_eval does. A
+    judged query that a run does not answer counts 0. Without --qrels the RUNs are what `eval --json` or `compare
+    --json` wrote of several sets: each difference over all of them, with one interval.
     """
     text = "runs, of which the first is what the others are compared with; or JSON files, one of each set"
     command.add_argument("runs", nargs="+", type=PATH, metavar="RUN", help=text)
@@ -197,6 +197,8 @@ def compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("--qrels", type=PATH, metavar="FILE", help=text)
     text = "texts of the queries, to be shown with those that differ most; as `eval` takes them"
     command.add_argument("--queries", type=PATH, metavar="FILE", help=text)
+    text = "run that the others are compared with, by the name of its file without .run (default: the first)"
+    command.add_argument("--baseline", type=NAME, metavar="NAME", help=text)
     _measuring(command)
 
 

@@ -67,7 +67,7 @@ EXAMPLES = {
     "  interlock search store --queries questions.txt --limit 100 --out run.trec",
     "questions": "examples:\n  interlock questions store sheet --queries questions.txt\n"
     "  interlock questions store sheet   # goes on with it\n"
-    "  interlock compare sheet/runs/*.run --qrels sheet/qrels.txt",
+    "  interlock compare sheet/runs/*.run --qrels sheet/qrels.txt --baseline default",
     "encode": "examples:\n"
     '  interlock encode store "how do I rotate the keys?" | jq .vectors.fused\n'
     "  interlock encode runs/20261121-120000 --file questions.txt --out asked.npy\n"

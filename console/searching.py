@@ -129,6 +129,8 @@ def questions(options: argparse.Namespace) -> int:
             say(f"asking {several(len(new), 'question')} in every way")
         if again or new:
             judging.pool([*again, *new])
+        if left := sum(map(sheet.left, sheet.questions.values())):
+            say(f"{several(left, 'chunk')} to judge, one key each, over {several(len(sheet.questions), 'question')}")
         if on_screen:
             shown = shown_of(searcher.manifest, searcher.store.count(), "")
             with quiet_descriptors():

@@ -10,7 +10,7 @@ import pytest
 
 import interlock as product
 from interlock.engine.errors import UsageError
-from interlock.engine.evaluation.comparing import compared, hardest, judged_apart
+from interlock.engine.evaluation.comparing import compare_files, compared, hardest, judged_apart
 from interlock.engine.evaluation.judgements import Judged, read_run
 from interlock.engine.evaluation.judging import Judge
 from interlock.engine.evaluation.report import measured, measures_of
@@ -143,12 +143,8 @@ def test_runs_are_compared_by_the_t_test_of_their_queries_with_wins_ties_and_los
     assert len(apart) == 10 and apart == sorted(apart, reverse=True)
     assert found.notes[-1] == "told" and "40 judged queries tell a difference" in found.notes[0]
     apart = np.subtract(*(own.values["nDCG@10"] for own in found.runs)).std(ddof=1)
-    assert (
-        f"in nDCG@10 from chance 8 times in 10, where its standard deviation over them is {apart:.3f}".replace(
-            "0.", "."
-        )
-        in found.notes[0]
-    )
+    assert "from chance 8 times in 10 beside 1 other, where its" in found.notes[0]
+    assert f"standard deviation over them is {apart:.3f}".replace("0.", ".") in found.notes[0]
 
 
 def test_a_measure_that_looks_further_than_some_lists_go_is_told_of():
@@ -164,6 +160,17 @@ def test_a_measure_that_looks_further_than_some_lists_go_is_told_of():
     assert note == "the lists of short end after 2 hits, those of long after 4: AP, R@3 find nothing beyond"
     assert told(runs, "P@2", "RR@1") == told(["long"], "AP", "R@4") == []
     assert told(["short"], "AP", "R@100") == ["the lists of short end after 2 hits: R@100 find nothing beyond"]
+
+
+def test_of_lists_of_ten_hits_no_measure_looks_deeper_unless_it_is_asked_for(tmp_path):
+    for name in ("other", "default"):
+        (tmp_path / f"{name}.run").write_text("q1 Q0 d1 1 0.5 x\n")
+    (qrels := tmp_path / "qrels.txt").write_text("q1 0 d1 2\n")
+    runs = [tmp_path / "other.run", tmp_path / "default.run"]
+    found = compare_files(runs, qrels, None, (), baseline="default")
+    assert [run.name for run in found.runs] == ["default", "other"]
+    assert [*found.runs[0].measures] == ["nDCG@10", "RR@10"]
+    assert [*compare_files(runs, qrels, None, ["R@100"]).runs[0].measures] == ["R@100"]
 
 
 def test_few_queries_have_no_star_and_a_query_that_is_not_answered_counts_nothing():
@@ -320,6 +327,8 @@ def test_written_runs_are_compared_as_the_evaluation_compares_ways(place):
     paths, more = [place / each for each in runs], {"queries": place / "set/queries.jsonl"}
     in_python = product.compare(paths, place / "set/qrels/test.tsv", **more)
     assert json.loads(msgspec.json.encode(in_python)) == told
+    says = interlock("compare", *runs, *files[:2], "--baseline", "hybrid-bm25-words-0.2", cwd=place).stdout
+    assert "differences from hybrid-bm25-words-0.2 query by query" in " ".join(says.split())
     named = product.compare(dict(zip("ab", paths, strict=True)), place / "set/qrels/test.tsv", measures="P@5 AP")
     assert [run.name for run in named.runs] == ["a", "b"] and [*named.runs[0].measures] == ["P@5", "AP"]
     for wrong, why in {paths[0]: "give a list", (): "no run is named"}.items():
@@ -337,6 +346,11 @@ def test_written_runs_are_compared_as_the_evaluation_compares_ways(place):
         (("compare", "m.run", "--qrels", "m.run"), "m.run:1: expected query-id, corpus-id"),
         (("compare", "m.run", "--qrels", "set/qrels/test.tsv", "--measures", "nDCG"), "m answers no judged query"),
         (("compare", "m.run", "--qrels", "set/qrels/test.tsv", "--measures", "F@5"), "--measures: 'F@5'"),
+        (
+            ("compare", "m.run", "--qrels", "set/qrels/test.tsv", "--baseline", "n"),
+            "--baseline: no run is named n: name",
+        ),
+        (("eval", "set", "set", "--plan", "--run-out", "lists"), "--run-out is of one collection"),
         (("eval", "set", "--run-out", "set"), "beside .run files: name another"),
         (("eval", "set", "--run-out", "no/lists"), "--run-out: no does not exist"),
         (("eval", "set", "--measures", "R@1000"), "--measures: 'R@1000' is of longer lists"),

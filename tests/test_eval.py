@@ -34,6 +34,7 @@ from interlock.engine.evaluation.report import (
     dumps,
     few_queries,
     measured,
+    queries_to_tell,
     reach,
     signed,
     smallest_told,
@@ -232,6 +233,17 @@ def test_the_difference_that_so_many_queries_tell_is_found_eight_times_in_ten():
     assert "tell no difference" in reach(19) and f"{least:.3f}"[1:] in reach(60)
     assert reach(60).endswith("is .150, as it mostly is") and reach(60, 0.3).endswith("over them is .300")
     assert f" {smallest_told(60, 0.3):.3f} in AP".replace("0.", ".") in reach(60, 0.3, "AP")
+
+
+def test_so_many_questions_more_tell_a_way_beside_others_eight_times_in_ten():
+    generator, told = np.random.default_rng(5), list[bool]()
+    while len(told) < 400:
+        first = generator.normal([[0.05], *[[0.0]] * 5], 0.15, (6, 30))
+        whole = queries_to_tell(mean := first[0].mean(), first[0].std(ddof=1), 6)
+        if whole and whole > 30 and not differences([*first])[0].significant:
+            more = generator.normal([[mean], *[[0.0]] * 5], 0.15, (6, whole - 30))
+            told.append(differences([*np.hstack([first, more])])[0].significant)
+    assert np.mean(told) >= 0.76  # 60 % before the others counted
 
 
 def test_a_handful_of_queries_that_agree_is_no_significant_difference():

@@ -42,7 +42,7 @@ class JudgingScreen(SearchScreen, inherit_bindings=False):
     def __init__(self, judging: "Judging", shown: StoreShown, look: Look) -> None:
         super().__init__(judging, shown, Ask(), look)
         self._sheet = judging.sheet
-        self._question.value = text = self._undone()
+        self._question.value = text = self._undone() or next((each.text for each in self._sheet.questions.values()), "")
         self._wanted = Wanted(text, self._ask, reranked=False)
 
     @property

@@ -109,7 +109,7 @@ def compared(
             if spread[at] > 0
         ],
         notes=[
-            report.reach(len(ids), max(map(_spread, apart[: len(others)]), default=0.0), measures[0]),
+            report.reach(len(ids), max(map(_spread, apart[: len(others)]), default=0.0), measures[0], len(pairs) or 1),
             *report.few_queries(len(ids)),
             *_depths(lists, measures),
             *judged_apart(lists, [(name, first) for name in others], judged),
@@ -119,11 +119,18 @@ def compared(
 
 
 def compare_files(
-    runs: Sequence[Path], qrels: Path, queries: Path | None, measures: Sequence[str], names: Sequence[str] = ()
+    runs: Sequence[Path],
+    qrels: Path,
+    queries: Path | None,
+    measures: Sequence[str],
+    names: Sequence[str] = (),
+    baseline: str | None = None,
 ) -> RunComparison:
-    """Compare runs of TREC by what their files have, as `compared` does, under `names` or those of the files. Raises
+    """Compare runs of TREC by what their files have, as `compared` does, under `names` or those of the files, with the
+    one named `baseline` or the first. Without measures the usual ones are
+    taken, of lists of ten hits those that look no deeper. Raises
     UsageError for a file that cannot be used, UnavailableError without ir-measures."""
-    wanted = report.measures_of(measures, None) or report.MEASURES
+    wanted = report.measures_of(measures, None)
     texts = read_queries(queries) if queries else {}
     judged = read_grades(qrels, None, None)
     stems = [file.name.removesuffix(".gz").rpartition(".")[0] or file.name for file in runs]
@@ -132,7 +139,14 @@ def compare_files(
         raise UsageError("compare: no run is named: give one or more")
     if twice := [name for name in dict.fromkeys(told) if list(told).count(name) > 1]:
         raise UsageError(f"compare: {twice[0]} is named twice: name each run once")
+    if baseline and baseline not in told:
+        raise UsageError(f"--baseline: no run is named {baseline:.60}: name one of {', '.join(told):.300}")
     lists = {name: read_run(file) for name, file in zip(told, runs, strict=True)}
+    lists = dict(sorted(lists.items(), key=lambda named: named[0] != baseline))
+    if not wanted:
+        short = all(len(hits) <= TOP for own in lists.values() for hits in own.values())
+        deeper = report.looking_deeper(report.MEASURES, TOP) if short else []
+        wanted = tuple(measure for measure in report.MEASURES if measure not in deeper)
     made = compared(lists, judged.grades, wanted, texts, judged.notes)
     hits = [(query, found) for each in lists.values() for query, found in each.items()]
     if not any(judged.grades.get(query, {}).keys() & found for query, found in hits):

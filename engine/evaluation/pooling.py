@@ -228,7 +228,7 @@ def needed(found: RunComparison) -> Iterator[Needed]:
     for own, told in zip(others, found.differences, strict=True):
         apart, few = np.subtract(own.values[MAIN], first.values[MAIN]), found.queries < FEWEST
         spread = max(float(apart.std(ddof=1)) if found.queries > 1 else 0.0, SPREAD * few)
-        whole = queries_to_tell(told.difference.mean, spread)
+        whole = queries_to_tell(told.difference.mean, spread, len(others))
         more = None if whole is None else max(1, whole - found.queries)
         alone = found.queries >= FEWEST and told.difference.low * told.difference.high > 0
         yield Needed(own.name, told.difference.mean, 0 if told.difference.significant else more, alone)

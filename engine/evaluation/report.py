@@ -34,6 +34,8 @@ little, and one table of equal ways in ten had a star (bench/intervals.py)."""
 SPREAD, POWER = 0.15, 0.8
 """The standard deviation over queries that a difference in nDCG@10 mostly has (bench/intervals.py: .06 to .23), and
 how often it is to be found."""
+BESIDE = 10
+"""Ways that a table mostly compares, where it is not made yet."""
 MOST = 1000
 """Judged queries beyond which nobody is sent to judge more: ways that differ so little find the same."""
 FEW = 30
@@ -246,21 +248,22 @@ def bounds(values: Mapping[str, Values]) -> Bounds:
     return {measure: (max(each.low, 0.0), each.high) for measure, each in found}
 
 
-def smallest_told(queries: int, spread: float = SPREAD) -> float:
-    """Return the difference in nDCG@10 that so many judged queries tell from chance `POWER` of the time; 1 for fewer
-    than `FEWEST`."""
+def smallest_told(queries: int, spread: float = SPREAD, pairs: int = 1) -> float:
+    """Return the difference in nDCG@10 that so many judged queries tell from chance `POWER` of the time, as the largest
+    of `pairs` by Holm's procedure; 1 for fewer than `FEWEST`."""
     from scipy.special import stdtrit
 
     if queries < FEWEST:
         return 1.0
-    both = stdtrit(queries - 1, (1 + CONFIDENCE) / 2) + stdtrit(queries - 1, POWER)
+    both = stdtrit(queries - 1, 1 - (1 - CONFIDENCE) / 2 / pairs) + stdtrit(queries - 1, POWER)
     return float(both * spread / np.sqrt(queries))
 
 
-def queries_to_tell(difference: float, spread: float = SPREAD) -> int | None:
-    """Return how many judged queries tell such a difference in nDCG@10 from chance `POWER` of the time; None where
-    `MOST` are too few."""
-    return next((many for many in range(FEWEST, MOST + 1) if smallest_told(many, spread) <= abs(difference)), None)
+def queries_to_tell(difference: float, spread: float = SPREAD, pairs: int = 1) -> int | None:
+    """Return how many judged queries tell such a difference in nDCG@10 from chance `POWER` of the time, as
+    `smallest_told` does; None where `MOST` are too few."""
+    enough = (many for many in range(FEWEST, MOST + 1) if smallest_told(many, spread, pairs) <= abs(difference))
+    return next(enough, None)
 
 
 def dumps(found: Struct) -> bytes:
@@ -309,14 +312,22 @@ def few_queries(queries: int) -> list[str]:
     return [few] if queries < FEW else []
 
 
-def reach(queries: int, spread: float = 0.0, measure: str = MAIN) -> str:
-    """Say how small a difference so many judged queries tell from chance, by the standard deviation that it has over
-    them (0: it is not known yet)."""
+def reach(queries: int, spread: float = 0.0, measure: str = MAIN, pairs: int = 0) -> str:
+    """Say how small a difference so many judged queries tell from chance beside the other `pairs` (0: it is not known
+    how many), by the standard deviation that it has over them (0: it is not known yet)."""
     if queries < FEWEST:
         return f"{_judged(queries)} tell no difference from chance: judge {FEWEST} or more"
-    least, wide = (_figure(each) for each in (smallest_told(queries, spread or SPREAD), spread or SPREAD))
+    least, among, wide = (
+        _figure(each)
+        for each in (
+            smallest_told(queries, spread or SPREAD, pairs or 1),
+            smallest_told(queries, spread or SPREAD, BESIDE),
+            spread or SPREAD,
+        )
+    )
+    beside = f" beside {several(pairs - 1, 'other')}" * (pairs > 1) if pairs else f", {among} as one of {BESIDE}"
     known = wide if spread else f"{wide}, as it mostly is"
-    told = f"{_judged(queries)} tell a difference of {least} in {measure} from chance 8 times in 10"
+    told = f"{_judged(queries)} tell a difference of {least} in {measure} from chance 8 times in 10{beside}"
     return f"{told}, where its standard deviation over them is {known}"
 
 

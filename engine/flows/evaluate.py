@@ -242,8 +242,15 @@ def evaluate(settings: Configuration, request: EvaluationRequest, listener: List
 def evaluate_sets(
     settings: Configuration, requests: Sequence[EvaluationRequest], listener: Listener
 ) -> PooledEvaluation:
-    """Judge a roster by several collections, one after another, and together. Raises UsageError for one that cannot be
-    judged, or not with others, before anything is computed."""
+    """Judge a roster by several collections, one after another, and together. Raises UsageError as `check_sets` does,
+    before anything is computed."""
+    check_sets(settings, requests)
+    found = [evaluate(settings, request, listener) for request in requests]
+    return pool_evaluations({str(request.data): each for request, each in zip(requests, found, strict=True)})
+
+
+def check_sets(settings: Configuration, requests: Sequence[EvaluationRequest]) -> None:
+    """Raise UsageError for a collection that cannot be judged, or not with the others."""
     places = [str(request.data) for request in requests]
     for request in requests:
         for flag in (flag for flag in ("queries", "qrels", "run_out") if getattr(request, flag)):
@@ -254,8 +261,6 @@ def evaluate_sets(
             raise UsageError(f"{request.data} is named twice: name each collection once")
         if len(_checked(settings, request, Listener())[1].tested) < 2:
             raise UsageError(f"{request.data} has one judged query, which tells nothing: drop it, or judge more")
-    found = [evaluate(settings, request, listener) for request in requests]
-    return pool_evaluations(dict(zip(places, found, strict=True)))
 
 
 def _checked(
