@@ -409,6 +409,38 @@ def test_spans_in_nanoseconds_are_iso_8601_as_coarser_ones_are(tmp_path):
     assert [each["ns"] for each in found[2:]] == [each["us"] for each in found[2:]]
 
 
+def test_times_in_nanoseconds_within_lists_and_structs_are_as_those_of_a_column(tmp_path):
+    at, span = 1_577_836_800_123_456_789, 1_500_000_001
+    times = pa.array([at, at - 789], pa.timestamp("ns"))
+    columns = {
+        "text": ["a", "b"],
+        "list": pa.array([[at], None], pa.list_(pa.timestamp("ns"))),
+        "clock": pa.array([{"t": 123456789}, {"t": 123456000}], pa.struct([("t", pa.time64("ns"))])),
+        "spans": pa.array([[("k", span)], []], pa.map_(pa.string(), pa.duration("ns"))),
+        "coded": times.dictionary_encode(),
+        "deep": pa.array([[{"x": [at]}], []], pa.list_(pa.struct([("x", pa.list_(pa.timestamp("ns")))]))),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    first, second = (json.loads(each.record) for each in read(tmp_path / "a.parquet", Naming()))
+    said = "2020-01-01T00:00:00.123456789"
+    assert (first["list"], first["deep"], second["list"]) == ([said], [{"x": [said]}], None)
+    assert [each["clock"]["t"] for each in (first, second)] == ["00:00:00.123456789", "00:00:00.123456000"]
+    assert (first["spans"], second["spans"]) == ([["k", "PT1.500000001S"]], [])
+    assert [each["coded"] for each in (first, second)] == [said, f"{said[:-3]}000"]
+
+
+def test_a_map_has_one_form_whatever_stands_beside_it(tmp_path):
+    for name, at in (("a", 10**12), ("b", 0)):
+        columns = {
+            "text": ["a"],
+            "at": pa.array([at], pa.timestamp("s")),
+            "map": pa.array([[("k", 1)]], pa.map_("string", "int8")),
+        }
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+        (found,) = read(tmp_path / f"{name}.parquet", Naming())
+        assert json.loads(found.record)["map"] == [["k", 1]]
+
+
 def test_chunk_files_go_before_tables_and_tables_before_other_json(tmp_path):
     place = tmp_path / "Docs"
     place.mkdir()

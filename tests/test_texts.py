@@ -1,7 +1,9 @@
 """Texts in memory go in as they are: lists, records, documents of other libraries, tables of any that knows Arrow."""
 
 import dataclasses
+import datetime
 import json
+import re
 import shutil
 import uuid
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 import interlock
 from interlock.engine.corpus.chunks import ChunkReader
@@ -153,6 +156,58 @@ def test_tables_are_streamed_as_arrow(tmp_path):
     assert json.loads(numbered.record) == {"n": 1}
 
 
+def indexed(named, start=1, stop=4):
+    """As pandas has a frame with the index 1, 2, 3: beside its columns."""
+    said = {"index_columns": [{"kind": "range", "name": named, "start": start, "stop": stop, "step": 1}]}
+    return pa.table({"text": ["a", "b", "c"]}).replace_schema_metadata({"pandas": json.dumps(said)})
+
+
+def test_an_index_of_pandas_with_a_name_is_a_column_though_it_is_a_range(tmp_path):
+    table = indexed("id")
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    feather.write_feather(table, tmp_path / "b.feather", chunksize=2)
+    with pa.ipc.new_stream(tmp_path / "c.arrow", table.schema) as out:
+        out.write_table(table, max_chunksize=2)
+    for texts in (table, *(tmp_path / name for name in ("a.parquet", "b.feather", "c.arrow"))):
+        assert [(each.text, each.chunk_id) for each in read(texts, tmp_path)] == [("a", "1"), ("b", "2"), ("c", "3")]
+    assert [each.chunk_id for each in read(indexed("key"), tmp_path, Naming(id="key"))] == ["1", "2", "3"]
+    frame = SimpleNamespace(index=SimpleNamespace(names=["id"]), to_frame=lambda _: table)
+    frame.__arrow_c_stream__ = pa.chunked_array([["a", "b", "c"]]).__arrow_c_stream__  # a column with that index
+    assert [each.chunk_id for each in read(frame, tmp_path)] == ["1", "2", "3"]
+
+
+def test_an_index_of_pandas_without_a_name_or_of_other_rows_is_none(tmp_path):
+    parts = indexed("id").slice(1), indexed("id", stop=2**70), indexed("id", start=2**70, stop=2**70 + 3), indexed(None)
+    for other in parts[:2] + parts[3:]:
+        assert {len(each.chunk_id) for each in read(other, tmp_path)} == {32}
+    (refusal,) = read(parts[2], tmp_path)
+    assert "cannot read the table" in refusal.reason
+    known = pa.table({"text": ["a"], "__index_level_0__": ["k-1"]})  # by texts, as a file has it too
+    (found,) = read(known, tmp_path)
+    assert json.loads(found.record) == {"__index_level_0__": "k-1"}
+
+
+class Timestamp(datetime.datetime):
+    """As pandas has it."""
+
+    __module__ = "pandas"
+
+    def isoformat(self):
+        return super().isoformat() + ".123456789"
+
+
+class Missing:
+    __module__ = "pandas.api.typing"
+
+    def __str__(self):
+        return "<NA>"
+
+
+def test_times_and_missing_values_of_pandas_in_records_are_as_in_its_tables(tmp_path):
+    (found,) = read([{"text": "a", "at": Timestamp(2020, 1, 1), "n": Missing()}], tmp_path)
+    assert json.loads(found.record) == {"at": "2020-01-01T00:00:00.123456789", "n": None}
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_data_frame_is_a_table(tmp_path, library):
     made = pytest.importorskip(library).DataFrame({"id": ["x", "y"], "text": ["a", "b"], "n": [1.5, None]})
@@ -171,6 +226,33 @@ class Mixed:
 
     def __arrow_c_stream__(self, requested_schema=None):
         raise pa.ArrowInvalid("Could not convert 'b' with type str", "Conversion failed for column x with type object")
+
+
+class Frame:
+    """As a library has it whose column `n` holds what Arrow has not."""
+
+    columns = ("text", "n")
+
+    def __init__(self, **values):
+        self.values = values
+
+    def __getitem__(self, name):
+        return [self.values[name]]
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return pa.chunked_array(self["n"]).__arrow_c_stream__()
+
+
+def test_the_column_is_named_that_arrow_cannot_have(tmp_path):
+    large = Frame(text=["a", "b"], n=[1, 2**70])
+    large.index = SimpleNamespace(names=["id"])
+    remedy = re.escape("or pass chunks.reset_index().to_dict('records')")
+    with pytest.raises(interlock.UsageError, match=rf"chunks: column 'n': .* too large .*, {remedy}"):
+        path_to(large, "texts", tmp_path / "inputs")
+    objects = Frame(text=["a"], n=[b"address"])
+    objects.collect_schema, objects.to_dicts = lambda: {"text": "String", "n": "Object"}, None
+    with pytest.raises(interlock.UsageError, match=r"column 'n' holds objects of Python: .* pass chunks\.to_dicts"):
+        path_to(objects, "texts", tmp_path / "inputs")
 
 
 def test_a_column_of_a_table_that_says_no_value_is_named_with_what_to_do(tmp_path):

@@ -1,4 +1,5 @@
-"""Which files hold texts, by their names; and their bytes, unpacked, with the digest of what stands in the file.
+"""Which files hold texts, by their names; their bytes, unpacked, with the digest of what stands in the file; and how
+JSON has what a record holds.
 
 Chunk files come first: where a tree has some, they alone are read, else its tables, else its other JSON.
 """
@@ -9,9 +10,10 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, is_dataclass
+from decimal import Decimal
 from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -40,6 +42,9 @@ MAX_RECORD_BYTES = 4 << 20
 Found = tuple[int | None, bytes | str]
 """A record's number from 1 and its bytes, or why it is refused; without a number, why (the rest of) the file is."""
 Read = Callable[[str], object]
+_BYTES = (bytes, bytearray, memoryview)
+_PLAIN = {str, int, float, bool, type(None)}
+"""What JSON has as it is."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,40 @@ def bounded(record: bytes | memoryview) -> bytes | str:
 def lost(number: int) -> Found:
     """Refuse a file with null bytes in a row within a record, as a full disk leaves them: more may be lost there."""
     return None, f"holds null bytes within record {number}: copy it again"
+
+
+def read_bytes(row: dict[str, Any], texts: Collection[str]) -> None:
+    """Make texts of what of a row is bytes in UTF-8, at any depth, numbers of decimals, and lists of sets, in one order
+    in each process.
+
+    Raises UnicodeDecodeError for bytes under a name of `texts` that are not, TypeError for two keys that JSON does not
+    tell apart.
+    """
+    for name, value in row.items():
+        if isinstance(value, _BYTES) and name in texts:
+            row[name] = bytes(value).decode()
+        elif type(value) not in _PLAIN:
+            row[name] = _legible(value)
+
+
+def _legible(value: Any) -> Any:
+    if isinstance(value, _BYTES):
+        with suppress(UnicodeDecodeError):
+            return bytes(value).decode()
+    if isinstance(value, Decimal) and value.is_finite():
+        number = int(value) if value.as_tuple().exponent == 0 else float(value)
+        return number if Decimal(repr(number)) == value else value  # a text, with all its digits
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, dict):
+        if twice := next((key for key in value if not isinstance(key, str) and str(key) in value), None):
+            raise TypeError(f"a dict with the keys {twice!r} and {str(twice)!r}")
+        return {key: each if type(each) in _PLAIN else _legible(each) for key, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(_legible, value), key=repr)
+    if isinstance(value, list | tuple) and not _PLAIN.issuperset(map(type, value)):
+        return list(map(_legible, value))
+    return value
 
 
 class _Hashed(RawIOBase):

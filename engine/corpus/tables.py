@@ -10,18 +10,17 @@ import codecs
 import csv
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from datetime import timedelta
-from decimal import Decimal
+from functools import partial
 from io import BufferedReader, TextIOWrapper
 from itertools import chain
 from typing import Any, BinaryIO
 
 import msgspec
 
-from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, bounded, lost
+from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, bounded, lost, read_bytes
 from interlock.engine.record.words import safe
 
 ROWS = 1000
@@ -40,9 +39,6 @@ MARKS = {
 DELIMITERS = ",;\t|"
 LINES = 100
 """Lines that the names of columns may take."""
-_BYTES = (bytes, bytearray, memoryview)
-_PLAIN = {str, int, float, bool, type(None)}
-"""What JSON has as it is."""
 _BEGUN = re.compile(r'(?<![^,;\t|])"')
 _QUOTED = re.compile(_BEGUN.pattern + '(?:[^"]|"")*+"')
 
@@ -111,7 +107,7 @@ def rows_of_columns(handle: BinaryIO, texts: Collection[str] = ()) -> Iterator[F
 
     try:
         yield from _columns(handle, texts)
-    except (pa.ArrowException, OSError, NotImplementedError) as error:
+    except (pa.ArrowException, ArithmeticError, OSError, NotImplementedError) as error:
         yield None, f"cannot read the table ({safe(str(error).splitlines()[0], 120)}): write it again"
 
 
@@ -129,11 +125,12 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
     if magic[:4] == b"PAR1":
         table = pq.ParquetFile(handle)
         joined = _has(handle, PARQUETS, _end(table.metadata))
-        batches = table.iter_batches(batch_size=ROWS)
+        batches = _numbered(table.iter_batches(batch_size=ROWS), table.schema_arrow, lambda: table.metadata.num_rows)
     elif magic[:6] == b"ARROW1":
         joined = _has(handle, ARROWS, len(ARROWS))
         reader = pa.ipc.open_file(handle)
         batches = map(reader.get_batch, range(reader.num_record_batches))
+        batches = _numbered(batches, reader.schema, reader.count_rows)
     else:
         batches = _streamed(handle)
     if joined:  # Arrow would read the first by the places of the last
@@ -161,13 +158,41 @@ def _streamed(handle: BinaryIO) -> Iterator[Any]:
     ends, last = handle.read() == END, 0
     handle.seek(0)
     while handle.tell() < size:
-        reader = pa.ipc.open_stream(handle)
+        begin, reader = handle.tell(), pa.ipc.open_stream(handle)
         last = handle.tell()
-        for batch in reader:
+        for batch in _numbered(reader, reader.schema, partial(_counted, handle, begin)):
             last = handle.tell()
             yield batch
     if not ends or last == size:  # the bytes of a batch may end as the mark does
         yield None
+
+
+def _counted(handle: BinaryIO, begin: int) -> int:
+    """The rows of the stream that begins there."""
+    import pyarrow as pa
+
+    place = handle.tell()
+    handle.seek(begin)
+    try:
+        return sum(batch.num_rows for batch in pa.ipc.open_stream(handle))
+    finally:
+        handle.seek(place)
+
+
+def _numbered(batches: Iterable[Any], schema: Any, rows: Callable[[], int]) -> Iterator[Any]:
+    """The batches of a table, with the index that pandas tells as a range beside its columns, 1 to n say, as one: where
+    it has a name and is of as many `rows`, else they are a part of those that had it."""
+    import pyarrow as pa
+
+    name, numbers, start = "", range(0), 0
+    with suppress(ArithmeticError, LookupError, TypeError, ValueError):  # of anybody: what is no such index
+        (said,) = schema.pandas_metadata["index_columns"]
+        numbers = range(said["start"], said["stop"], said["step"])
+        name = str(said["name"] or "") if said["name"] not in schema.names and len(numbers) == rows() else ""
+    for batch in batches:
+        end = start + batch.num_rows
+        yield batch.append_column(name, pa.array(numbers[start:end], pa.int64())) if name else batch
+        start = end
 
 
 def _end(metadata: Any) -> int:
@@ -217,15 +242,21 @@ def _rows(batch: Any) -> list[dict[str, Any] | str]:
     import pyarrow as pa
     import pyarrow.types as kinds
 
-    arrays = []
-    for column in batch.columns:  # Python has no type for times in nanoseconds: they are texts
-        fine = (kinds.is_timestamp(column.type) or kinds.is_time(column.type)) and column.type.unit == "ns"
-        span = kinds.is_duration(column.type) and column.type.unit == "ns"
-        arrays.append(_moments(column) if fine else _spans(column) if span else column)
-    try:
-        return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names).to_pylist()  # type: ignore[no-any-return]
-    except (ArithmeticError, ValueError, pa.ArrowException):  # for one cell among all of them
-        return [_by_cell(batch.schema.names, [column[place] for column in arrays]) for place in range(batch.num_rows)]
+    # Python has no type for times in nanoseconds: they are texts.
+    times = [kinds.is_timestamp(kind) or kinds.is_time(kind) for kind in batch.schema.types]
+    arrays = [
+        _moments(column) if timed and column.type.unit == "ns" else column
+        for column, timed in zip(batch.columns, times, strict=True)
+    ]
+    with suppress(ArithmeticError, ValueError, pa.ArrowException):  # for one cell among all of them
+        if not any(_has_nanoseconds(column.type) for column in arrays):  # those of pandas, where Arrow finds it
+            return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names).to_pylist()  # type: ignore[no-any-return]
+    return [_by_cell(batch.schema.names, [column[place] for column in arrays]) for place in range(batch.num_rows)]
+
+
+def _has_nanoseconds(kind: Any) -> bool:
+    """Whether there are times in nanoseconds in a type, at any depth."""
+    return "[ns" in str(getattr(kind, "storage_type", kind))
 
 
 def _moments(times: Any) -> Any:
@@ -237,18 +268,12 @@ def _moments(times: Any) -> Any:
     return compute.replace_substring_regex(joined, r"([+-]\d\d)(\d\d)$", r"\1:\2")
 
 
-def _spans(column: Any) -> Any:
-    """Spans in nanoseconds as texts in ISO 8601: whole microseconds as those of a coarser column are written."""
-    import pyarrow as pa
-
-    def text(span: int) -> str:
-        if not span % 1000:
-            return str(msgspec.to_builtins(timedelta(microseconds=span // 1000)))
-        seconds, rest = divmod(abs(span), 10**9)
-        return f"{'-' * (span < 0)}PT{seconds}.{rest:09}S"
-
-    spans = column.cast(pa.int64()).to_pylist()
-    return pa.array([None if span is None else text(span) for span in spans], pa.string())
+def _span(span: int) -> str:
+    """Nanoseconds in ISO 8601: whole microseconds as those of a coarser column are written."""
+    if not span % 1000:
+        return str(msgspec.to_builtins(timedelta(microseconds=span // 1000)))
+    seconds, rest = divmod(abs(span), 10**9)
+    return f"{'-' * (span < 0)}PT{seconds}.{rest:09}S"
 
 
 def _by_cell(names: Sequence[str], cells: Sequence[Any]) -> dict[str, Any] | str:
@@ -267,11 +292,17 @@ def _value(cell: Any) -> Any:
     """A cell in Python; a time of which Python has no such, as Arrow writes it."""
     import pyarrow as pa
 
+    if isinstance(cell, pa.DictionaryScalar | pa.UnionScalar | pa.ExtensionScalar) and _has_nanoseconds(cell.type):
+        return _value(cell.value)
+    if cell.is_valid and getattr(cell.type, "unit", "") == "ns":
+        return _span(cell.value) if pa.types.is_duration(cell.type) else _moments(cell).as_py()
     if cell.is_valid and isinstance(cell, pa.StructScalar):
         names = [field.name for field in cell.type]
         if problem := _twice(names):
             raise ValueError(problem)
         return {name: _value(cell[place]) for place, name in enumerate(names)}
+    if cell.is_valid and isinstance(cell, pa.MapScalar):
+        return [[*_value(each).values()] for each in cell.values]
     if cell.is_valid and isinstance(cell, pa.ListScalar):
         return [_value(each) for each in cell.values]
     try:
@@ -284,40 +315,6 @@ def _value(cell: Any) -> Any:
             # a year that Arrow cannot write: in a time zone it writes another
             return text if text.startswith("<") else _moments(cell).as_py()
         return f"{cell.cast(pa.string()).as_py()}{f' {cell.type.unit}' if pa.types.is_duration(cell.type) else ''}"
-
-
-def read_bytes(row: dict[str, Any], texts: Collection[str]) -> None:
-    """Make texts of what of a row is bytes in UTF-8, at any depth, numbers of decimals, and lists of sets, in one order
-    in each process.
-
-    Raises UnicodeDecodeError for bytes under a name of `texts` that are not, TypeError for two keys that JSON does not
-    tell apart.
-    """
-    for name, value in row.items():
-        if isinstance(value, _BYTES) and name in texts:
-            row[name] = bytes(value).decode()
-        elif type(value) not in _PLAIN:
-            row[name] = _legible(value)
-
-
-def _legible(value: Any) -> Any:
-    if isinstance(value, _BYTES):
-        with suppress(UnicodeDecodeError):
-            return bytes(value).decode()
-    if isinstance(value, Decimal) and value.is_finite():
-        number = int(value) if value.as_tuple().exponent == 0 else float(value)
-        return number if Decimal(repr(number)) == value else value  # a text, with all its digits
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
-    if isinstance(value, dict):
-        if twice := next((key for key in value if not isinstance(key, str) and str(key) in value), None):
-            raise TypeError(f"a dict with the keys {twice!r} and {str(twice)!r}")
-        return {key: each if type(each) in _PLAIN else _legible(each) for key, each in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(map(_legible, value), key=repr)
-    if isinstance(value, list | tuple) and not _PLAIN.issuperset(map(type, value)):
-        return list(map(_legible, value))
-    return value
 
 
 def _encoded(row: dict[str, Any], texts: Collection[str]) -> bytes | str:

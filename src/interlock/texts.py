@@ -19,9 +19,10 @@ import msgspec
 
 from interlock.engine import parsers
 from interlock.engine.corpus.collections import LONGEST_NAME
+from interlock.engine.corpus.forms import read_bytes
 from interlock.engine.corpus.identity import named
 from interlock.engine.corpus.naming import USUAL, Naming
-from interlock.engine.corpus.tables import read_bytes, unclear
+from interlock.engine.corpus.tables import unclear
 from interlock.engine.errors import UsageError
 from interlock.engine.parsers import path_of
 from interlock.engine.record import atomic
@@ -89,13 +90,21 @@ def _write_table(texts: Any, file: Path) -> None:
     import pyarrow as pa
 
     faults = pa.ArrowException, ArithmeticError, TypeError, ValueError
+    indexed = any(getattr(getattr(texts, "index", None), "names", ()))  # of pandas, with a name
+    if indexed and hasattr(texts, "to_frame"):
+        texts = texts.to_frame("text")
     try:
+        if objects := [
+            name for name, kind in getattr(texts, "collect_schema", dict)().items() if str(kind) == "Object"
+        ]:
+            raise ValueError(f"column {objects[0]!r:.60} holds objects of Python")  # of polars: their addresses
         try:
             reader = pa.RecordBatchReader.from_stream(texts)
         except faults:
             reader = pa.table({"text": pa.chunked_array(texts)}).to_reader()
         # By place: of two columns of one name Arrow gives neither by it, and who reads the file says so.
-        named = [at for at, name in enumerate(reader.schema.names) if not _UNNAMED.fullmatch(name)]
+        unnamed = [_UNNAMED.fullmatch(each.name) and pa.types.is_integer(each.type) for each in reader.schema]
+        named = [at for at, each in enumerate(unnamed) if not each]
         schema = pa.schema([reader.schema.field(at) for at in named], reader.schema.metadata)
         if problem := unclear(schema):
             raise UsageError(f"chunks: {problem}")
@@ -103,10 +112,18 @@ def _write_table(texts: Any, file: Path) -> None:
             for batch in reader:
                 writer.write_batch(batch.select(named))
     except faults as error:
+        why = "; ".join(map(str, error.args))
+        for name in getattr(texts, "columns", ()) if "column" not in why else ():
+            try:
+                pa.chunked_array(texts[name])
+            except faults:
+                why = f"column {name!r:.60}: {why}"
+                break
         rows = "to_dict('records')" if hasattr(texts, "columns") else "to_list()"
-        rows = "to_dicts()" if hasattr(texts, "to_dicts") else rows  # of polars
-        why = f"{'; '.join(map(str, error.args)):.300}: give each column one type, drop null rows"
-        raise UsageError(f"chunks: {why}, or pass chunks.{rows}") from None
+        rows = "to_dicts()" if hasattr(texts, "to_dicts") else f"{'reset_index().' * indexed}{rows}"
+        raise UsageError(
+            f"chunks: {why:.300}: give each column one type, drop null rows, or pass chunks.{rows}"
+        ) from None
 
 
 def _write_lines(texts: Iterable[object], file: Path, naming: Naming) -> None:
@@ -166,6 +183,9 @@ def _plain(value: object) -> object:
         return os.fspath(value)
     if isinstance(value, str):  # of a class of its own, as parsers of HTML have them
         return str.__str__(value)
+    if type(value).__module__.partition(".")[0] == "pandas" and not hasattr(value, "tolist"):
+        said = value.isoformat() if hasattr(value, "isoformat") else str(value)  # a time, or what is missing
+        return None if said in ("NaT", "<NA>") else said
     if callable(tolist := getattr(value, "tolist", None)):  # a number of NumPy's, or an array
         return _time(value) if getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m") else tolist()
     if isinstance(value, Mapping):
