@@ -55,6 +55,8 @@ class Configuration:
     and the `server` that the run goes to at its end."""
     sparse_share: float = SPARSE_SHARE
     """How much the sparse lists of a store that a run makes count; a continued run keeps its own."""
+    by_ordinal: bool = False
+    """Whether a run goes on that tells equal texts without an id apart by their order alone."""
 
 
 def knobs() -> tuple[Field[Any], ...]:
@@ -161,8 +163,9 @@ def continued(begun: Mapping[str, Setting], now: Configuration) -> Configuration
         if name in standing and _placed(value) != _placed(getattr(now.settings, name))
     ]
     origins = {**now.origins, **dict.fromkeys(kept, FROM_RUN)}
-    share = begun["sparse_share"].value if "sparse_share" in begun else UNSAID_SHARE
-    return replace(now, settings=settings, origins=origins, notes=(*now.notes, *notes), usual=False, sparse_share=share)
+    unsaid: dict[str, Any] = {"sparse_share": UNSAID_SHARE, "by_ordinal": True}
+    own = {name: begun[name].value if name in begun else value for name, value in unsaid.items()}
+    return replace(now, settings=settings, origins=origins, notes=(*now.notes, *notes), usual=False, **own)
 
 
 def altered(begun: Mapping[str, Setting], now: Configuration) -> bool:
@@ -189,8 +192,8 @@ def begun_with(begun: Mapping[str, Setting], without: Collection[str] = ()) -> d
 
 def recorded(configuration: Configuration) -> dict[str, Setting]:
     """Return the settings as a run records them, with origins and absolute paths: all but those of the screen."""
-    share = Setting(configuration.sparse_share, "default")
-    return {**configuration.beside, "sparse_share": share} | {
+    own = {name: Setting(getattr(configuration, name), "default") for name in ("sparse_share", "by_ordinal")}
+    return {**configuration.beside, **own} | {
         item.name: Setting(shown(_placed(getattr(configuration.settings, item.name))), configuration.origins[item.name])
         for item in knobs()
         if item.name not in ON_SCREEN

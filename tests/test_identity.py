@@ -1,7 +1,9 @@
 """What a record is known by: the ids of earlier versions, and no text lost for an id that another had."""
 
+import hashlib
 import json
 import random
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -12,6 +14,7 @@ from interlock.engine.corpus.corpus import read_corpus
 from interlock.engine.corpus.identity import point_of
 from interlock.engine.corpus.rereading import reread
 from interlock.engine.search.hits import Hit
+from interlock.engine.settings import continued, load, recorded
 from tests.builders import corpus
 
 PINNED = [
@@ -35,6 +38,8 @@ PINNED = [
     ({"text": "nul \0", "metadata": {"chunk_id": "b\0c", "source_file": "s"}}, "ec6f2b98-b66d-578a-9843-202dac6811ca"),
 ]
 """Records with the ids that they had before chunk ids could come again, read one after the other."""
+APART = (5, 7)
+"""Those of equal texts that say of themselves that they are others."""
 RESTARTS = [
     {"text": f"{name} part {number}", "metadata": {"source": f"{name}.pdf", "chunk_id": number}}
     for name in "abcd"
@@ -42,8 +47,8 @@ RESTARTS = [
 ]
 
 
-def read(root, records, name="a.jsonl"):
-    reader = ChunkReader(discover(corpus(root, {"Docs": {name: records}}))[0])
+def read(root, records, name="a.jsonl", **how):
+    reader = ChunkReader(replace(discover(corpus(root, {"Docs": {name: records}}))[0], **how))
     found = list(reader)
     assert all(isinstance(each, Chunk) for each in found), found
     return found, reader.counts
@@ -53,9 +58,11 @@ def points(root, records):
     return {each.text: each.point_id for each in read(root, records)[0]}
 
 
-def test_records_keep_the_ids_that_earlier_versions_gave_them(tmp_path):
-    found, _ = read(tmp_path, [record for record, _ in PINNED])
-    assert [each.point_id for each in found] == [point for _, point in PINNED]
+@pytest.mark.parametrize("by_ordinal", [True, False], ids=["continued", "new"])
+def test_records_keep_the_ids_that_earlier_versions_gave_them(tmp_path, by_ordinal):
+    pinned = [each for number, each in enumerate(PINNED) if by_ordinal or number not in APART]
+    found, _ = read(tmp_path, [record for record, _ in pinned], by_ordinal=by_ordinal)
+    assert [each.point_id for each in found] == [point for _, point in pinned]
 
 
 def test_the_first_of_records_with_one_id_keeps_the_id_that_it_always_had(tmp_path):
@@ -146,3 +153,38 @@ def test_ids_with_a_nul_do_not_meet(tmp_path):
 )
 def test_a_hit_shows_the_source_that_its_record_names(payload, source):
     assert Hit("id", 1.0, payload).source == source
+
+
+EQUAL = [{"text": "same", "metadata": {"source": f"{name}.md", "page": page}} for name in "abc" for page in (1, 2)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_equal_texts_without_ids_say_of_themselves_parts_them_in_any_order_behind_the_first(tmp_path, seed):
+    def ids(root, records):
+        return {each.payload: each.chunk_id for each in read(root, records)[0]}
+
+    first, *others = EQUAL
+    before = ids(tmp_path / "before", EQUAL)
+    random.Random(seed).shuffle(others)
+    assert ids(tmp_path / "after", [first, *others]) == before
+    assert len({*before.values()}) == len(EQUAL)
+    assert not any(each.endswith(("-2", "-3")) for each in before.values())
+
+
+def test_copies_without_ids_are_numbered_and_so_are_all_equal_texts_of_a_run_that_began_so(tmp_path):
+    one, other = EQUAL[:2]
+    name = hashlib.sha256(b"same").hexdigest()[:32]
+    found, counted = read(tmp_path / "new", [one, one, other, one])
+    assert [each.chunk_id for each in found if each.payload == found[0].payload] == [name, f"{name}-2", f"{name}-3"]
+    assert (counted.same, counted.renamed) == (0, 0)
+    old, _ = read(tmp_path / "old", [one, one, other], by_ordinal=True)
+    assert [each.chunk_id for each in old] == [name, f"{name}-2", f"{name}-3"]
+
+
+def test_a_run_that_is_continued_tells_equal_texts_apart_as_it_did(tmp_path):
+    now = load({}, {})
+    assert recorded(now)["by_ordinal"].value is False
+    assert continued(recorded(now), now).by_ordinal is False
+    begun = {name: each for name, each in recorded(now).items() if name != "by_ordinal"}
+    again = continued(begun, now)
+    assert again.by_ordinal is True and recorded(again)["by_ordinal"].value is True

@@ -114,7 +114,7 @@ class ChunkReader:
         self.counts = Counts()
         self.place: tuple[str, int] = "", 0
         """The file and the record that were read last."""
-        self._identities = IdentityMaker(collection.qdrant_collection)
+        self._identities = IdentityMaker(collection.qdrant_collection, by_ordinal=collection.by_ordinal)
         self._bad: tuple[bytes | None, str] = (None, "")
         self._example = b""  # what the first record has beside its text
 

@@ -45,6 +45,8 @@ class Collection:
     unread: tuple[str, ...] = ()
     """Files beside them that hold texts, by their ending, and are not read."""
     naming: Naming = USUAL
+    by_ordinal: bool = False
+    """Whether equal texts without an id are told apart by their order alone, as earlier versions did."""
 
 
 def qdrant_name(name: str) -> str:

@@ -2,7 +2,8 @@
 
 Its own `chunk_id` comes first, else a hash of its text. Where another record had that id, what a record says of itself
 beside it (a source, file, page, number: whatever it is called) tells it apart, then all that it holds, an ordinal at
-last: no text is lost for an id, and a record that is added later leaves the others theirs.
+last, or at once where the first was its copy: no text is lost for an id, and a record that is added later leaves the
+others theirs.
 """
 
 import hashlib
@@ -50,10 +51,11 @@ Fields = Mapping[str, object]
 
 
 class IdentityMaker:
-    """The identities of one collection's records, by its Qdrant name; each is given once."""
+    """The identities of one collection's records, by its Qdrant name; each is given once. Equal texts without an id are
+    told apart `by_ordinal` alone, as earlier versions did, or as records of one id are."""
 
-    def __init__(self, collection: str) -> None:
-        self._collection = collection
+    def __init__(self, collection: str, *, by_ordinal: bool = False) -> None:
+        self._collection, self._by_ordinal = collection, by_ordinal
         self._taken = Numbered(np.dtype([("point", DIGEST), ("whole", "V8")]))
         self._numbers: dict[tuple[str, str], int] = {}
 
@@ -62,40 +64,38 @@ class IdentityMaker:
         `own` id; None for one that was there before with all of these."""
         metadata = fields[0]
         source = next(filter(None, map(named, map(metadata.get, SOURCES))), file) if metadata else file
-        if not (given := own or named(metadata.get("chunk_id"))):
-            content = hashlib.sha256(text.encode()).hexdigest()[:32]
-            names, whole = self._numbered(source, content), bytes(8)
-        else:
-            held = msgspec.json.encode((text, fields), order="sorted")  # whatever the order of its fields
-            names = self._further(source, given, held, fields)
-            whole = (hash(held) or 1).to_bytes(8, "little", signed=True)
-        for chunk_id in names:
-            point = point_of(self._collection, source, chunk_id)
+        given = own or named(metadata.get("chunk_id"))
+        name = given or hashlib.sha256(text.encode()).hexdigest()[:32]
+        held = msgspec.json.encode((text, fields), order="sorted")  # whatever the order of its fields
+        whole = (hash(held) or 1).to_bytes(8, "little", signed=True)
+        names = self._further(source, name, held, fields)
+        while True:
+            point = point_of(self._collection, source, chunk_id := next(names))
             known = len(self._taken)
             if (holder := self._taken.number(point.bytes + whole)) == known:
                 return ChunkIdentity(source, chunk_id, str(point), given if given != chunk_id else "")
-            if any(whole) and self._taken[holder][16:] == whole:
+            same = self._taken[holder][16:] == whole
+            if given and same:
                 return None
-        raise AssertionError("there is always a next number")
+            if chunk_id == name and not given and (same or self._by_ordinal):
+                names = self._numbered(source, name)
 
     @property
     def points(self) -> npt.NDArray[np.void]:
         """The ids of all points in order; none is given any more then."""
         return self._taken.records["point"]
 
-    def _further(self, source: str, given: str, held: bytes, fields: Sequence[Fields]) -> Iterator[str]:
-        """The ids of a record that gives itself one, each for where the one before is another's."""
-        yield given
+    def _further(self, source: str, name: str, held: bytes, fields: Sequence[Fields]) -> Iterator[str]:
+        """The ids of a record of this name, each for where the one before is another's."""
+        yield name
         if said := sorted(each for one in fields for each in _said(one)):
-            yield f"{given}-{_digest(msgspec.json.encode(said))}"
-        yield from self._numbered(source, f"{given}-{_digest(held)}")
+            yield f"{name}-{_digest(msgspec.json.encode(said))}"
+        yield (whole := f"{name}-{_digest(held)}")
+        yield from self._numbered(source, whole)
 
     def _numbered(self, source: str, name: str) -> Iterator[str]:
-        """A name, then with an ordinal; the millionth of one name does not try all before it."""
-        number = self._numbers.get((source, name), 1)
-        if number == 1:
-            yield name
-        for ordinal in count(number + 1):
+        """A name with an ordinal; the millionth does not try all before it."""
+        for ordinal in count(self._numbers.get((source, name), 1) + 1):
             self._numbers[source, name] = ordinal
             yield f"{name}-{ordinal}"
 

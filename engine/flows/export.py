@@ -96,7 +96,7 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> E
         with atomic.scratch("interlock-export-") as scratch:
             language = settings.language if asked.store else ""
             builder = DeliveryBuilder(scratch, language, settings.chunk_sparse)
-            corpus = _corpus(earlier, inputs, builder, chunks, settings)
+            corpus = _corpus(earlier, inputs, builder, chunks, own)
             plan = RunPlan(settings, roster, corpus, builder, sparse_share=own.sparse_share)
             wanted = _chosen(plan.corpus, asked.collection)
             for rows in wanted:  # what would be refused after the work is refused now
@@ -197,11 +197,12 @@ def _held(directory: RunDirectory) -> Iterator[None]:
 
 
 def _corpus(
-    earlier: reuse.Earlier, inputs: Mapping[str, Any], builder: DeliveryBuilder, chunks: Path, settings: RunSettings
+    earlier: reuse.Earlier, inputs: Mapping[str, Any], builder: DeliveryBuilder, chunks: Path, own: Configuration
 ) -> Corpus:
     """Read the chunks again. Raises UsageError where they are not those that the run read."""
     beside = builder.beside
-    found = discover(chunks, settings.collections, settings.naming)
+    found = discover(chunks, own.settings.collections, own.settings.naming)
+    found = [replace(each, by_ordinal=own.by_ordinal) for each in found]
     corpus = read_corpus(found, beside.texts, beside.each, beside.features)
     changed = list(differences(inputs["files"], corpus.fingerprint()))
     if changed or digest_of_texts(corpus.digests) != earlier.state.texts_digest:

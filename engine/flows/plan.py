@@ -121,7 +121,8 @@ def named(configuration: Configuration, chunks: Path | None = None) -> list[Mode
 def requested(chunks: Path, configuration: Configuration) -> RunRequest:
     """Find what the settings name. Raises UsageError for chunks or settings that no run can have."""
     settings, specs = configuration.settings, named(configuration, chunks)
-    collections = discover(chunks, settings.collections, settings.naming)
+    found = discover(chunks, settings.collections, settings.naming)
+    collections = [replace(each, by_ordinal=configuration.by_ordinal) for each in found]
     configuration = _as_stored(configuration, specs, collections)
     settings = configuration.settings
     dense = shares([weight for _, weight in settings.roster]).tolist()
