@@ -18,7 +18,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from interlock.engine.corpus.chunks import Chunk, ChunkReader
+from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover, overlooked
 from interlock.engine.corpus.corpus import read_and_tokenise, read_corpus
 from interlock.engine.corpus.naming import USUAL, Naming
@@ -256,7 +256,7 @@ BROKEN = {
     "empty.parquet": (b"", "empty file"),
     "blank.csv": (b"\n\n", "the first line names no columns"),
     "twice.csv": (b"text,x,x\na,1,2\n", "2 columns are called 'x': rename all but one"),
-    "open.csv": (b'text,x\na,1\n"b,2\n', "record 2 cannot be read"),
+    "open.csv": (b'text,x\na,1\n"b,2\n', "record 2 and what follows cannot be read"),
     "ragged.csv": (b"text,x\na,1\nb\nc,1,2\nd,4\n", "has 1 cells where the first line names 2"),
     "latin.csv": ("text,x\na,1\nné,2\n".encode("latin-1"), "not UTF-8"),
     "other.csv": (b"id,body\n1,the one text\n", "such as --text-field body"),
@@ -390,6 +390,39 @@ def test_an_id_of_a_record_goes_before_those_of_its_metadata_where_the_chunks_ow
     records = [{"text": "a", "metadata": metadata}, {"text": "b", "metadata": metadata, "chunk_id": "c2"}]
     (tmp_path / "a.ndjson").write_bytes(lines([*records, {"text": "c", "metadata": {"id": "m"}, "_id": None}]))
     assert [each.chunk_id for each in read(tmp_path / "a.ndjson", Naming())] == ["c1", "c2", "m"]
+
+
+@pytest.mark.parametrize("cell", ["x" * (5 << 20), '"' + "a line\n" * (1 << 20) + '"'], ids=["a line", "many lines"])
+def test_a_cell_that_is_too_large_costs_its_own_row(tmp_path, cell):
+    (tmp_path / "a.csv").write_text(f"id,text\n1,a\n2,{cell}\n3,c\n")
+    first, refusal, last = read(tmp_path / "a.csv", Naming())
+    assert (first.chunk_id, last.chunk_id) == ("1", "3")
+    assert (refusal.record, refusal.reason) == (2, "larger than 4.0 MiB")
+
+
+def test_what_stands_behind_a_quotation_mark_that_nobody_closed_is_said_to_be_lost(tmp_path):
+    (tmp_path / "a.csv").write_text('id,text\n1,a\n2,"b\n' + "3,c\n" * (2 << 20))
+    _, refusal = read(tmp_path / "a.csv", Naming())
+    assert refusal.record is None and refusal.reason.startswith("record 2 and what follows cannot be read")
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_where_no_record_of_a_file_has_a_text_the_field_that_may_hold_it_is_told(tmp_path, empty):
+    rows = [{"content": empty, "lang": "en", "body": each} for each in ("a text", "another text")]
+    (tmp_path / "a.ndjson").write_bytes(lines(rows))
+    *_, refusal = read(tmp_path / "a.ndjson", Naming())
+    assert refusal.reason == f"{UNUSABLE}: say which field holds the text, such as --text-field body"
+    with pytest.raises(UsageError, match="such as --text-field body"):
+        read_and_tokenise(discover(tmp_path / "a.ndjson"), {}, tmp_path, lambda _: None, lambda: False)
+    rows[1]["content"] = "text"
+    (tmp_path / "a.ndjson").write_bytes(lines(rows))
+    refusal, kept = read(tmp_path / "a.ndjson", Naming())
+    assert (kept.text, refusal.record) == ("text", 1)
+
+
+def test_a_text_that_is_null_hides_none_of_another_usual_name(tmp_path):
+    (tmp_path / "a.ndjson").write_bytes(lines([{"text": None, "content": "a"}, {"text": "b", "content": "c"}]))
+    assert [each.text for each in read(tmp_path / "a.ndjson", Naming())] == ["a", "b"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

@@ -28,7 +28,7 @@ RECORD = "record"
 """The name in a payload under which a record's other fields are kept."""
 NAME = 60
 """Signs of a name that are told."""
-EMPTY = "the text is empty"
+EMPTY, NULL = "the text is empty", "null in place of a text"
 """Of a true record: an empty page, say."""
 HEADLESS = "; the first line names the columns: where it is a record, put one with names above it"
 """Of a table of cells, behind that it lacks a field."""
@@ -141,8 +141,8 @@ class ChunkReader:
         form = form_of(name)
         assert form, f"{name} is no file of texts"
         naming = replace(self.collection.naming, usual_ids=form.usual_ids)
-        # Some record was taken; the file itself is refused; one is refused for more than no text, or is no object.
-        used = whole = odd = alien = False
+        # One was taken; the file itself is refused; one is refused for more than no text, has one, is no object.
+        used = whole = odd = filled = alien = False
         before = self.counts.records
         for number, data in records(path, within, partial(self.hashes.__setitem__, name), naming.texts):
             self.place = name, number or 0
@@ -153,14 +153,17 @@ class ChunkReader:
             found = Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data, naming)
             if isinstance(found, Refusal):
                 whole, odd = whole or number is None, odd or found.reason != EMPTY
+                filled = filled or not found.reason.startswith((EMPTY, NULL))
                 alien = alien or data[:1] not in (b"{", "")
             else:
                 used = True
             if found is not None:
                 yield found
-        several = self.counts.records - before > 1
-        if odd and not (used or whole) and (several or alien):  # a file is lost, whatever its lines are taken for
-            yield Refusal(name, None, UNUSABLE)
+        count = self.counts.records - before
+        lost = count and not (used or whole)
+        hint = naming.instead(_fields(self._bad[0], naming)) if lost and not filled and self._bad[0] else ""
+        if hint or (lost and odd and (count > 1 or alien)):  # a file is lost, whatever its lines are taken for
+            yield Refusal(name, None, UNUSABLE + hint)
 
     def _read(self, file: str, number: int | None, data: bytes, naming: Naming) -> Chunk | Refusal | None:
         """The chunk that a record is, or why it is none; bad records are often millions of the same. None: it was there
@@ -256,9 +259,9 @@ def _fields(data: bytes, naming: Naming) -> dict[str, Raw]:
     fields = _decode(data, dict[str, Raw])
     if "lc" in fields and bytes(fields.get("kwargs", b""))[:1] == b"{":  # as LangChain dumps an object
         fields = _decode(bytes(fields["kwargs"]), dict[str, Raw])
-    texts = [each for each in TEXTS if bytes(fields.get(each, b""))[:1] in (b'"', b"n")]
-    usual = "" if naming.text or "text" in fields else min(texts, key=lambda each: bytes(fields[each])[:1], default="")
-    if usual:
+    lacks = not naming.text and bytes(fields.get("text", b"null")) == b"null"
+    texts = [each for each in TEXTS if lacks and bytes(fields.get(each, b""))[:1] in (b'"', b"n")]
+    if usual := min(texts, key=lambda each: bytes(fields[each])[:1], default=""):
         fields["text"] = fields.pop(usual)
         if "metadata" not in fields and bytes(fields.get("meta", b""))[:1] == b"{":
             fields["metadata"] = fields.pop("meta")
@@ -291,7 +294,7 @@ def _decode(data: bytes, kind: type[T], place: str = "$") -> T:
         if _AT_A_STRING.search(str(error)) and _is_whole(data):
             raise _Refused("a \\u escape is half of a surrogate pair without its other half") from None
         if data == b"null" and kind is str:
-            raise _Refused(f"null in place of a text - at `{place}`") from None
+            raise _Refused(f"{NULL} - at `{place}`") from None
         why = cause(error, data).split(";")[0]
         if isinstance(error, msgspec.ValidationError) and "`$" not in why:
             why += " - at `$`"

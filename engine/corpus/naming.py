@@ -46,6 +46,11 @@ class Naming:
         found = (looked_up(place, {}, name) for place, names in places for name in names)
         return next(filter(None, found), None)
 
+    def instead(self, fields: Mapping[str, Raw]) -> str:
+        """Say which field may hold the text where the one that is read has none; empty where none does."""
+        flag = _likely(fields, self.text or "text")
+        return f": say which field holds the text, such as {flag}" if flag else ""
+
     @property
     def given(self) -> dict[str, str]:
         """Those that are given, by the setting that gives them."""
@@ -73,9 +78,14 @@ def unnamed(fields: Mapping[str, Raw], wanted: str) -> str:
     """Say that a record has no field `wanted`: what it has instead, with a sample of each, and which may be meant."""
     if not (there := found_in(fields)):
         return f'no field "{wanted}"'
-    texts = _texts(fields)
-    likely = _same(wanted, texts) or max(texts, key=lambda name: len(bytes(fields[name])), default="NAME")
-    return f'no field "{wanted}"{there}: say which holds the text, such as {_flag("--text-field", likely)}'
+    flag = _likely(fields, wanted) or "--text-field NAME"
+    return f'no field "{wanted}"{there}: say which holds the text, such as {flag}'
+
+
+def _likely(fields: Mapping[str, Raw], wanted: str) -> str:
+    texts = [name for name in _texts(fields) if name != wanted]
+    name = _same(wanted, texts) or max(texts, key=lambda name: len(bytes(fields[name])), default="")
+    return _flag("--text-field", name) if name else ""
 
 
 def other(flag: str, fields: Mapping[str, Raw], wanted: str) -> str:

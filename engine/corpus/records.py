@@ -45,10 +45,10 @@ _LISTED = re.compile(rb"\s*\[\s*\{")
 _CR = re.compile(rb"\}[ \t]*\r[ \t\r]*(?=[{\xef])")  # no JSON has this within a record
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _NO_NUMBER = re.compile(rb"\b(?:NaN|Infinity)\b")
-_NEXT = re.compile(rb"\}[\s,]*\{")
+_NEXT = re.compile(rb"\}(?:[\s,]|\xef\xbb\xbf)*\{")
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
-_BETWEEN = _SPACE + b","
+_BETWEEN = _SPACE + _BOM + b","
 
 
 def records(path: Path, within: Path, read: Read, texts: Collection[str] = ()) -> Iterator[Found]:
@@ -117,7 +117,7 @@ def _lines(blocks: Iterable[bytes], number: int = 0) -> Iterator[Found]:
     depth: int | None = None
     for line in _split(blocks):
         number += 1
-        line = line.removeprefix(_BOM)
+        line = line.lstrip(_BOM).removesuffix(_BOM)
         if not line or line.isspace():
             continue
         if parts and not line.startswith(begin):

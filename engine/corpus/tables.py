@@ -37,6 +37,8 @@ MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 DELIMITERS = ",;\t|"
+LONGEST_CELL = 8 * MAX_RECORD_BYTES
+"""Signs of a cell that is read; what is larger is rather a quotation mark that nobody closed."""
 LINES = 100
 """Lines that the names of columns may take."""
 _BEGUN = re.compile(r'(?<![^,;\t|])"')
@@ -48,7 +50,7 @@ def rows_of_cells(handle: BufferedReader, *, tabs: bool) -> Iterator[Found]:
 
     What parts the cells is what the first line has most of outside quotes: a comma, a semicolon, a tab or a bar.
     """
-    csv.field_size_limit(MAX_RECORD_BYTES)
+    csv.field_size_limit(LONGEST_CELL)
     begin = handle.peek(4)
     encoding = next((name for mark, name in MARKS.items() if begin.startswith(mark)), "utf-8-sig")
     lines = TextIOWrapper(handle, encoding=encoding, errors="surrogateescape", newline="")
@@ -82,7 +84,7 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
             else:
                 yield number, _row(columns, cells)
     except csv.Error as error:
-        yield None, f"record {number + 1} cannot be read ({error}): close its quotation marks"
+        yield None, f"record {number + 1} and what follows cannot be read ({error}): close its quotation marks"
 
 
 def _row(columns: Sequence[str], cells: Sequence[str]) -> bytes | str:
