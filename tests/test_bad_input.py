@@ -403,10 +403,10 @@ def test_records_without_a_text_are_named_once_with_their_fields_when_no_chunk_i
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": [{"body": "a"}] * 5 + [4]}, "No": {"b.jsonl": []}})
     done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=2)
     lacking = 'no field "text" (found body: a): say which holds the text, such as --text-field NAME'
-    first = f"records 1, 2, 3 and 2 more: {lacking}"
+    first = f"records 1, 2, 3: {lacking}"
     second = 'record 6: expected an object with a field "text", got a number'
     said = f"nothing to embed: Docs/a_chunks.json {first}; Docs/a_chunks.json {second}"
-    assert done.stderr == f"interlock: {said}; No/b.jsonl: empty file\n"
+    assert done.stderr == f"interlock: {said}; No/b.jsonl: empty file (and 2 more)\n"
 
 
 @pytest.mark.parametrize("words", [("plan", "loop"), ("run", "loop"), ("chunk", "loop", "--out", "o.jsonl")])

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import interlock
+from interlock.console.text.event_text import describe
 from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.run import Run
-from interlock.engine.record.events import StoreVerified, Warned
+from interlock.engine.record.events import ArtefactWritten, StoreVerified, Warned
 from interlock.engine.settings import load
 from interlock.engine.targets.embedded import Store
 from interlock.engine.vectors.fusion import energy, fit, from_bytes, project, to_bytes
@@ -87,6 +88,8 @@ def concat(run):
 def test_files_and_store_hold_projected_vectors_with_what_projects_a_query(run, tmp_path):
     done = run("r")
     assert events_of(done, StoreVerified)[-1].ok
+    (told,) = [each for each in events_of(done, ArtefactWritten) if each.path.endswith("projection.npy")]
+    assert (told.rows, describe(told).text) == (0, f"wrote and verified {told.path} (3.9 KiB)")
     directions, reduced = exported(done, "projection"), exported(done)
     assert (directions.shape, reduced.shape) == ((80, DIM), (40, DIM))
     np.testing.assert_allclose(reduced, project(concat(done), directions), atol=1e-6)

@@ -23,6 +23,7 @@ from interlock.engine.corpus.collections import discover, overlooked
 from interlock.engine.corpus.corpus import read_and_tokenise, read_corpus
 from interlock.engine.corpus.naming import USUAL, Naming
 from interlock.engine.errors import UsageError
+from interlock.engine.record.events import Warned
 from tests.builders import interlock
 
 ROWS = [
@@ -319,7 +320,7 @@ def test_a_title_that_no_record_has_is_refused_and_an_id_that_one_lacks_costs_th
     assert [each.record for each in read(tmp_path / "a.jsonl", Naming(text="body", title="title"))] == [1, 2, None]
     kept, refused = read(tmp_path / "a.jsonl", Naming(id="key", title="titel"))
     assert (kept.text, kept.chunk_id) == ("t a", "1")
-    assert refused.reason.startswith('no field "key" with an id: add it')
+    assert refused.reason.startswith('no field "key" with an id, nor "titel" with a title: add it')
     (tmp_path / "b.csv").write_bytes(b"key,text\n1,a\n,b\n")
     kept, refused = read(tmp_path / "b.csv", Naming(id="key"))
     assert refused.reason == 'field "key" is empty or not an id: give this record one, or drop --id-field'
@@ -346,6 +347,27 @@ def test_the_field_that_may_be_meant_is_the_one_in_other_letters_a_close_or_a_li
     assert "a/a.csv" not in str(refused.value)
 
 
+@pytest.mark.parametrize("rows", [5, 400])
+def test_two_names_that_no_row_has_are_refused_together_and_each_row_counts_once(tmp_path, rows):
+    (tmp_path / "a.csv").write_text("sku,name,text\n" + "".join(f"{at},n{at},t{at}\n" for at in range(rows)))
+    naming = Naming(id="ski", title="nme")
+    with pytest.raises(UsageError) as refused:
+        read_and_tokenise(discover(tmp_path / "a.csv", (), naming), {}, tmp_path / "t", lambda _: None, lambda: False)
+    lacks = 'no field "ski" with an id, nor "nme" with a title (found sku: 0, name: n0): add it, name another, such as'
+    said = f"nothing to embed: a.csv records 1, 2, 3: {lacks} --id-field sku, or drop --id-field (and {rows - 3} more)"
+    assert str(refused.value) == said
+
+
+def test_texts_that_are_empty_beside_a_title_are_counted_and_the_first_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("name,text\nn0,t0\nn1,\nn2, \n,t3\nn1,\n,\n")
+    events: list[object] = []
+    found = discover(tmp_path / "a.csv", (), Naming(title="name"))
+    corpus, _ = read_and_tokenise(found, {}, tmp_path / "t", events.append, lambda: False)
+    (said,) = [each.message for each in events if isinstance(each, Warned)]
+    assert said.startswith("a: 3 empty texts, embedded by title alone (first: a.csv record 2): fill in ")
+    assert (corpus.chunks, len(corpus.rows[0].refusals)) == (5, 1)
+
+
 def test_a_table_without_a_row_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("sku,body\n")
     with pytest.raises(UsageError, match=r"^nothing to embed: a\.csv: no record$"):
@@ -361,7 +383,7 @@ def test_a_field_that_no_record_has_is_one_refusal_which_lists_those_that_are_th
         read_and_tokenise(discover(tmp_path, (), naming), {}, tmp_path / "t", events.append, lambda: False)
     assert not events
     found, common = str(refused.value), "topic: t0" if naming.text else "lang: of 0, topic: t0"
-    assert "records 1, 2, 3 and 27 more: no field" in found
+    assert "records 1, 2, 3: no field" in found and found.endswith(" (and 27 more)")
     assert common in found
     assert "topic: t1" not in found
     assert ("--text-field text" in found) == bool(naming.text)

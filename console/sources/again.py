@@ -19,7 +19,7 @@ from interlock.engine.record.words import argument, command, typed
 from interlock.engine.settings import FROM_RUN, SIMULATED, Configuration, recorded
 from interlock.engine.standing.closed import RUNS_ASKED, close_of
 
-OF_A_SESSION = ("run_id", "resume", "reuse", "deadline")
+OF_A_SESSION = ("run_id", "resume", "reuse", "deadline", "by_ordinal")
 """The settings that make no other run of a call that is made again."""
 
 

@@ -137,7 +137,8 @@ def _delivered(event: ev.Delivers) -> Description:
             return Description("warning", "gap", text)
         case ev.ArtefactWritten():
             verb = "wrote and verified" if event.verified else "wrote"
-            text = f"{verb} {event.path} ({several(event.rows, 'row')}, {human_bytes(event.bytes)})"
+            rows = f"{several(event.rows, 'row')}, " * bool(event.rows)
+            text = f"{verb} {event.path} ({rows}{human_bytes(event.bytes)})"
             return Description("note", "export", text)
         case ev.StoreVerified():
             word = "verified" if event.ok else "differs from what was written"

@@ -9,8 +9,6 @@ from functools import cache, lru_cache, partial
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.corpus.collections import Collection
@@ -94,14 +92,16 @@ class _Plain(_Record, forbid_unknown_fields=True):
 @dataclass
 class Counts:
     """How many records a collection has: `records` in all, `same` of them copies of an earlier one, which are left out,
-    and `renamed` those whose chunk id another had; `first` says which that was and how it is known."""
+    and `renamed` those whose chunk id another had; `first` says which that was and how it is known. `titled` have a
+    field for the title, where one is named; of those that are `bare`, as the `first_bare`, it is the whole text."""
 
     records: int = 0
     same: int = 0
     renamed: int = 0
     first: str = ""
     titled: int = 0
-    """Records with a field for the title, where one is named."""
+    bare: int = 0
+    first_bare: str = ""
 
 
 class ChunkReader:
@@ -114,14 +114,9 @@ class ChunkReader:
         self.counts = Counts()
         self.place: tuple[str, int] = "", 0
         """The file and the record that were read last."""
-        self._identities = IdentityMaker(collection.qdrant_collection, by_ordinal=collection.by_ordinal)
+        self.identities = IdentityMaker(collection.qdrant_collection, by_ordinal=collection.by_ordinal)
         self._bad: tuple[bytes | None, str] = (None, "")
         self._example = b""  # what the first record has beside its text
-
-    @property
-    def points(self) -> npt.NDArray[np.void]:
-        """The ids of the points of all chunks that were read, to the end."""
-        return self._identities.points
 
     def __iter__(self) -> Iterator[Chunk | Refusal]:
         yield from self.collection.refusals
@@ -193,18 +188,21 @@ class ChunkReader:
             features = self._features(payload, others)
         except ValueError as error:
             raise _Refused(str(error)) from None
-        known = self._identities.of(file, record.text, *fields, own=said.id)
+        known = self.identities.of(file, record.text, *fields, own=said.id)
         if known is None:
             self.counts.same += 1
             return None
+        bare = not record.text.strip()
+        place = f"{safe(file, NAME)} record {number:,}" if bare or known.given else ""
         if known.given:
             given, source, now = (safe(each, NAME) for each in (known.given, known.source, known.chunk_id))
-            place = f"{safe(file, NAME)} record {number:,}"
             self.counts.renamed += 1
             self.counts.first = self.counts.first or f"{place}: chunk_id {given} of {source} is now {now}"
         self.counts.titled += said.titled
+        self.counts.bare += bare
+        self.counts.first_bare = self.counts.first_bare or place * bare
         self._example = self._example or others or payload
-        text = " ".join(each for each in (said.title, record.text) if each.strip()) if said.title else record.text
+        text = said.title if bare else f"{said.title} {record.text}" if said.title else record.text
         return Chunk(text, payload, known.chunk_id, known.source, known.point_id, others, features)
 
 
@@ -242,9 +240,11 @@ def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> 
         name, there = safe(naming.id, NAME), found_in(inner | fields)
         if given and naming != BEIR:
             raise _Refused(f'field "{name}" is empty or not an id: give this record one, or drop --id-field')
+        no_title = naming != BEIR and naming.title not in ("", *inner, *fields)
+        also = f', nor "{safe(naming.title, NAME)}" with a title' * no_title
         such = f", such as {other('--id-field', inner | fields, naming.id)}" if there else ""
         otherwise = "" if naming == BEIR else f", name another{such}, or drop --id-field"
-        raise _Refused(f'no field "{name}" with an id{there}: add it{otherwise}')
+        raise _Refused(f'no field "{name}" with an id{also}{there}: add it{otherwise}')
     title = looked_up(fields, inner, naming.title) if naming.title else None
     told = _decode(bytes(title), str, f"$.{naming.title}").strip() if title else ""
     return Said(own, told, naming.title in fields or naming.title in inner)
@@ -314,7 +314,7 @@ REASONS = 20
 """Kinds of reason that are counted apart."""
 _PLACES = re.compile(
     r" \(byte \d+\)| in position [\d-]+"
-    r'|(?:(?<=")|(?<= with an id)) \(found .*\)(?=: (?:say|add) )'
+    r'|(?:(?<=")|(?<= with an id)|(?<= with a title)) \(found .*\)(?=: (?:say|add) )'
     r"|(?<=--text-field) \S+(?=$|; the first line)|(?<=such as --id-field) \S+(?=, or drop)"
     r"|(?<=^file ends within record) \d+",
     re.DOTALL,

@@ -94,12 +94,14 @@ class Rows:
             self.stride *= 2
 
     @property
-    def renamed(self) -> str:
-        """Tell of chunks whose ids others had; empty where there are none."""
-        if not self.counts.renamed:
-            return ""
-        again = f"{safe(self.collection.name)}: {several(self.counts.renamed, 'chunk')} had an id that another has"
-        return f"{again}, and got a further one ({self.counts.first}): give each an id of its own"
+    def notes(self) -> Iterator[str]:
+        """Tell of chunks whose ids others had, and of those whose text is their title."""
+        if self.counts.renamed:
+            again = f"{safe(self.collection.name)}: {several(self.counts.renamed, 'chunk')} had an id that another has"
+            yield f"{again}, and got a further one ({self.counts.first}): give each an id of its own"
+        if self.counts.bare:
+            empty = f"{safe(self.collection.name)}: {several(self.counts.bare, 'empty text')}, embedded by title alone"
+            yield f"{empty} (first: {self.counts.first_bare}): fill in what is missing, or leave these records out"
 
 
 @dataclass
@@ -138,8 +140,7 @@ def read_corpus(
     `reached` hears now and then, and at its end, how many records of which collection were read; `whole` gets it
     whenever another `block` of its texts has been taken, and its last."""
     seen = Numbered()
-    told = seen, take, each, reached, whole, block
-    rows = [_read(Rows(collection, len(seen), features), *told) for collection in collections]
+    rows = [_read(Rows(one, len(seen), features), seen, take, each, reached, whole, block) for one in collections]
     return Corpus(rows, seen.records)
 
 
@@ -154,8 +155,7 @@ def _read(
 ) -> Rows:
     began = time.monotonic()
     reader = ChunkReader(rows.collection, rows.features)
-    kept, texts, row = Spool(np.int32), array("i"), 0
-    window: list[str] = []
+    kept, texts, window, row = Spool(np.int32), array("i"), list[str](), 0
     for number, chunk in enumerate(reader, 1):
         if number % WINDOW == 0:  # of whatever comes: there may be millions that bring no text
             reached(rows.collection.name, reader.counts.records)
@@ -185,7 +185,7 @@ def _read(
     if rows.own_texts % block:
         whole(rows)
     kept.add(texts.tobytes())
-    rows.texts, rows.points = kept.records, reader.points
+    rows.texts, rows.points = kept.records, reader.identities.points
     rows.hashes, rows.counts, rows.seconds = reader.hashes, reader.counts, time.monotonic() - began
     good, same, refused = rows.chunks, reader.counts.same, len(rows.refusals) - rows.refusals.broken
     if reader.counts.records != good + same + refused:
@@ -322,7 +322,7 @@ def _tell_read(rows: Rows, corpus: Corpus, emit: Emit) -> None:
             seconds=round(rows.seconds, 3),
         )
     )
-    if told := rows.renamed:
+    for told in rows.notes:
         emit(Warned(message=told, collection=rows.collection.name))
 
 
@@ -339,12 +339,11 @@ def _refusals(corpus: Sequence[Rows]) -> str:
         return f"{few(files)}: no record"
     shown = dict(islice(found.items(), FEW))
     every = sum(len(rows.refusals) - rows.refusals.reasons[UNUSABLE] for rows in corpus)
-    left = every - sum(len(records) or 1 for _, records in shown.values())
-    texts = [f"{file}{_records(records)}: {reason}" for (file, _), (reason, records) in shown.items()]
+    left = every - sum(len(records[:FEW]) or 1 for _, records in shown.values())
+    texts = [f"{file}{_records(records[:FEW])}: {reason}" for (file, _), (reason, records) in shown.items()]
     return "; ".join(texts) + f" (and {left:,} more)" * bool(left)
 
 
 def _records(numbers: Sequence[str]) -> str:
     """Which records of a file are meant, or nothing for the whole of it."""
-    more = f" and {len(numbers) - FEW:,} more" if len(numbers) > FEW else ""
-    return f" record{'s' * (len(numbers) > 1)} {', '.join(numbers[:FEW])}{more}" if numbers else ""
+    return f" record{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else ""

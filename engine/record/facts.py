@@ -438,7 +438,7 @@ class Artefact(Struct, frozen=True, kw_only=True):
     """A file that was delivered."""
 
     path: Annotated[str, says("relative to the run directory")]
-    rows: Annotated[int, says("one per chunk: a text that occurs in several chunks has several rows")]
+    rows: Annotated[int, says("one per chunk, also where a text is in several; 0 of a file of another kind")]
     bytes: int
     sha256: str
     verified: Annotated[bool, says("read back: each row has its planned point id, text and vectors")] = False

@@ -31,13 +31,13 @@ from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.files import write as files
-from interlock.engine.targets.files.formats import file_bytes, with_arrays
+from interlock.engine.targets.files.formats import MARK, file_bytes, with_arrays
 from interlock.engine.targets.mirror import mirrored, verified
 from interlock.engine.targets.stores import manifest_at, projection_in
 from interlock.engine.targets.target import deliver as put
 from interlock.engine.targets.windows import ChunkTerms, Delivery, Sink, Window, points_of, uuid_of
 from interlock.engine.vectors.bm25 import WordCounts, Words, WordWeights
-from interlock.engine.vectors.fusion import Vectors, energy, fit, to_bytes
+from interlock.engine.vectors.fusion import PROJECTION, Vectors, energy, fit, to_bytes
 from interlock.engine.vectors.manifest import CollectionSpec
 from interlock.engine.vectors.precision import (
     COUNT,
@@ -143,7 +143,7 @@ def deliver(delivery: Delivery, to: Destination, emit: Emit) -> list[Loss]:
             artefact = ArtefactWritten(
                 collection=name,
                 path=to.told(path),
-                rows=delivery.rows.chunks,
+                rows=delivery.rows.chunks * (path.name not in (PROJECTION, MARK)),
                 bytes=path.stat().st_size,
                 sha256=atomic.sha256_of(path),
                 verified=True,
