@@ -156,6 +156,9 @@ class DeviceSettings:
         "of a cluster: begin once so many nodes have joined, with GPUs unless --devices says otherwise, and have an "
         "autoscaler start them; 0: with those that are there",
     )
+    node_resources: str = knob(
+        "", parsers.resources, "NAME=AMOUNT,...", "of a node, by Ray's names: GPU=2,memory=32GiB; default: all GPUs"
+    )
     wait: str = knob(
         "15m", parsers.lasting, "DURATION", "how long --min-nodes waits; then the run ends, with exit code 4"
     )

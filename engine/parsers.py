@@ -13,8 +13,8 @@ from typing import Literal
 
 from interlock.engine import storage
 from interlock.engine.errors import UsageError
+from interlock.engine.record import words as written
 from interlock.engine.record.rundir import NAMES
-from interlock.engine.record.words import parse_allowance, parse_bytes, parse_duration, parse_number, parse_time_of_day
 from interlock.engine.targets.connection import is_address
 
 MOST_THREADS, MOST_PATH, MOST_LOCAL = 1024, 4096, 16
@@ -129,7 +129,7 @@ def _nameable(name: str) -> bool:
 
 def _number(name: str, weight: object) -> float:
     try:
-        return parse_number(str(weight))
+        return written.parse_number(str(weight))
     except ValueError:
         raise ValueError(f"expected a number as the weight of {name}") from None
 
@@ -143,7 +143,7 @@ def _weight(name: str, weight: object) -> float:
 
 def size(value: object) -> int:
     """Read a size: a number is one of bytes; a text has a unit, since `10` would hardly be meant as 10 bytes."""
-    found = parse_bytes(str(value))
+    found = written.parse_bytes(str(value))
     if isinstance(value, str) and found and value.strip().replace(".", "", 1).isdigit():
         meant = f"{found >> 20}MiB" if found >= 1 << 20 else f"{found}{'GiB' if found < 1024 else 'MiB'}"
         raise ValueError(f"expected a size with its unit (did you mean {meant}?)")
@@ -156,20 +156,16 @@ def text(value: object) -> str:
 
 def decimal(value: object) -> float:
     try:
-        return parse_number(str(value))
+        return written.parse_number(str(value))
     except ValueError:
         raise ValueError("expected a number") from None
 
 
 def count(value: object) -> int:
-    return _whole(value, 0)
+    return integer(value, 0)
 
 
-def integer(value: object) -> int:
-    return _whole(value)
-
-
-def _whole(value: object, least: float = -math.inf) -> int:
+def integer(value: object, least: float = -math.inf) -> int:
     text = str(value).strip()
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise ValueError("expected a whole number")
@@ -179,33 +175,30 @@ def _whole(value: object, least: float = -math.inf) -> int:
 
 
 def at_least_one(value: object) -> int:
-    return _whole(value, 1)
+    return integer(value, 1)
 
 
 def some_counts(value: object) -> tuple[int, ...]:
     """Read whole numbers above 0 with commas between."""
-    return tuple(_whole(each, 1) for each in str(value).split(","))
-
-
-def port(value: object) -> int:
-    """Read the number of a port; 0: none."""
-    if (number := _whole(value, 0)) > 0xFFFF:
-        raise ValueError("expected a port up to 65535, or 0 for none")
-    return number
+    return tuple(integer(each, 1) for each in str(value).split(","))
 
 
 def up_to(most: int, least: int = 0) -> Callable[[object], int]:
     def parse(value: object) -> int:
-        if (number := _whole(value, least)) > most:
+        if (number := integer(value, least)) > most:
             raise ValueError(f"expected {least} to {most}")
         return number
 
     return parse
 
 
+port = up_to(0xFFFF)
+"""Reads the number of a port; 0: none."""
+
+
 def seconds(value: object) -> float:
     with suppress(ValueError):
-        if 0 <= (seconds := parse_number(str(value))) < math.inf:
+        if 0 <= (seconds := written.parse_number(str(value))) < math.inf:
             return seconds
     raise ValueError("expected a number of seconds, 0 or more")
 
@@ -228,14 +221,19 @@ def cluster(value: object) -> str:
     raise ValueError(f"expected auto, HOST:PORT, or local:N with N from 1 to {MOST_LOCAL}")
 
 
+def resources(value: object) -> str:
+    written.parse_resources(text(value))
+    return text(value)
+
+
 def lasting(value: object) -> str:
-    return str(value).strip() if parse_duration(str(value)) else "0s"
+    return str(value).strip() if written.parse_duration(str(value)) else "0s"
 
 
 def deadline(value: object) -> str:
     """Read when a session is to end: a duration above 0, or a time of day; an empty text is never."""
     text = re.sub(r"\s*,\s*", ",", str(value).strip().lower())
-    for parse in (parse_duration, parse_time_of_day):
+    for parse in (written.parse_duration, written.parse_time_of_day):
         with suppress(ValueError):
             if not text or parse(text.removesuffix(EXPORTING)):
                 return text
@@ -244,7 +242,7 @@ def deadline(value: object) -> str:
 
 def allowance(value: object) -> str:
     """Read how many records may be refused, as a number or a share, and whether files may."""
-    parse_allowance(str(value))
+    written.parse_allowance(str(value))
     return re.sub(r"\s+", "", str(value).lower())
 
 
@@ -253,7 +251,7 @@ def window(value: object) -> int | Literal["shared"]:
     if str(value).strip() == SHARED:
         return SHARED
     try:
-        return _whole(value, 0)
+        return integer(value, 0)
     except ValueError as wanted:
         raise ValueError(f"{wanted}, or {SHARED}") from None
 

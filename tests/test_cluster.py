@@ -1011,5 +1011,13 @@ def test_who_has_what_a_node_waits_for_is_said_while_it_waits_and_where_it_is_gi
 def test_nodes_are_waited_for_on_a_cluster_alone(tmp_path):
     with pytest.raises(UsageError, match="min_nodes is of a run on a cluster: add cluster, or drop it"):
         interlock.embed(tmp_path, interlock.Settings(min_nodes=2, out=tmp_path), progress="none")
+    with pytest.raises(UsageError, match="node_resources is of a run on a cluster: add cluster, or drop it"):
+        interlock.embed(tmp_path, interlock.Settings(node_resources="GPU=1", out=tmp_path), progress="none")
+    with pytest.raises(UsageError, match="node_resources is of machines that Ray knows: drop it with local:N"):
+        local = interlock.Settings(node_resources="GPU=1", cluster="local:2", out=tmp_path)
+        interlock.embed(tmp_path, local, progress="none")
+    for wrong in ("GPU", "GPU=0", "GPU=1.5", "=2", "memory=lots", "CPU=nan"):
+        with pytest.raises(UsageError, match="expected NAME=AMOUNT by Ray's names"):
+            interlock.embed(tmp_path, interlock.Settings(node_resources=wrong, cluster="auto"), progress="none")
     with pytest.raises(UsageError, match="min_nodes is more than local:2 has: choose at most 2"):
         interlock.embed(tmp_path, interlock.Settings(min_nodes=3, cluster="local:2", out=tmp_path), progress="none")

@@ -96,7 +96,8 @@ def test_who_holds_the_gpus_that_a_node_waits_for_is_told_and_an_autoscaler_sees
     assert (other.machines(), other.about(), one.held(machine)) == ([machine], "1 machine, 1 with GPUs (2)", "")
     waiting = other.start(machine, HELLO).welcome()
     said = other.held(machine)
-    assert said.startswith(f"others hold 2 of 2 GPUs of {machine.label} (there is InterlockNode of job ")
+    assert said.startswith(f"others hold 2 GPU of 2 GPU of {machine.label} (there is InterlockNode of job ")
+    assert said.endswith("; a node waits for 2 GPU")
     other.want(3)
     env = environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
     ask = [sys.executable, "-c", DEMAND, f"127.0.0.1:{port}"]
@@ -109,4 +110,25 @@ def test_who_holds_the_gpus_that_a_node_waits_for_is_told_and_an_autoscaler_sees
     held.close()
     assert waiting.result(60).versions == {"node": "node-1"}
     for each in (one, other):
+        each.close()
+
+
+def test_nodes_that_take_a_part_of_a_machine_share_it_and_the_one_too_many_says_what_it_waits_for(port, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    runs = [connect(f"127.0.0.1:{port}", "cuda", {"GPU": 1.0}, node=ECHO) for _ in range(3)]
+    (machine,) = runs[0].machines()
+    assert [each.machines() for each in runs[1:]] == [[machine]] * 2
+    links = [each.start(machine, HELLO) for each in runs[:2]]
+    for link in links:
+        assert link.welcome().result(60).versions == {"node": "node-1"}
+    waiting = runs[2].start(machine, HELLO).welcome()
+    said = runs[2].held(machine)
+    assert said.startswith(f"others hold 2 GPU of 2 GPU of {machine.label} (there is ")
+    assert said.endswith("; a node waits for 1 GPU") and not waiting.done()
+    links[0].close()
+    assert waiting.result(60).versions == {"node": "node-1"}
+    more = connect(f"127.0.0.1:{port}", "cuda", {"GPU": 4.0, "memory": 2.0**30}, node=ECHO)
+    assert more.machines() == [] and more.about() == "1 machine, 1 with GPUs (2), 0 with 4 GPU, 1.0 GiB memory"
+    for each in (*runs, more):
         each.close()

@@ -257,8 +257,28 @@ def test_machines_with_gpus_count_before_others_and_those_given_nothing_last(dev
         {"NodeID": name, "Alive": name != "z", "NodeManagerAddress": "10.0.0.1", "Resources": given}
         for name, given in resources.items()
     ]
-    machines = usable(table, "b", plain=devices != "auto")
+    machines = usable(table, "b", {}, plain=devices != "auto")
     assert "".join(each["NodeID"] for each in machines) == found
+
+
+@pytest.mark.parametrize(
+    ("takes", "found"),
+    [
+        ({}, "abc"),
+        ({"GPU": 2.0}, "bc"),
+        ({"GPU": 2.0, "accelerator_type:T4": 0.001}, "c"),
+        ({"CPU": 16.0}, "b"),
+        ({"memory": 2.0**40}, ""),
+    ],
+)
+def test_machines_without_what_a_node_takes_are_no_nodes(takes, found):
+    has = {
+        "a": {"GPU": 1.0, "CPU": 8.0, "memory": 2.0**35},
+        "b": {"GPU": 4.0, "CPU": 16.0, "memory": 2.0**36, "accelerator_type:A100": 1.0},
+        "c": {"GPU": 2.0, "CPU": 8.0, "memory": 2.0**36, "accelerator_type:T4": 1.0},
+    }
+    table = [{"NodeID": name, "Alive": True, "NodeManagerAddress": name, "Resources": has[name]} for name in has]
+    assert "".join(each["NodeID"] for each in usable(table, "a", takes, plain=False)) == found
 
 
 def test_a_ray_that_answers_no_more_is_given_up_and_not_waited_for(monkeypatch, cluster):

@@ -42,7 +42,7 @@ from interlock.engine.record.facts import RosterEntry
 from interlock.engine.record.recorder import Recorder
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import HEAD
-from interlock.engine.record.words import parse_duration
+from interlock.engine.record.words import parse_duration, parse_resources
 from interlock.engine.settings import FROM_RUN, Configuration, RunSettings
 from interlock.engine.targets.delivery import DeliveryBuilder
 from interlock.engine.targets.stores import check_delivery
@@ -52,16 +52,17 @@ SWITCH = 0.0005
 """Seconds after which the interpreter goes from the thread that reads to one that computes: a tenth of what is usual,
 as a device waits for its next kernel meanwhile."""
 Executor = PassExecutor | ClusterExecutor
-Clusters = Callable[[str, str], Cluster]
-"""Connects to the cluster at an address, whose nodes are to compute on these devices."""
+Clusters = Callable[[str, str, Mapping[str, float]], Cluster]
+"""Connects to the cluster at an address, whose nodes are to compute on these devices and take so much of a machine."""
 
 
-def connected(address: str, devices: str) -> Cluster:
-    """Connect to the Ray cluster of `--cluster`, whose nodes are to compute on `devices`. Raises UsageError for an
+def connected(address: str, devices: str, takes: Mapping[str, float]) -> Cluster:
+    """Connect to the Ray cluster of `--cluster`, whose nodes are to compute on `devices`, and take of each machine what
+    `takes` says by Ray's names. Raises UsageError for an
     address that cannot be used, UnavailableError where Ray is not installed or not there."""
     from interlock.engine.compute.cluster.ray_head import connect  # Ray is loaded for those who ask for it
 
-    return connect(address, devices)
+    return connect(address, devices, takes)
 
 
 def gathered(
@@ -91,9 +92,9 @@ def gathered(
         warm=settings.warm,
         threads=threads,
     )
-    members = ClusterMembers(
-        (clusters or connected)(settings.cluster.removesuffix(TWICE), devices), hello, versions(), clock=deadline.clock
-    )
+    takes = parse_resources(settings.node_resources)
+    cluster = (clusters or connected)(settings.cluster.removesuffix(TWICE), devices, takes)
+    members = ClusterMembers(cluster, hello, versions(), clock=deadline.clock)
     try:
         wait = min(parse_duration(settings.wait), deadline.left)
         members.gather(lambda: controls.stop_requested, least, wait, say)

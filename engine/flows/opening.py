@@ -62,9 +62,12 @@ def check(settings: RunSettings, chunks: Path | None = None) -> None:
     """Raise UsageError for settings that no run of `chunks` can have, or of any; InterlockError for an --out that no
     disk can have."""
     form_of(settings).check(Fusion(settings.fusion))
-    if settings.min_nodes and not settings.cluster:
-        raise UsageError("--min-nodes is of a run on a cluster: add --cluster, or drop it", "min_nodes")
+    for name in ("min_nodes", "node_resources"):
+        if getattr(settings, name) and not settings.cluster:
+            raise UsageError(f"{flag_of(name)} is of a run on a cluster: add --cluster, or drop it", name)
     nodes = settings.cluster.removeprefix("local:")
+    if nodes.isdecimal() and settings.node_resources:
+        raise UsageError("--node-resources is of machines that Ray knows: drop it with local:N", "node_resources")
     if nodes.isdecimal() and settings.min_nodes > int(nodes):
         raise UsageError(f"--min-nodes is more than {settings.cluster} has: choose at most {nodes}", "min_nodes")
     if not (there := existing(settings.out)).is_dir():

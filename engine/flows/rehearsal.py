@@ -21,9 +21,9 @@ from interlock.engine.record.facts import REHEARSAL
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
-    from interlock.engine.compute.cluster.messages import Cluster
     from interlock.engine.compute.context import Backend
     from interlock.engine.compute.encoder import Encoder
+    from interlock.engine.flows.computing import Clusters
     from interlock.engine.flows.run import Run
     from interlock.engine.models.assets import Policy
     from interlock.engine.models.card import ModelCard
@@ -96,7 +96,7 @@ def run(
     configuration: Configuration,
     controls: Controls,
     speed: float = 1.0,
-    clusters: "Callable[[str, str], Cluster] | None" = None,
+    clusters: "Clusters | None" = None,
 ) -> "Run":
     """Write the corpus, and make the run of it, `speed` times as fast as its simulated GPUs (`inf`: without waiting),
     on the nodes of one of `clusters` where the configuration asks for that.

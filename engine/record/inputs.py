@@ -198,7 +198,7 @@ def same_files(files: list[str], root: Path) -> bool:
     return bool(files) and any(all((place / file).is_file() for file in files) for place in own)
 
 
-AGAIN = ("cluster", "min_nodes", "wait", "warm", "offline", "allow_pickle", "deadline", "strict")
+AGAIN = ("cluster", "node_resources", "min_nodes", "wait", "warm", "offline", "allow_pickle", "deadline", "strict")
 """What a run does not keep for itself, and a session that goes on with it needs as well."""
 
 

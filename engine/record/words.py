@@ -11,6 +11,7 @@ import re
 import shlex
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import time
 from pathlib import Path
 from typing import NamedTuple
@@ -108,6 +109,19 @@ def parse_allowance(text: str) -> Allowance:
     if not match or (match[2] and not 0 <= (share := float(f"{match[1]}{match[2][:-1]}")) <= 100):
         raise ValueError("expected a number of records or a share such as 1%; ,files may follow")
     return Allowance(0, share, bool(match[3])) if match[2] else Allowance(int(match[1]), 0.0, bool(match[3]))
+
+
+def parse_resources(text: str) -> dict[str, float]:
+    """Read what a node takes of its machine, by Ray's names: 'GPU=2,CPU=8,memory=32GiB,accelerator_type:T4=0.001'.
+    Raises ValueError for anything else."""
+    taken = dict[str, float]()
+    for name, _, amount in (each.strip().rpartition("=") for each in text.split(",") if each.strip()):
+        with suppress(ValueError):
+            taken[name] = float(parse_bytes(amount) if name == "memory" else parse_number(amount))
+        part = taken.get(name, 0.0) % 1
+        if not name or not 0 < taken.get(name, 0.0) < math.inf or (taken[name] > 1 and part):
+            raise ValueError("expected NAME=AMOUNT by Ray's names, as in GPU=2,CPU=8,memory=32GiB; parts of 1 alone")
+    return taken
 
 
 def _countable(number: float) -> bool:

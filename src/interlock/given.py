@@ -33,6 +33,7 @@ class GivenSettings:
     devices: str | Sequence[str] | None = field(default=None, hash=False)
     cluster: str | None = None
     min_nodes: int | None = None
+    node_resources: str | None = None
     wait: str | None = None
     window: int | Literal["shared"] | None = None
     cpu_fallback: bool | None = None

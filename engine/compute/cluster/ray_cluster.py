@@ -51,14 +51,23 @@ class RayDriver:
             self._close(keep=False)
 
     def welcome(
-        self, number: int, node: str, machine: str, gpus: float, made_of: str, packages: Mapping[str, str], hello: bytes
+        self,
+        number: int,
+        node: str,
+        machine: str,
+        taken: Mapping[str, float],
+        made_of: str,
+        packages: Mapping[str, str],
+        hello: bytes,
     ) -> None:
-        """Start a node's process on a machine, and have it look at its devices."""
+        """Start a node's process on a machine, of which it takes so much, and have it look at its devices."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options = self._kind.options(
-            num_cpus=0,
-            num_gpus=gpus,
+            num_cpus=taken.get("CPU", 0),
+            num_gpus=taken.get("GPU", 0),
+            memory=taken.get("memory"),
+            resources={name: each for name, each in taken.items() if name not in ("CPU", "GPU", "memory")},
             max_concurrency=4,  # an exchange that waits, a nudge beside it, the end of both
             max_restarts=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(machine, soft=False),
@@ -94,34 +103,36 @@ class RayDriver:
             return
         self._wire.send((number, False, len(self._kept) - 1))
 
-    def held(self, number: int, machine: str, total: float) -> None:
-        """Say how much of a machine's GPUs others than this run hold, and who of them as far as actors do."""
+    def held(self, number: int, machine: str, taken: Mapping[str, float]) -> None:
+        """Say how much is free on a machine of what a node is to take there and cannot, and who of others is there, as
+        far as actors do."""
         from ray._private.state import actors, available_resources_per_node, jobs
 
-        own, ours, whose = self._ray.get_runtime_context().get_job_id(), 0.0, dict[str, None]()
+        own, ours, whose = self._ray.get_runtime_context().get_job_id(), False, dict[str, None]()
         entry = {job["JobID"]: job.get("Entrypoint") or "a driver" for job in jobs()}
         for actor in actors(actor_state_name="ALIVE").values():
             if actor["Address"]["NodeID"] != machine:
                 continue
             if actor["JobID"] == own:
-                ours = total  # a node has all
+                ours = True  # it has all that it is to take
             else:
                 name, job = actor["ActorClassName"].rpartition(".")[2], actor["JobID"]
                 whose[f"{name} of job {job}, {entry.get(job, ''):.80}"] = None
-        held = total - available_resources_per_node().get(machine, {}).get("GPU", 0.0) - ours
+        there = available_resources_per_node().get(machine, {})
+        free = {name: round(there.get(name, 0.0), 4) for name, each in taken.items() if there.get(name, 0.0) < each}
         names = f" (there is {'; '.join([*whose][:3])})" if whose else ""
-        self._wire.send((number, False, (max(0.0, round(held, 4)), names)))
+        self._wire.send((number, False, ({} if ours else free, names)))
 
-    def want(self, number: int, more: int) -> None:
-        """Ask for so many machines with a GPU by a placement group, which autoscalers count while it waits. It goes
-        with this process, however that ends, and once it was placed: it is to hold nothing."""
+    def want(self, number: int, more: int, bundle: Mapping[str, float]) -> None:
+        """Ask for so many machines with what a node takes by a placement group, which autoscalers count while it waits.
+        It goes with this process, however that ends, and once it was placed: it is to hold nothing."""
         from ray.util import placement_group, placement_group_table, remove_placement_group
 
         if (now := self._wanted) and (now.bundle_count != more or placement_group_table(now)["state"] == "CREATED"):
             remove_placement_group(now)
             self._wanted = None
         elif more and not now:  # no sooner: a node that waits for what was let go of comes first
-            self._wanted = placement_group([{"GPU": 1.0}] * more, strategy="STRICT_SPREAD")
+            self._wanted = placement_group([dict(bundle)] * more, strategy="STRICT_SPREAD")
         self._wire.send((number, False, None))
 
     def end(self, number: int, node: str) -> None:

@@ -37,7 +37,7 @@ from interlock.engine.compute.cluster.messages import (
 from interlock.engine.compute.cluster.node import PACKAGES, versions
 from interlock.engine.compute.cluster.wire import Wire, packed, unpacked
 from interlock.engine.errors import UnavailableError, UsageError
-from interlock.engine.record.words import several
+from interlock.engine.record.words import human_bytes, several
 
 PART = 64 << 20
 """Bytes of a model's file that are one object."""
@@ -52,9 +52,12 @@ DRIVER = "interlock.engine.compute.cluster.ray_cluster"
 _NO_RAY = "--cluster needs Ray: pip install 'interlock[cluster]'"
 
 
-def connect(address: str, devices: str = "auto", node: str = NODE) -> "RayCluster":
+def connect(
+    address: str, devices: str = "auto", takes: Mapping[str, float] | None = None, node: str = NODE
+) -> "RayCluster":
     """Connect to the Ray cluster at an address as `--cluster` takes it; `devices` is what nodes are to compute on,
-    `node` the class that their processes run. Of `auto`, it is the one that this process uses, where it does.
+    `takes` what of a machine is theirs, by Ray's names (all GPUs), `node` the class that their processes run. Of
+    `auto`, it is the one that this process uses, where it does.
 
     Raises UsageError for an address that cannot be used, UnavailableError where there is no Ray.
     """
@@ -73,18 +76,18 @@ def connect(address: str, devices: str = "auto", node: str = NODE) -> "RayCluste
     used: Any = sys.modules.get("ray")
     if address == "auto" and used and used.is_initialized():
         address = used.get_runtime_context().gcs_address
-    return RayCluster(address, devices, node)
+    return RayCluster(address, devices, takes or {}, node)
 
 
 class RayCluster:
     """The machines of a Ray cluster, as the driver sees them."""
 
-    def __init__(self, address: str, devices: str, node: str) -> None:
-        self.node = node
+    def __init__(self, address: str, devices: str, takes: Mapping[str, float], node: str) -> None:
+        self.node, self._takes = node, takes
         self._plain = devices == "cpu" or devices.startswith("sim:")
         self._strict = devices.startswith("cuda")
         self._local = address.startswith("local:")
-        self._gpus: dict[str, float] = {}
+        self._has: dict[str, Mapping[str, float]] = {}
         self._links: list[RayLink] = []
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._asked: dict[int, tuple[Future[Any], Callable[[Any], Any]]] = {}
@@ -120,35 +123,44 @@ class RayCluster:
         if time.monotonic() - when > AWAY:
             again = "" if self._local else "start it again on its first machine (ray start --head), then "
             raise ClusterEnded(f"Ray has not answered for {AWAY:.0f} s: {again}{then}")
-        there = usable(table, self._here, plain=self._plain, strict=self._strict)
-        self._gpus = {each["NodeID"]: each["Resources"].get("GPU", 0.0) for each in there}
+        there = usable(table, self._here, self._takes, plain=self._plain, strict=self._strict)
+        self._has = {each["NodeID"]: each["Resources"] for each in there}
         return [NodeMachine(each["NodeID"], _label(each)) for each in there]
 
     def start(self, machine: NodeMachine, hello: Hello) -> NodeLink:
-        """Start a node's process on a machine, with all GPUs that Ray knows there."""
-        gpus = 0.0 if self._plain else self._gpus.get(machine.id, 0.0)
-        link = RayLink(self, machine, hello, gpus)
+        """Start a node's process on a machine, with all GPUs that Ray knows there, or what it is to take."""
+        link = RayLink(self, machine, hello, self._taken(machine))
         self._links.append(link)
         return link
 
+    def _taken(self, machine: NodeMachine) -> Mapping[str, float]:
+        """What a node takes of a machine, by Ray's names."""
+        return {**({} if self._plain else {"GPU": self._has.get(machine.id, {}).get("GPU", 0.0)}), **self._takes}
+
     def about(self) -> str:
-        """Say how many machines are there, and how many of them have GPUs."""
+        """Say how many machines are there, how many of them have GPUs, and how many what a node is to take."""
         there = [each["Resources"].get("GPU", 0.0) for each in self._seen[1] if each["Alive"]]
-        return f"{several(len(there), 'machine')}, {sum(map(bool, there))} with GPUs ({sum(there):g})"
+        having = f", {len(self._has)} with {_amounts(self._takes)}" if self._takes else ""
+        return f"{several(len(there), 'machine')}, {sum(map(bool, there))} with GPUs ({sum(there):g}){having}"
 
     def held(self, machine: NodeMachine) -> str:
-        """Say who has GPUs of a machine whose node waits for all of them, as far as Ray knows."""
-        total = self._gpus.get(machine.id, 0.0)
+        """Say who has what of a machine that its node waits for, as far as Ray knows."""
+        taken, has = self._taken(machine), self._has.get(machine.id, {})
         with suppress(UnavailableError, TimeoutError):
-            held, whose = self.ask("held", machine.id, total).result(LOOK)
-            if held:
-                return f"others hold {held:g} of {total:g} GPUs of {machine.label}{whose}; a node waits for all"
+            free, whose = self.ask("held", machine.id, taken).result(LOOK)
+            if free:
+                held = ", ".join(
+                    f"{_amount(each, has[each] - free[each])} of {_amount(each, has[each])}" for each in free
+                )
+                waits = _amounts({each: taken[each] for each in free})
+                return f"others hold {held} of {machine.label}{whose}; a node waits for {waits}"
         return ""
 
     def want(self, more: int) -> None:
         """Have Ray's autoscaler, where there is one, start so many machines with GPUs."""
-        if not self._plain and not self._local:
-            self.ask("want", more)
+        bundle = {**({} if self._plain else {"GPU": 1.0}), **self._takes}
+        if bundle and not self._local:
+            self.ask("want", more, bundle)
 
     def shared(self, value: GridPlan | ModelFiles) -> Any:
         """Put a value into the object store; nodes on one machine read one copy. A model is put in parts, so that no
@@ -231,10 +243,10 @@ class SentFiles:
 class RayLink:
     """A node's process that Ray started; what fails says where its last words are."""
 
-    def __init__(self, cluster: RayCluster, machine: NodeMachine, hello: Hello, gpus: float) -> None:
+    def __init__(self, cluster: RayCluster, machine: NodeMachine, hello: Hello, taken: Mapping[str, float]) -> None:
         self.lost = False
         """Whether a call failed that was to be answered."""
-        self._cluster, self._machine, self._hello, self._gpus = cluster, machine, hello, gpus
+        self._cluster, self._machine, self._hello, self._taken = cluster, machine, hello, taken
         self._log = ""
         self._closed = False
         self._actor = f"{hello.node} {id(self)}"
@@ -248,7 +260,7 @@ class RayLink:
             return Welcome(**found) if isinstance(found, dict) else unpacked(found)
 
         packages = {name: version for name, version in versions().items() if name in PACKAGES}
-        about = self._machine.id, self._gpus, self._cluster.node, packages, packed(self._hello)[0]
+        about = self._machine.id, self._taken, self._cluster.node, packages, packed(self._hello)[0]
         return self._called("welcome", *about, read=read)
 
     def begin(self, plan: Any) -> "Future[Ready]":
@@ -286,17 +298,32 @@ class RayLink:
 
 
 def usable(
-    table: Sequence[Mapping[str, Any]], here: str, *, plain: bool, strict: bool = False
+    table: Sequence[Mapping[str, Any]],
+    here: str,
+    takes: Mapping[str, float],
+    *,
+    plain: bool,
+    strict: bool = False,
 ) -> list[Mapping[str, Any]]:
-    """List the machines of Ray's table that are there: of those with GPUs where there are any or nodes are `strict`,
-    and not `plain`, else of those that Ray gives CPUs. The usual head on Kubernetes, with neither, is none where others
-    have some. The one that is `here` comes first."""
+    """List the machines of Ray's table that are there and have what a node takes: of those with GPUs where there are
+    any or nodes are `strict`, and not `plain`, else of those that Ray gives CPUs. The usual head on Kubernetes, with
+    neither, is none where others have some. The one that is `here` comes first."""
     there = [each for each in table if each["Alive"] and (not strict or each["Resources"].get("GPU"))]
+    there = [each for each in there if all(each["Resources"].get(name, 0) >= takes[name] for name in takes)]
     for resource in ([] if plain else ["GPU"]) + ["CPU"]:
         if having := [each for each in there if each["Resources"].get(resource)]:
             there = having
             break
     return sorted(there, key=lambda each: (each["NodeID"] != here, each["NodeManagerAddress"], each["NodeID"]))
+
+
+def _amounts(of: Mapping[str, float]) -> str:
+    return ", ".join(_amount(name, each) for name, each in of.items())
+
+
+def _amount(name: str, each: float) -> str:
+    """Write an amount of a resource by Ray's name: 2 GPU, 32 GiB memory."""
+    return f"{human_bytes(each) if name == 'memory' else f'{each:g}'} {name}"
 
 
 def _label(node: Mapping[str, Any]) -> str:
