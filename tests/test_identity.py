@@ -103,6 +103,18 @@ def test_what_a_record_says_of_itself_is_its_identity_whatever_it_is_called(tmp_
     assert (one["A"], one["C"]) == (other["A"], other["C, but edited"])
 
 
+def test_the_first_whole_number_that_is_a_text_in_a_store_is_told(tmp_path):
+    fine = {"text": "a", "metadata": {"n": [2**64 - 1, -(2**63), 1e300], "id": "9" * 20}}
+    found, counted = read(tmp_path / "fine", [fine])
+    assert len(found) == 1 and not list(counted.told("fine"))
+    large = {"text": "b", "metadata": {"deep": [1, {"n": -(2**63) - 1}]}}
+    found, counted = read(tmp_path / "large", [fine, large, {"text": "c", "n": 2**64}])
+    assert json.loads(found[1].payload) == large["metadata"]
+    (said,) = counted.told("large")
+    place = "deep.n of a.jsonl record 2 first"
+    assert said.startswith(f"large: a whole number beyond 64 bits ({place}) is a text in a store and on a server")
+
+
 def test_records_that_say_nothing_more_are_told_apart_by_what_they_hold(tmp_path):
     records = [{"text": text, "metadata": {"chunk_id": 1, "title": title}} for text in "ab" for title in ("x", "y")]
     found, counted = read(tmp_path / "all", records)

@@ -554,6 +554,10 @@ def test_a_saved_dataset_is_its_tables(tmp_path):
     found = discover(tmp_path / "set", naming=NAMED)
     assert [each.name for each in found] == ["test", "train"] and not list(overlooked(tmp_path / "set", found))
     assert [len(list(ChunkReader(each))) for each in found] == [3, 3]
+    found = discover(tmp_path, naming=NAMED)
+    assert [each.name for each in found] == ["set"]
+    said = "the splits in set are one collection together: name that directory to have each as one"
+    assert list(overlooked(tmp_path, found)) == [said]
 
 
 def test_what_datasets_or_jupyter_keep_of_a_file_is_not_read_with_it(tmp_path):

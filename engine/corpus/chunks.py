@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.forms import form_of
-from interlock.engine.corpus.identity import IdentityMaker, named
+from interlock.engine.corpus.identity import Counts, IdentityMaker, large_in, named
 from interlock.engine.corpus.naming import BEIR, NOTHING, TEXTS, Naming, Said, found_in, looked_up, other, unnamed
 from interlock.engine.corpus.records import TOO_DEEP, cause, depth_of, records
 from interlock.engine.errors import UsageError
@@ -87,21 +87,6 @@ class _Record(Struct):
 
 class _Plain(_Record, forbid_unknown_fields=True):
     """A record without other fields, as most are."""
-
-
-@dataclass
-class Counts:
-    """How many records a collection has: `records` in all, `same` of them copies of an earlier one, which are left out,
-    and `renamed` those whose chunk id another had; `first` says which that was and how it is known. `titled` have a
-    field for the title, where one is named; of those that are `bare`, as the `first_bare`, it is the whole text."""
-
-    records: int = 0
-    same: int = 0
-    renamed: int = 0
-    first: str = ""
-    titled: int = 0
-    bare: int = 0
-    first_bare: str = ""
 
 
 class ChunkReader:
@@ -184,6 +169,8 @@ class ChunkReader:
             if kept.count(b"{") + kept.count(b"[") > MAX_DEPTH and depth_of(kept) > MAX_DEPTH:
                 raise _Refused(TOO_DEEP)
             fields.append(_decode(kept, dict, "$.metadata" if kept is payload else "$"))
+            if not self.counts.large and (large := large_in(kept, fields[-1])):
+                self.counts.large = f"{safe(large, NAME)} of {safe(file, NAME)} record {number:,}"
         try:
             features = self._features(payload, others)
         except ValueError as error:

@@ -162,7 +162,8 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
     files and are no collections, since their name begins with a dot or the root is one, and how BEIR's are read."""
     if not root.is_dir():
         return
-    entire = next((each for each in found if each.root == root.resolve()), None)
+    here = root.resolve()
+    entire = next((each for each in found if each.root == here), None)
     unread = [name if entire else f"{each.name}/{name}" for each in found for name in each.unread]
     read_of = (form.rank for each in found for name in each.files[:1] if (form := form_of(name)))
     rank = min(read_of, default=NOTHING)
@@ -175,6 +176,10 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
     for each in (each for each in found if each.naming == BEIR):
         what = "is a test collection of BEIR's form, so titles are put before texts and _id is the id"
         yield f"{printable(each.name)} {what}: name other fields with --text-field"
+    splits = {(each.root / name).parents[1] for each in found for name in each.files if name.endswith(".arrow")}
+    for place in sorted(each for each in splits if here in each.parents and (each / "dataset_dict.json").exists()):
+        name = printable(str(place.relative_to(here)))
+        yield f"the splits in {name} are one collection together: name that directory to have each as one"
     if entire:
         if inner := sorted({Path(name).parts[0] for name in entire.files if "/" in name}):
             yield (

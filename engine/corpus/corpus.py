@@ -19,15 +19,16 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import asdict
 
-from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Counts, Refusals, kind_of
+from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Refusals, kind_of
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
+from interlock.engine.corpus.identity import Counts
 from interlock.engine.corpus.places import DIGEST, Numbered, Places, Spool, windows
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import Stopped, UsageError
 from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, RecordsRead, Warned
 from interlock.engine.record.facts import Refusal
-from interlock.engine.record.words import few, in_collection, safe, several
+from interlock.engine.record.words import few, in_collection, safe
 
 Digests = npt.NDArray[np.void]
 WINDOW, BEAT = 512, 1.0
@@ -92,16 +93,6 @@ class Rows:
         while len(self.sample) > SAMPLE:
             del self.sample[1::2]
             self.stride *= 2
-
-    @property
-    def notes(self) -> Iterator[str]:
-        """Tell of chunks whose ids others had, and of those whose text is their title."""
-        if self.counts.renamed:
-            again = f"{safe(self.collection.name)}: {several(self.counts.renamed, 'chunk')} had an id that another has"
-            yield f"{again}, and got a further one ({self.counts.first}): give each an id of its own"
-        if self.counts.bare:
-            empty = f"{safe(self.collection.name)}: {several(self.counts.bare, 'empty text')}, embedded by title alone"
-            yield f"{empty} (first: {self.counts.first_bare}): fill in what is missing, or leave these records out"
 
 
 @dataclass
@@ -322,7 +313,7 @@ def _tell_read(rows: Rows, corpus: Corpus, emit: Emit) -> None:
             seconds=round(rows.seconds, 3),
         )
     )
-    for told in rows.notes:
+    for told in rows.counts.told(safe(rows.collection.name)):
         emit(Warned(message=told, collection=rows.collection.name))
 
 

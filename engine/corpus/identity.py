@@ -10,6 +10,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.corpus.places import DIGEST, Numbered
+from interlock.engine.record.words import several
 
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
 DIGITS = 12
@@ -28,6 +30,8 @@ _SAYS = re.compile(
 )
 """Words in the names of fields that tell which record it is."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_DIGITS, _TO_DIGITS = b"0" * len(str(2**63)), bytes.maketrans(b"123456789", b"0" * 9)
+"""As few digits as a whole number beyond 64 bits has."""
 
 
 class ChunkIdentity(NamedTuple):
@@ -48,6 +52,36 @@ def point_of(collection: str, source: str, chunk_id: str) -> uuid.UUID:
 SOURCES = ("source_path", "source_file", "filename")
 """Fields of the metadata that name a source, the first that does."""
 Fields = Mapping[str, object]
+
+
+@dataclass
+class Counts:
+    """How many records a collection has: `records` in all, `same` of them copies of an earlier one, which are left out,
+    and `renamed` those whose chunk id another had; `first` says which that was and how it is known. `titled` have a
+    field for the title, where one is named; of those that are `bare`, as the `first_bare`, it is the whole text. The
+    first field with a whole number beyond 64 bits is `large`, with the record that it is of."""
+
+    records: int = 0
+    same: int = 0
+    renamed: int = 0
+    first: str = ""
+    titled: int = 0
+    bare: int = 0
+    first_bare: str = ""
+    large: str = ""
+
+    def told(self, collection: str) -> Iterator[str]:
+        """Tell of chunks whose ids others had, of those whose text is their title, and of numbers that not everybody
+        keeps."""
+        if self.renamed:
+            again = f"{collection}: {several(self.renamed, 'chunk')} had an id that another has"
+            yield f"{again}, and got a further one ({self.first}): give each an id of its own"
+        if self.bare:
+            empty = f"{collection}: {several(self.bare, 'empty text')}, embedded by title alone"
+            yield f"{empty} (first: {self.first_bare}): fill in what is missing, or leave these records out"
+        if self.large:
+            number = f"{collection}: a whole number beyond 64 bits ({self.large} first)"
+            yield f"{number} is a text in a store and on a server: write it as a text to have it so in files too"
 
 
 class IdentityMaker:
@@ -105,6 +139,22 @@ def named(value: object) -> str:
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def large_in(data: bytes, value: object) -> str:
+    """Name the field that has the first whole number beyond 64 bits in a value and its JSON; empty where none has."""
+    return next(_large(value), "") if _DIGITS in data.translate(_TO_DIGITS) else ""
+
+
+def _large(value: object, place: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _large(each, f"{place}.{name}" if place else name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _large(each, place)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        yield place
 
 
 def _said(fields: Fields, place: str = "") -> Iterator[str]:
