@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import json
+import os
 import re
 import shutil
 import uuid
@@ -44,6 +45,12 @@ class Element:
 def test_a_name_that_no_collection_can_have_is_refused(tmp_path, name):
     with pytest.raises(InterlockError, match="name: expected the name of a collection, got"):
         path_to(["a"], name, tmp_path)
+
+
+def test_a_directory_whose_path_leaves_no_room_for_a_file_is_one_line(tmp_path):
+    above = tmp_path / "/".join(["d" * 200] * 20)[: 4070 - len(os.fspath(tmp_path))]
+    with pytest.raises(InterlockError, match="File name too long"):
+        path_to(["a"], "texts", above)
 
 
 def documents():

@@ -136,7 +136,9 @@ def _write_lines(texts: Iterable[object], file: Path, naming: Naming) -> None:
         raise UsageError("chunks: expected at least one text, got none: pass some")
     if hasattr(texts, "columns"):  # of an old pandas, which iterates over the names of its columns
         raise UsageError("chunks: this table does not give itself as Arrow: pass table.to_dict('records')")
-    with file.open("wb") as out:
+    with atomic.explaining(file):
+        out = file.open("wb")
+    with out:
         for number, item in enumerate(chain((first,), items)):
             try:
                 record = dict(_record(item))
