@@ -140,15 +140,19 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse what a command does not know here, where its own options are known."""
-        given = [] if self._subparsers else [word.partition("=")[0] for word in args or () if word.startswith("--")]
-        for name in given:
+        given, told = [word.partition("=")[0] for word in args or () if word[:1] == "-" != word], list[str]()
+        if self._subparsers and given and args[0].partition("=")[0] == given[0] not in self._option_string_actions:
+            told.append(f"{given[0]} comes before a command: put one first, as in `interlock run CHUNKS`")
+        for name in dict.fromkeys(given if told or not self._subparsers else ()):
             setting = name.removeprefix("--").removeprefix("no-").replace("-", "_")
             instead = REMOVED[setting].instead if setting in REMOVED else FLAGS.get(name)
-            if instead and name not in self._option_string_actions:
-                self.error(f"there is no {name}: {instead}")
             takes = self._option_string_actions.get(f"--{name.removeprefix('--no-')}")
             if name.startswith("--no-") and takes and OFF in str(takes.metavar).split("|"):
-                self.error(f"there is no {name}: use {takes.option_strings[0]} {OFF}")
+                instead = f"use {takes.option_strings[0]} {OFF}"
+            if instead and name not in self._option_string_actions:
+                told.append(f"there is no {name}: {instead}")
+        if told:
+            self.error("; and ".join(told))
         known, unknown = super().parse_known_args(args, namespace)
         ends = unknown.index("--") if "--" in unknown else len(unknown)
         options = [word for word in unknown[:ends] if word[:1] == "-" != word]
@@ -166,6 +170,8 @@ class Parser(argparse.ArgumentParser):
             text = safe(", ".join(map("".join, zip(unknown, near, strict=True))))
             if hasattr(known, "query") and hasattr(known, "store") and any(word[:1] != "-" for word in unknown):
                 text += ": put the question in quotes"
+            elif hasattr(known, "chunks") and words == unknown:
+                text += ": name one file or directory (one of several files), and a list as one word (A,B)"
             self.error(f"unknown: {text}")
         return known, unknown
 

@@ -46,7 +46,9 @@ PREDECESSOR: Mapping[str, str] = {
     "--output-dir DIR": "`--out DIR`, with a directory for each run",
     "--ensemble-models A B": "`--roster A=0.6,B=0.4`; what is not named is not loaded",
     "--collections A B": "`--collections A,B`; an unknown one is refused",
-    "--sparse-models A B": "`--sparse A,B`: each has vectors of its own",
+    "--sparse-models A B": "`--sparse A,B`: each has vectors of its own; `splade` is nearest to `splade-v3`",
+    "--enable-ensemble": "nothing: several models of a roster are one",
+    "--matryoshka-dim N": "`--dim N` for models trained for it, else `--project N`",
     "--rerank-model, --rerank-candidates, --rerank-top-k": "with the question, not with the run: "
     '`interlock search STORE "..." --rerank MODEL --rerank-depth 50 --limit 20`',
     "--disable-rerank, --disable-sparse": "nothing: both are off until they are asked for",

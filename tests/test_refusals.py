@@ -88,6 +88,31 @@ def test_a_flag_of_the_predecessor_is_refused_with_what_stands_for_it_here(capsy
     assert OF_THE_PREDECESSOR[flag] in said and "did you mean" not in said
 
 
+@pytest.mark.parametrize("command", [["run", "."], []])
+def test_all_flags_of_the_predecessor_are_answered_at_once_before_a_command_too(capsys, command):
+    with pytest.raises(SystemExit, match="2"):
+        parse([*command, "--chunked-dir", "D", "--enable-ensemble", "--matryoshka-dim=256", "--force-cpu"])
+    said = capsys.readouterr().err
+    for part in ("interlock run DIR", "drop it: several models", "--dim N for models", "--devices cpu"):
+        assert part in said
+    assert "no command" not in said
+    assert ("--chunked-dir comes before a command: put one first, as in `interlock run CHUNKS`" in said) != bool(
+        command
+    )
+
+
+def test_a_second_path_is_refused_with_what_is_taken(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parse(["run", "a.csv", "b.csv"])
+    assert "unknown: b.csv: name one file or directory (one of several files)" in capsys.readouterr().err
+
+
+def test_a_file_of_another_form_is_refused_with_the_way_for_what_python_holds(tmp_path):
+    (tmp_path / "docs.pkl").touch()
+    with pytest.raises(UsageError, match=r"cannot read texts from .*docs\.pkl: .*interlock\.embed\(documents\)$"):
+        discover(tmp_path / "docs.pkl")
+
+
 def test_a_flag_of_an_earlier_eval_is_refused_with_what_to_use(capsys):
     with pytest.raises(SystemExit, match="2"):
         parse(["eval", ".", "--picture", "x.svg"])

@@ -45,8 +45,7 @@ class Collection:
     unread: tuple[str, ...] = ()
     """Files beside them that hold texts, by their ending, and are not read."""
     naming: Naming = USUAL
-    by_ordinal: bool = False
-    """Whether equal texts without an id are told apart by their order alone, as earlier versions did."""
+    by_ordinal: bool = False  # equal texts without ids are told apart by their order alone, as earlier versions did
 
 
 def qdrant_name(name: str) -> str:
@@ -81,7 +80,8 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
         hint = "" if isinstance(root, storage.Url) else near(root)
         raise UsageError(f"{root} does not exist{hint}: name a file or a directory of texts") from None
     except NotADirectoryError:
-        raise UsageError(f"cannot read texts from {root}: name a directory, or a file of those forms: {READ}") from None
+        told = f"cannot read texts from {root}: name a directory, or a file of those forms: {READ}"
+        raise UsageError(f"{told}; what Python holds takes interlock.embed(documents)") from None
     except OSError as error:
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
