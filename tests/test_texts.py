@@ -251,10 +251,16 @@ class Frame:
 
 
 def test_the_column_is_named_that_arrow_cannot_have(tmp_path):
-    large = Frame(text=["a", "b"], n=[1, 2**70])
+    large = Frame(text=["a", "b"], id=[1, 2], n=[1, 2**70])
     large.index = SimpleNamespace(names=["id"])
     remedy = re.escape("or pass chunks.reset_index().to_dict('records')")
     with pytest.raises(interlock.UsageError, match=rf"chunks: column 'n': .* too large .*, {remedy}"):
+        path_to(large, "texts", tmp_path / "inputs")
+    large.columns = ("id", "n")  # which pandas would have twice
+    with pytest.raises(interlock.UsageError, match=re.escape("or pass chunks.to_dict('records')")):
+        path_to(large, "texts", tmp_path / "inputs")
+    large.columns = ("n", "n")  # of which a record keeps one
+    with pytest.raises(interlock.UsageError, match="chunks: 2 columns are called 'n': rename all but one"):
         path_to(large, "texts", tmp_path / "inputs")
     objects = Frame(text=["a"], n=[b"address"])
     objects.collect_schema, objects.to_dicts = lambda: {"text": "String", "n": "Object"}, None
@@ -269,7 +275,7 @@ def test_a_column_of_a_table_that_says_no_value_is_named_with_what_to_do(tmp_pat
     with pytest.raises(interlock.UsageError, match=r"chunks: .* too large .*, or pass chunks\.to_dict\('records'\)"):
         path_to(large, "texts", tmp_path / "inputs")
     structs = pa.array([{"text": "a", "s": {"x": 1}}, None])
-    with pytest.raises(interlock.UsageError, match=r"chunks: .*null.*: .* drop null rows, or pass chunks\.to_list\(\)"):
+    with pytest.raises(interlock.UsageError, match=r"chunks: .*null.*: .* or pass chunks\.to_pylist\(\)"):
         path_to(pa.chunked_array([structs]), "texts", tmp_path / "inputs")
     whole = pa.table({"text": ["a", "b"], "s": pa.array([{"x": [1, None]}, None])})
     assert [json.loads(each.record)["s"] for each in read(whole, tmp_path)] == whole["s"].to_pylist()

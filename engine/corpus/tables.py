@@ -71,7 +71,7 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
     number = 0
     try:
         columns = [name or f"column_{place}" for place, name in enumerate(next(reader), 1)]
-        if problem := _twice(columns):
+        if problem := twice(columns):
             yield None, problem
             return
         for cells in filter(None, reader):  # an empty line is none
@@ -96,7 +96,7 @@ def _row(columns: Sequence[str], cells: Sequence[str]) -> bytes | str:
         return "not UTF-8: save the file as UTF-8"
 
 
-def _twice(columns: Sequence[str]) -> str:
+def twice(columns: Sequence[str]) -> str:
     """Why columns of these names cannot be told apart; empty where they can."""
     name, times = Counter(columns).most_common(1)[0] if columns else ("", 0)
     return f"{times} columns are called {safe(name, 40)!r}: rename all but one" if times > 1 else ""
@@ -142,7 +142,7 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
         if batch is None:  # cut between two batches, it reads as if it were whole
             yield None, f"ends behind record {number} without the mark of its end: write it again"
             return
-        if problem := _twice(batch.schema.names) or unclear(batch.schema):
+        if problem := twice(batch.schema.names) or unclear(batch.schema):
             yield None, problem
             return
         _check(batch)
@@ -300,7 +300,7 @@ def _value(cell: Any) -> Any:
         return _span(cell.value) if pa.types.is_duration(cell.type) else _moments(cell).as_py()
     if cell.is_valid and isinstance(cell, pa.StructScalar):
         names = [field.name for field in cell.type]
-        if problem := _twice(names):
+        if problem := twice(names):
             raise ValueError(problem)
         return {name: _value(cell[place]) for place, name in enumerate(names)}
     if cell.is_valid and isinstance(cell, pa.MapScalar):

@@ -22,7 +22,7 @@ from interlock.engine.corpus.collections import LONGEST_NAME
 from interlock.engine.corpus.forms import read_bytes
 from interlock.engine.corpus.identity import named
 from interlock.engine.corpus.naming import USUAL, Naming
-from interlock.engine.corpus.tables import unclear
+from interlock.engine.corpus.tables import twice, unclear
 from interlock.engine.errors import UsageError
 from interlock.engine.parsers import path_of
 from interlock.engine.record import atomic
@@ -90,16 +90,14 @@ def _write_table(texts: Any, file: Path) -> None:
     import pyarrow as pa
 
     faults = pa.ArrowException, ArithmeticError, TypeError, ValueError
-    indexed = any(getattr(getattr(texts, "index", None), "names", ()))  # of pandas, with a name
-    if indexed and hasattr(texts, "to_frame"):
-        texts = texts.to_frame("text")
+    index = [name for name in getattr(getattr(texts, "index", None), "names", ()) if name]  # of pandas
+    frame = texts.to_frame("text") if index and hasattr(texts, "to_frame") else texts
+    kinds: Mapping[str, object] = getattr(texts, "collect_schema", dict)()  # polars gives addresses of some
     try:
-        if objects := [
-            name for name, kind in getattr(texts, "collect_schema", dict)().items() if str(kind) == "Object"
-        ]:
-            raise ValueError(f"column {objects[0]!r:.60} holds objects of Python")  # of polars: their addresses
+        if name := next((name for name, kind in kinds.items() if str(kind) == "Object"), ""):
+            raise ValueError(f"column {name!r:.60} holds objects of Python")
         try:
-            reader = pa.RecordBatchReader.from_stream(texts)
+            reader = pa.RecordBatchReader.from_stream(frame)
         except faults:
             reader = pa.table({"text": pa.chunked_array(texts)}).to_reader()
         # By place: of two columns of one name Arrow gives neither by it, and who reads the file says so.
@@ -112,18 +110,20 @@ def _write_table(texts: Any, file: Path) -> None:
             for batch in reader:
                 writer.write_batch(batch.select(named))
     except faults as error:
-        why = "; ".join(map(str, error.args))
-        for name in getattr(texts, "columns", ()) if "column" not in why else ():
+        why, names = "; ".join(map(str, error.args)), [*getattr(texts, "columns", ())]
+        if problem := twice([*map(str, names)]):
+            raise UsageError(f"chunks: {problem}") from None
+        for name in names if "column" not in why else ():
             try:
                 pa.chunked_array(texts[name])
             except faults:
                 why = f"column {name!r:.60}: {why}"
                 break
-        rows = "to_dict('records')" if hasattr(texts, "columns") else "to_list()"
-        rows = "to_dicts()" if hasattr(texts, "to_dicts") else f"{'reset_index().' * indexed}{rows}"
-        raise UsageError(
-            f"chunks: {why:.300}: give each column one type, drop null rows, or pass chunks.{rows}"
-        ) from None
+        rows = next((way for way in ("to_pylist()", "to_dicts()") if hasattr(texts, way[:-2])), "")
+        rows = rows or ("to_dict('records')" if names else "to_list()")
+        rows = f"reset_index().{rows}" if index and not {*index}.intersection(names) else rows
+        otherwise = f"give each column one type, drop null rows, or pass chunks.{rows}"
+        raise UsageError(f"chunks: {why:.300}: {otherwise}") from None
 
 
 def _write_lines(texts: Iterable[object], file: Path, naming: Naming) -> None:
