@@ -8,10 +8,12 @@ import json
 import re
 import shlex
 import struct
+import sys
 import tracemalloc
 from dataclasses import replace
 from decimal import Decimal
 from itertools import compress
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.feather
@@ -482,6 +484,14 @@ def test_times_in_nanoseconds_within_lists_and_structs_are_as_those_of_a_column(
     assert [each["clock"]["t"] for each in (first, second)] == ["00:00:00.123456789", "00:00:00.123456000"]
     assert (first["spans"], second["spans"]) == ([["k", "PT1.500000001S"]], [])
     assert [each["coded"] for each in (first, second)] == [said, f"{said[:-3]}000"]
+
+
+def test_a_zone_that_nobody_knows_costs_its_column_whoever_is_asked(tmp_path, monkeypatch):
+    table = pa.table({"text": ["a"], "at": pa.array([0], pa.timestamp("us", "Mars/Base"))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    monkeypatch.setitem(sys.modules, "pytz", SimpleNamespace(timezone=lambda name: {}[name], FixedOffset=None))
+    refusal, *_ = read(tmp_path / "a.parquet", Naming())
+    assert refusal.reason.startswith("column 'at' cannot be read (Cannot locate or parse timezone")
 
 
 def test_a_map_has_one_form_whatever_stands_beside_it(tmp_path):

@@ -250,7 +250,7 @@ def _rows(batch: Any) -> list[dict[str, Any] | str]:
         _moments(column) if timed and column.type.unit == "ns" else column
         for column, timed in zip(batch.columns, times, strict=True)
     ]
-    with suppress(ArithmeticError, ValueError, pa.ArrowException):  # for one cell among all of them
+    with suppress(ArithmeticError, LookupError, ValueError, pa.ArrowException):  # for one cell among all of them
         if not any(_has_nanoseconds(column.type) for column in arrays):  # those of pandas, where Arrow finds it
             return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names).to_pylist()  # type: ignore[no-any-return]
     return [_by_cell(batch.schema.names, [column[place] for column in arrays]) for place in range(batch.num_rows)]
@@ -311,7 +311,7 @@ def _value(cell: Any) -> Any:
         return cell.as_py()
     except UnicodeDecodeError:
         raise
-    except (ArithmeticError, ValueError):
+    except (ArithmeticError, LookupError, ValueError):  # pytz has an error of its own for a zone that it lacks
         if pa.types.is_timestamp(cell.type):
             text = str(cell.cast(pa.timestamp(cell.type.unit)).cast(pa.string()))
             # a year that Arrow cannot write: in a time zone it writes another
