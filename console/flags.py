@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from interlock.engine import parsers
 from interlock.engine.knobs import GROUPS, ScreenSettings
+from interlock.engine.record.words import given
 from interlock.engine.settings import flag_of, knobs
 from interlock.engine.targets.connection import MOST_STREAMS
 
@@ -295,7 +296,7 @@ def told(parse: Callable[[object], T]) -> Callable[[str], T]:
         try:
             return parse(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{error}, got {text!r}") from None
+            raise argparse.ArgumentTypeError(f"{error}, got {given(text)}") from None
 
     return read
 

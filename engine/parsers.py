@@ -307,7 +307,7 @@ def path_of(value: object, what: str, parse: Callable[[object], Path] = path) ->
     try:
         return parse(value)
     except ValueError as wanted:
-        raise UsageError(f"{what}: {wanted}, got {value!r:.100}") from None
+        raise UsageError(f"{what}: {wanted}, got {written.given(value)}") from None
 
 
 def path_or_none(value: object) -> Path | None:

@@ -18,7 +18,7 @@ from interlock.engine.knobs import RunSettings as RunSettings
 from interlock.engine.models.registry import REGISTRY, canonical, usual_weights
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Setting
-from interlock.engine.record.words import human_bytes
+from interlock.engine.record.words import given, human_bytes
 from interlock.engine.removed import REMOVED
 from interlock.engine.vectors import SPARSE_SHARE, UNSAID_SHARE
 
@@ -240,7 +240,7 @@ def _parsed(item: Field[Any], value: object, origin: str) -> Any:
         said = (flag_of(item.name), variable_of(item.name), f"Settings.{item.name}")
         where = origin.removeprefix("flag ").removeprefix("python ")
         where = where if where.endswith(said) else f"{where}: {item.name}"
-        raise UsageError(f"{where}: {wanted}, got {shown(value)!r:.100}") from None
+        raise UsageError(f"{where}: {wanted}, got {given(shown(value))}") from None
 
 
 def _add_compact(values: dict[str, Any], origins: dict[str, str]) -> None:
@@ -265,7 +265,7 @@ def _became(name: str, value: object, others: Mapping[str, object], origin: str)
     try:
         return REMOVED[name].becomes(value, others)
     except ValueError as wanted:
-        raise UsageError(f"{origin}: {name}: {wanted}, got {shown(value)!r:.100}") from None
+        raise UsageError(f"{origin}: {name}: {wanted}, got {given(shown(value))}") from None
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -26,7 +26,6 @@ PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
     **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gs")),
     **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "az")),
-    "memory": ("fsspec", "s3"),
 }
 """By scheme: the package that speaks it, and the extra that brings it."""
 SHOWN = ("s3://", "gs://", "az://", "file://")
@@ -277,10 +276,10 @@ def _system(url: Url) -> tuple["AbstractFileSystem", str]:
     scheme = url.parts[0].removesuffix(":")
     try:
         kind = get_filesystem_class(scheme)  # not `url_to_fs`, to which `::` in a key parts two systems
-        return filesystem(scheme, **kind._get_kwargs_from_urls(str(url))), kind._strip_protocol(str(url))
-    except ImportError:
+    except (ImportError, ValueError):  # of a scheme that only its package makes known
         package, extra = PACKAGES[scheme]
         raise UnavailableError(f"{url} needs {package}: install interlock[{extra}]") from None
+    return filesystem(scheme, **kind._get_kwargs_from_urls(str(url))), kind._strip_protocol(str(url))
 
 
 def _lasts(error: Exception) -> bool:

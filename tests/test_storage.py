@@ -1,5 +1,7 @@
 """Object storage: what is read there is read as on disk, and what a service refuses costs a wait or one line."""
 
+from unittest.mock import Mock
+
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -198,6 +200,19 @@ def test_a_url_with_keys_in_it_is_refused_and_not_repeated(call):
         code, out, told = call("plan", url)
         assert code == 2 and "s3://*** holds more than a place: drop user, password" in told
         assert "sesame" not in out + told
+
+
+@pytest.mark.parametrize("words", [("plan",), ("run", "chunks", "--out"), ("export", "run", "--to")])
+def test_what_is_no_place_in_storage_is_refused_without_the_keys_that_it_may_hold(call, words):
+    for url in ("https://u:sesame@host/x.jsonl?X-Sig=sesame", "ftp://u:sesame@host/x", "memory://chunks?k=sesame"):
+        code, out, told = call(*words, url)
+        assert code == 2 and url.partition(":")[0] in told and "expected a path" in told and "sesame" not in out + told
+
+
+def test_a_scheme_that_only_its_package_makes_known_names_the_extra(call, monkeypatch):
+    monkeypatch.setattr("fsspec.get_filesystem_class", Mock(side_effect=ValueError("Protocol not known: abfss")))
+    code, _, told = call("plan", "abfss://c@account/x")
+    assert code == 5 and "abfss://c@account/x needs adlfs: install interlock[az]" in told
 
 
 def test_a_service_whose_package_is_missing_names_the_extra(call, monkeypatch):

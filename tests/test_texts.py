@@ -7,9 +7,11 @@ import os
 import re
 import shutil
 import uuid
+from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,6 +88,30 @@ def test_records_keep_ids_and_fields(tmp_path):
     first, second = read(iter(rows), tmp_path)
     assert (first.chunk_id, json.loads(first.record)) == ("7", {"id": 7, "path": "x/y"})
     assert (second.chunk_id, json.loads(second.payload)) == ("k", {"page": 2})
+
+
+@dataclasses.dataclass
+class Row:
+    text: str
+    id: str
+    lang: str
+
+
+class Struct(msgspec.Struct):
+    text: str
+    id: str
+    lang: str
+    metadata: dict[str, int] = {}
+
+
+def test_rows_that_are_objects_keep_all_their_fields(tmp_path):
+    values = {"text": "a", "id": "k", "lang": "de"}
+    named = namedtuple("named", [*values, "metadata"])(**values, metadata={"page": 1})
+    rows = [values, Row(**values), SimpleNamespace(**values), Struct(**values, metadata={"page": 1}), named]
+    for number, each in enumerate(rows):
+        (found,) = read([each], tmp_path / str(number))
+        assert (found.text, found.chunk_id, json.loads(found.record)) == ("a", "k", {"id": "k", "lang": "de"})
+        assert json.loads(found.payload) == ({"page": 1} if number > 2 else {})
 
 
 class Parsed(str):
@@ -266,6 +292,15 @@ def test_the_column_is_named_that_arrow_cannot_have(tmp_path):
     objects.collect_schema, objects.to_dicts = lambda: {"text": "String", "n": "Object"}, None
     with pytest.raises(interlock.UsageError, match=r"column 'n' holds objects of Python: .* pass chunks\.to_dicts"):
         path_to(objects, "texts", tmp_path / "inputs")
+
+
+def test_columns_of_one_name_and_what_is_not_computed_yet_are_refused_with_what_to_do(tmp_path):
+    twice = Frame(text=["a"])
+    twice.columns = ("text", "n", "n")
+    with pytest.raises(interlock.UsageError, match="several columns are called 'n': rename all but one"):
+        path_to(twice, "texts", tmp_path / "inputs")
+    with pytest.raises(interlock.UsageError, match=r"a LazyFrame is not computed yet: pass chunks\.collect\(\)"):
+        path_to(SimpleNamespace(collect_schema=dict), "texts", tmp_path / "inputs")
 
 
 def test_a_column_of_a_table_that_says_no_value_is_named_with_what_to_do(tmp_path):

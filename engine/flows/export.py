@@ -208,7 +208,8 @@ def _corpus(
     if changed or digest_of_texts(corpus.digests) != earlier.state.texts_digest:
         raise UsageError(
             f"the chunks in {chunks} are not those of run {earlier.directory.id} ({few(changed or ['other texts'])}): "
-            f"restore them, name them with --chunks, or run again with --reuse {typed(earlier.directory.path)}"
+            "restore them (a new file: move it away), name them with --chunks, or run again with --reuse "
+            f"{typed(earlier.directory.path)}"
         )
     return corpus
 

@@ -230,6 +230,16 @@ def drawn(text: object, limit: int = LIMIT) -> str:
     return line if line.isascii() else line.translate(_UNSTEADY)
 
 
+def masked(url: str) -> str:
+    """A URL without what stands before its host or behind its path."""
+    return re.sub(r"//[^/@]*@", "//***@", re.sub(r"[?#].*", "?***", url))
+
+
+def given(value: object) -> str:
+    """Write what was given and cannot be taken; of a URL no keys that it may hold."""
+    return repr(masked(value) if isinstance(value, str) and "://" in value else value)[:100]
+
+
 def command(words: Sequence[str]) -> str:
     """Write arguments of `interlock` as a shell takes them, whatever is in them; `safe` finds nothing to escape."""
     return " ".join(["interlock", *map(quoted, words)])

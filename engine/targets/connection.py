@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from interlock.engine.errors import UsageError
 from interlock.engine.record import atomic
+from interlock.engine.record.words import masked
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -63,12 +64,12 @@ class Address:
             host = None
         if not host or parts.scheme not in ("http", "https"):
             raise UsageError(
-                f"--qdrant: {_masked(text)} is not the URL of a server: name one such as http://localhost:6333"
+                f"--qdrant: {masked(text)!r:.200} is not the URL of a server: name one such as http://localhost:6333"
             )
         if "@" in parts.netloc or parts.query or parts.fragment:
             raise UsageError(
-                f"--qdrant: {_masked(text)} holds more than an address: drop user, password and query, and put a key "
-                f"into {VARIABLE}"
+                f"--qdrant: {masked(text)!r:.200} holds more than an address: drop user, password and query, and put a "
+                f"key into {VARIABLE}"
             )
         name = f"[{host}]" if ":" in host else host
         return cls(f"{parts.scheme}://{name}:{port}{parts.path.rstrip('/')}", _is_loopback(host))
@@ -138,11 +139,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def _masked(text: str) -> str:
-    """A URL without what stands before its host or behind its path."""
-    return repr(re.sub(r"//[^/@]*@", "//***@", re.sub(r"[?#].*", "?***", text)))[:200]
 
 
 class TransientError(Exception):

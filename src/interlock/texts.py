@@ -10,8 +10,10 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
@@ -44,6 +46,8 @@ def path_to(texts: object, name: str, above: Path, naming: Naming = USUAL) -> Pa
     Raises UsageError for what is neither, naming the first item that cannot be kept.
     """
     is_table = hasattr(texts, "__arrow_c_stream__")
+    if hasattr(texts, "collect_schema") and not is_table:
+        raise UsageError("chunks: a LazyFrame is not computed yet: pass chunks.collect()")
     if isinstance(texts, str | bytes | os.PathLike) or not (is_table or isinstance(texts, Iterable)):
         return path_of(texts, "chunks", parsers.place)
     if isinstance(texts, Mapping):
@@ -93,6 +97,12 @@ def _write_table(texts: Any, file: Path) -> None:
     index = [name for name in getattr(getattr(texts, "index", None), "names", ()) if name]  # of pandas
     frame = texts.to_frame("text") if index and hasattr(texts, "to_frame") else texts
     kinds: Mapping[str, object] = getattr(texts, "collect_schema", dict)()  # polars gives addresses of some
+    indexed = any(getattr(getattr(texts, "index", None), "names", ()))  # of pandas, with a name
+    if indexed and hasattr(texts, "to_frame"):
+        texts = texts.to_frame("text")
+    columns = [name for name in getattr(texts, "columns", ()) if isinstance(name, str)]  # of Arrow: the values
+    if twice := [name for name in dict.fromkeys(columns) if columns.count(name) > 1]:
+        raise UsageError(f"chunks: several columns are called {twice[0]!r:.60}: rename all but one")
     try:
         if name := next((name for name, kind in kinds.items() if str(kind) == "Object"), ""):
             raise ValueError(f"column {name!r:.60} holds objects of Python")
@@ -159,6 +169,8 @@ def _record(item: object) -> Mapping[str, object]:
         return {"text": item}
     if isinstance(item, Mapping):
         return item
+    if row := _row(item):
+        return row
     text = next((value for name in _TEXTS if isinstance(value := getattr(item, name, None), str)), None)
     if text is None:
         raise TypeError(f"{item!r:.100}")
@@ -167,6 +179,25 @@ def _record(item: object) -> Mapping[str, object]:
     said_ids = (getattr(item, name, None) for name in _IDS)
     own = next((each for each in said_ids if named(each) or isinstance(each, UUID)), None)
     return {"text": text, "metadata": metadata, **({} if own is None else {"id": own})}
+
+
+def _row(item: object) -> Mapping[str, object]:
+    """The fields of an object that is a row, and no document with metadata: of a named tuple, a row of pandas, a
+    namespace, a dataclass, a model of pydantic or msgspec; nothing of any other."""
+    if isinstance(item, msgspec.Struct):
+        return msgspec.structs.asdict(item)
+    if callable(method := getattr(item, "_asdict", None)):
+        return dict(method())
+    of_pandas = type(item).__module__.partition(".")[0] == "pandas"
+    if not of_pandas and any(getattr(item, name, None) is not None for name in _METADATA):
+        return {}
+    if isinstance(item, SimpleNamespace):
+        return vars(item)
+    if is_dataclass(item):
+        return {each.name: getattr(item, each.name) for each in fields(item)}
+    with suppress(TypeError):
+        return _mapping(item)
+    return {}
 
 
 def _mapping(value: object) -> Mapping[str, object]:
