@@ -294,11 +294,7 @@ def test_the_column_is_named_that_arrow_cannot_have(tmp_path):
         path_to(objects, "texts", tmp_path / "inputs")
 
 
-def test_columns_of_one_name_and_what_is_not_computed_yet_are_refused_with_what_to_do(tmp_path):
-    twice = Frame(text=["a"])
-    twice.columns = ("text", "n", "n")
-    with pytest.raises(interlock.UsageError, match="several columns are called 'n': rename all but one"):
-        path_to(twice, "texts", tmp_path / "inputs")
+def test_what_is_not_computed_yet_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(interlock.UsageError, match=r"a LazyFrame is not computed yet: pass chunks\.collect\(\)"):
         path_to(SimpleNamespace(collect_schema=dict), "texts", tmp_path / "inputs")
 

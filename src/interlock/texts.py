@@ -97,12 +97,6 @@ def _write_table(texts: Any, file: Path) -> None:
     index = [name for name in getattr(getattr(texts, "index", None), "names", ()) if name]  # of pandas
     frame = texts.to_frame("text") if index and hasattr(texts, "to_frame") else texts
     kinds: Mapping[str, object] = getattr(texts, "collect_schema", dict)()  # polars gives addresses of some
-    indexed = any(getattr(getattr(texts, "index", None), "names", ()))  # of pandas, with a name
-    if indexed and hasattr(texts, "to_frame"):
-        texts = texts.to_frame("text")
-    columns = [name for name in getattr(texts, "columns", ()) if isinstance(name, str)]  # of Arrow: the values
-    if twice := [name for name in dict.fromkeys(columns) if columns.count(name) > 1]:
-        raise UsageError(f"chunks: several columns are called {twice[0]!r:.60}: rename all but one")
     try:
         if name := next((name for name, kind in kinds.items() if str(kind) == "Object"), ""):
             raise ValueError(f"column {name!r:.60} holds objects of Python")
