@@ -32,6 +32,16 @@ def test_a_completed_run_says_what_it_did_how_fast_and_where_it_lies():
     assert "to look at: 2 inputs left out" in text
 
 
+def test_duplicates_are_said_to_be_computed_once_and_delivered_for_each_chunk(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a.jsonl": [*sentences(9), *sentences(3)]}})
+    words = (root, "--roster", tiny_a, "--devices", "cpu")
+    said = interlock("run", *words, "--out", tmp_path / "runs").stderr
+    assert "12 chunks in 1 file, 3 duplicates (texts computed once, delivered for each chunk), 0 refused" in said
+    assert "DONE: 1 model, 9 texts for 12 chunks of 1 collection" in said
+    planned = interlock("plan", *words).stdout.splitlines()
+    assert "duplicates: texts that are computed once and delivered for each chunk" in planned
+
+
 def test_a_run_that_was_stopped_says_by_whom_once_and_one_text_is_one():
     run = sample(phase="stopped")
     one = did(run.passes[0], rows=1, terms=0)

@@ -202,7 +202,8 @@ def _because(reason: str) -> str:
 def _collection(event: ev.CollectionRead) -> str:
     """What was refused by its reason, the commonest first, where not every refusal has had a line of its own."""
     sizes = f"{several(event.chunks, 'chunk')} in {several(event.files, 'file')}"
-    left_out = f"{several(event.duplicates, 'duplicate')}, {event.refused:,} refused"
+    once = " (texts computed once, delivered for each chunk)" * bool(event.duplicates)
+    left_out = f"{several(event.duplicates, 'duplicate')}{once}, {event.refused:,} refused"
     reasons = sorted(event.reasons.items(), key=lambda each: -each[1]) if event.refused > REFUSALS_TOLD else []
     why = f" ({'; '.join(f'{count:,} x {reason}' for reason, count in reasons)})" if reasons else ""
     sums = counted(event.records, event.chunks, event.same)

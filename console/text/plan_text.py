@@ -66,6 +66,8 @@ def plan_text(seen: "Forecast") -> str:
     both = [card.key for card in cards if card.kind == "dense" and "sparse" in card.outputs]
     lines += [f"weights of terms: {key} gives them in the pass of its vectors" for key in both]
     lines += [f"padded: {card.key}, because {card.padded_because}" for card in cards if card.padded_because]
+    if any(rows.duplicates for rows in seen.collections):
+        lines.append("duplicates: texts that are computed once and delivered for each chunk")
     lines += [*long_texts(seen), *sums(seen), *_refused(seen)]
     warnings = (*(each.warning for each in seen.passes), *emptied(seen), *seen.overlooked)
     lines += [f"warning: {each}" for each in warnings if each]

@@ -74,7 +74,9 @@ def _headline(snapshot: Snapshot) -> str:
     models, collections = len(snapshot.passes), len(snapshot.collections)
     done = "" if snapshot.share_done >= 1 else f" at {percent(snapshot.share_done).strip()} of the work"
     took = f" in {duration(snapshot.elapsed)}" if timed(snapshot.device_kind) else ""
-    text = f"{state.word}{done}: {several(models, 'model')}, {several(rows, 'text')} of "
+    chunks = sum(each.read.chunks for each in snapshot.collections)
+    whose = f" for {several(chunks, 'chunk')}" * (chunks > rows > 0)
+    text = f"{state.word}{done}: {several(models, 'model')}, {several(rows, 'text')}{whose} of "
     return text + several(collections, "collection") + took + f": {state.detail}" * bool(state.detail)
 
 
