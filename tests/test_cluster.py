@@ -981,11 +981,33 @@ def test_a_run_that_waits_for_nodes_says_what_is_there_asks_for_the_rest_and_beg
     assert stand.whole()
 
 
+def test_a_machine_that_goes_in_the_middle_is_asked_for_again_and_not_while_texts_are_read(shop):
+    stand = Stand(shop, 2, patience=replace(IMPATIENT, look=0.01))
+    stand.seconds, gather, begin = {"m0": 0.1, "m1": 0.1}, stand.crew.gather, stand.crew.begin
+
+    def read(*given: Any) -> None:
+        stand.threads.there.remove("m1")
+        stand.threads.wanted.clear()
+        stand.crew.look()  # as the head does while it reads
+        time.sleep(0.02)
+        stand.crew.look()
+        assert stand.threads.wanted == []
+        stand.threads.there.append("m1")
+        begin(*given)
+
+    stand.crew.gather = lambda: gather(least=2, wait=30.0)  # type: ignore[method-assign, assignment]
+    stand.crew.begin = read  # type: ignore[method-assign, assignment]
+    on_batch(stand, 3, lambda: stand.threads.there.remove("m1"))
+    stand.run()
+    assert {*stand.threads.wanted} == {0, 1} and stand.threads.wanted[-1] == 1
+    assert stand.whole()
+
+
 def test_too_few_nodes_at_the_end_of_the_wait_end_the_run_resumably(shop):
     stand = Stand(shop, 1)
     with pytest.raises(Stopped, match=r"^1 of 2 nodes have joined, of 1 machines: repeat the command .*--min-nodes"):
         stand.crew.gather(least=2, wait=0.3)
-    assert stand.threads.wanted[-1] == 0
+    assert {*stand.threads.wanted} == {1}  # it is asked for no more once the driver has ended
     stand.crew.close()
     stand.threads.join()
 

@@ -59,7 +59,7 @@ class ClusterMembers:
         self._clock = clock
         self._lock, self._packing = threading.Lock(), threading.Lock()
         self._there: set[str] = set()
-        self._looked = -1e9
+        self._looked, self._least = -1e9, 0
         self._kind = ""
         self._lowest: tuple[int, int] | None = None
         """What every GPU can do that the run is planned for."""
@@ -78,13 +78,13 @@ class ClusterMembers:
         say: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Start a node on every machine that is there, and wait until each has looked at its devices, and until there
-        are `least`, asking for those that lack; what is waited for is said. Nodes keep their devices meanwhile: given
+        are `least`, asking for those that lack, later too; what is waited for is said. Nodes keep their devices meanwhile: given
         back, they would be another's before the last has come.
 
         Raises UnavailableError where none can compute, Stopped where an operator `stops` the run meanwhile, or `least`
         have not come in `wait` seconds.
         """
-        began, said = self._clock(), self._clock()
+        self._least, began, said = least, self._clock(), self._clock()
         late = began + self.timeouts.held
 
         def gathered() -> bool:  # where none can compute yet, one may soon
@@ -92,7 +92,6 @@ class ClusterMembers:
             if self._clock() - said > SAYING:
                 said = self._clock()
                 if self._joined < least:
-                    self._cluster.want(max(0, least - len(self._there)))
                     say(f"{self._standing(least)}; waiting for {duration(began + wait - said)} more")
                 elif any(each.waits for each in self.members.values()):
                     say(self._troubles())
@@ -103,8 +102,6 @@ class ClusterMembers:
 
         if not self._wait(gathered, stops):
             raise Stopped("stopped by the operator while nodes started: nothing was computed, repeat the command")
-        if least:
-            self._cluster.want(0)
         if self._joined < least:
             raise Stopped(f"{self._standing(least)}: repeat the command once there are more, or with fewer --min-nodes")
         self._gathered.set_result(None)
@@ -164,6 +161,8 @@ class ClusterMembers:
         if time.monotonic() - self._looked >= self.timeouts.look:
             began, machines = time.monotonic(), self._cluster.machines()
             self._there, self._looked = {machine.id for machine in machines}, began
+            if self._least and (self._planned.done() or not self._gathered.done()):  # not while texts are read
+                self._cluster.want(max(0, self._least - len(machines)))
             known = {each.machine.id for each in self.members.values()}
             for machine in (each for each in machines if each.id not in known):
                 member = ClusterMember(f"node-{len(self.members) + 1}", machine)
