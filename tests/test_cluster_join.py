@@ -96,7 +96,7 @@ def test_who_holds_the_gpus_that_a_node_waits_for_is_told_and_an_autoscaler_sees
     assert (other.machines(), other.about(), one.held(machine)) == ([machine], "1 machine, 1 with GPUs (2)", "")
     waiting = other.start(machine, HELLO).welcome()
     said = other.held(machine)
-    assert said.startswith(f"others hold 2 GPU of 2 GPU of {machine.label} (there is InterlockNode of job ")
+    assert said.startswith(f"others hold 2 of 2 GPU of {machine.label} (there is InterlockNode of job ")
     assert said.endswith("; a node waits for 2 GPU")
     other.want(3)
     env = environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
@@ -124,7 +124,7 @@ def test_nodes_that_take_a_part_of_a_machine_share_it_and_the_one_too_many_says_
         assert link.welcome().result(60).versions == {"node": "node-1"}
     waiting = runs[2].start(machine, HELLO).welcome()
     said = runs[2].held(machine)
-    assert said.startswith(f"others hold 2 GPU of 2 GPU of {machine.label} (there is ")
+    assert said.startswith(f"others hold 2 of 2 GPU of {machine.label} (there is ")
     assert said.endswith("; a node waits for 1 GPU") and not waiting.done()
     links[0].close()
     assert waiting.result(60).versions == {"node": "node-1"}

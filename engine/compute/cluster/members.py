@@ -78,8 +78,8 @@ class ClusterMembers:
         say: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Start a node on every machine that is there, and wait until each has looked at its devices, and until there
-        are `least`, asking for those that lack, later too; what is waited for is said. Nodes keep their devices meanwhile: given
-        back, they would be another's before the last has come.
+        are `least`, asking for those that lack, later too; what is waited for is said. Nodes keep their devices
+        meanwhile: given back, they would be another's before the last has come.
 
         Raises UnavailableError where none can compute, Stopped where an operator `stops` the run meanwhile, or `least`
         have not come in `wait` seconds.

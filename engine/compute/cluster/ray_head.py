@@ -149,9 +149,8 @@ class RayCluster:
         with suppress(UnavailableError, TimeoutError):
             free, whose = self.ask("held", machine.id, taken).result(LOOK)
             if free:
-                held = ", ".join(
-                    f"{_amount(each, has[each] - free[each])} of {_amount(each, has[each])}" for each in free
-                )
+                others = {each: _amount(each, has[each] - free[each]).removesuffix(f" {each}") for each in free}
+                held = ", ".join(f"{of} of {_amount(each, has[each])}" for each, of in others.items())
                 waits = _amounts({each: taken[each] for each in free})
                 return f"others hold {held} of {machine.label}{whose}; a node waits for {waits}"
         return ""
