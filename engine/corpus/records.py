@@ -316,12 +316,10 @@ def _opening(data: bytes) -> int | None:
 
 def _lists(data: bytes) -> Iterator[tuple[bytes, int]]:
     """The lists that an object has under LIST_KEYS: each with its key, and where it begins."""
-    depth = 0
-    for token in _TOKEN.finditer(data):
+    for depth, token in _depths(data):
         opening = _LIST.match(data, token.end()) if depth == 1 and token[0] in _QUOTED_KEYS else None
         if opening:
             yield token[0], opening.end()
-        depth += _step(token[0])
 
 
 def depth_of(data: bytes) -> int:
