@@ -164,7 +164,8 @@ def test_a_retriever_of_langchain_asks_a_store_as_a_search_does(cook, place):
     done = subprocess.run(script, cwd=place, env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert [each.page_content for each in names["found"]] == [hit.payload["text"] for hit in hits]
-    assert names["found"][0].metadata == hits[0].payload["metadata"] and len(hits) == 5
+    assert names["found"][0].metadata == hits[0].payload["metadata"] | {"score": hits[0].score} and len(hits) == 5
+    assert [each.id for each in names["found"]] == [hit.id for hit in hits]
 
 
 def test_lancedb_finds_what_brute_force_finds(cook, vectors, tiny_a, tiny_b):
