@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RECIPES := .recipes
 FLOORS := .floors
+TRITON := .triton
 LIBRARIES := 'datasets>=4' 'faiss-cpu>=1.8' 'duckdb>=1.1' 'pandas>=2.2' 'polars>=1' 'lancedb>=0.25' 'langchain-openai>=1' 'langchain-qdrant>=1' \
   'llama-index-embeddings-openai-like>=0.3' 'llama-index-vector-stores-qdrant>=0.8'
 CHUNKS ?= ../shared/data/v5-chunks
@@ -17,7 +18,7 @@ OLDEST = attention sdpa network static sentence_settings term_weights tokenizer 
 # What is imported is then compiled once; pip would compile all that torch and transformers have, most of a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test together recipes floors nightly quick figures check install generate screenshots compat release wheelhouse campaign clean
+.PHONY: help demo test together recipes floors triton nightly quick figures check install generate screenshots compat release wheelhouse campaign clean
 .PHONY: bench bench-encode bench-openvino bench-memory bench-start bench-overhead bench-rest
 
 help:  ## list what can be made
@@ -40,7 +41,10 @@ recipes: install $(RECIPES)/installed  ## docs/recipes.md and data frames with t
 floors: install $(FLOORS)/installed  ## models, console and Python on the oldest packages allowed, which are those of Kaggle's image; torch is that of .venv
 	$(FLOORS)/bin/python -m pytest -n 0 -rs -m "not nightly" $(addprefix tests/test_,$(addsuffix .py,$(OLDEST)))
 
-nightly: install floors  ## what takes a day's budget and not a minute's: every bench script, a few trials of every campaign
+triton: install $(TRITON)/installed  ## the kernels of GPUs under Triton's interpreter, on the CPU; 0.2 GB to fetch, two minutes
+	$(TRITON)/bin/python -m pytest -n 2 -rs tests/test_triton.py
+
+nightly: install floors triton  ## what takes a day's budget and not a minute's: every bench script, a few trials of every campaign
 	$(BIN)/python -m pytest -n 0 -m nightly --durations=10
 	$(BIN)/python -m pytest -n 2 -m "pure and not nightly" --hypothesis-profile=new $$($(BIN)/python -m tests.pure)
 
@@ -134,6 +138,13 @@ $(RECIPES)/installed: $(VENV)/installed
 	$(BIN)/python -m pip --python $(RECIPES)/bin/python install --no-compile --quiet --constraint constraints.txt $(LIBRARIES)
 	@touch $@
 
+# Triton comes with torch's builds for CUDA, and torch here may be one for CPUs.
+$(TRITON)/installed: $(VENV)/installed
+	$(PYTHON) -m venv --without-pip $(TRITON)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)/src", sep="\n")' > $$(echo $(TRITON)/lib/python*/site-packages)/interlock.pth
+	$(BIN)/python -m pip --python $(TRITON)/bin/python install --no-compile --quiet --no-deps 'triton==3.7.*'
+	@touch $@
+
 # The oldest of each package but torch, before those of .venv.
 $(FLOORS)/installed: $(VENV)/installed
 	rm -rf $(FLOORS)
@@ -143,4 +154,4 @@ $(FLOORS)/installed: $(VENV)/installed
 	@touch $@
 
 clean:  ## remove environments, runs and builds
-	rm -rf $(VENV) $(RECIPES) $(FLOORS) .compat runs dist wheelhouse
+	rm -rf $(VENV) $(RECIPES) $(FLOORS) $(TRITON) .compat runs dist wheelhouse

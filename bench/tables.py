@@ -279,7 +279,13 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "law plans": lambda: figures([*LAW_PLANS], ["law-plans"], law_plans),
     "sparse": lambda: figures(["", *(name for name in SPARSE if current(name))], SPARSE, sparse),
     "kernels": lambda: figures(
-        ["architecture", "faults", "kernels a layer: resident / streamed / T4", "beside the layers", "waits"],
+        [
+            "architecture",
+            "faults",
+            "kernels a layer: resident / streamed / T4 / without Triton",
+            "beside the layers",
+            "waits",
+        ],
         ["kernels"],
         kernels,
     ),

@@ -117,11 +117,17 @@ def config_of(kind: str, layers: int) -> dict[str, Any]:
 
 
 def attached(
-    fake: FakeCuda, kind: str, layers: int = 2, capability: tuple[int, int] = A100, number: int = 1, **how: bool
+    fake: FakeCuda,
+    kind: str,
+    layers: int = 2,
+    capability: tuple[int, int] = A100,
+    number: int = 1,
+    triton: bool = False,
+    **how: bool,
 ) -> Attached:
     """A model of random weights, of a `KINDS`, on `cuda:1` or the GPU of this number."""
     config, gpu = config_of(kind, layers), Gpu(number)
-    kernel = kernel_for(config, "float16", capability)
+    kernel = kernel_for(config, "float16", capability, triton=triton)
     with fake.mode:
         network: nn.Module
         if kind in PACKED_TYPES:

@@ -61,7 +61,7 @@ class Oracle:
 
     def peak(self, lengths: Sequence[int]) -> int:
         """Bytes beside the weights at the peak of one forward of rows of these lengths, pooled in float32."""
-        with self._mode, as_on_a_gpu(self._kernel):
+        with self._mode, as_on_a_gpu(self._kernel.plain):
             return measured(self._network, lengths, packed=self._packed, causal=self._causal, kernel=self._kernel)
 
 

@@ -530,11 +530,16 @@ def test_a_gpu_that_is_lost_in_its_canary_leaves_the_work_to_the_other(desk, mon
     assert {batch.device for batch in events_of(run, ev.BatchCommitted)} == {"cuda:1"}
 
 
-def test_after_a_failure_comes_a_plainer_kernel_and_then_the_next_precision_with_its_own_kernel():
-    card = replace(card_of("XLM-R-large", packed=True), dtype="float16", kernel=Kernel.FLASH, capability=(8, 0))
+@pytest.mark.parametrize("kernel", [Kernel.FLASH, Kernel.FLASH_TRITON])
+def test_after_a_failure_comes_a_plainer_kernel_and_then_the_next_precision_with_its_own_kernel(kernel):
+    card = replace(card_of("XLM-R-large", packed=True), dtype="float16", kernel=kernel, capability=(8, 0))
     tried, now = [], card
     while now := canary.plainer(now, card):
         tried.append((now.dtype, now.kernel))
+    if kernel.triton:
+        assert tried[:4:3] == [("float16", Kernel.FLASH), ("bfloat16", Kernel.FLASH)]
+        assert tried[2::3] == [("bfloat16", Kernel.FLASH_TRITON), ("float32", Kernel.EFFICIENT_TRITON)]
+        tried = [way for way in tried[1:] if not way[1].triton]
     assert tried == [
         ("float16", Kernel.RUNS),
         ("bfloat16", Kernel.FLASH),

@@ -12,7 +12,7 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.errors import ExitCode
 from interlock.engine.gpu.device import Pinning
 from interlock.engine.gpu.devices import choose
-from interlock.engine.models.networks import attention
+from interlock.engine.models.networks import attention, kernels
 from interlock.engine.models.networks.network import PackedEncoder
 from interlock.engine.models.networks.streaming import Streaming
 from interlock.engine.models.weights import DTYPES, Master
@@ -20,6 +20,7 @@ from tests.fake_cuda import fake_cuda
 from tests.fake_models import A100, T4, Gpu
 
 GIB = 1 << 30
+P100 = (6, 0)
 
 
 def outcomes(checks):
@@ -91,24 +92,43 @@ def test_weights_that_are_computed_with_before_they_are_there_fail_the_streamed_
 
 
 @pytest.mark.parametrize(
-    ("capability", "kind", "tried"),
+    ("capability", "kind", "triton", "tried"),
     [
         (
             T4,
             "qwen3",
+            "",
             "float16 memory-efficient, float16 runs of one length, "
             "float32 memory-efficient, float32 runs of one length, "
             "float16 sdpa, float16 eager, float32 sdpa, float32 eager",
         ),
         (
+            T4,
+            "bert",
+            "3.7.1",
+            "float16 memory-efficient with Triton, float16 memory-efficient, float16 runs of one length, "
+            "float32 memory-efficient with Triton, float32 memory-efficient, float32 runs of one length",
+        ),
+        (
+            P100,
+            "bert",
+            "3.7.1",
+            "float16 memory-efficient, float16 runs of one length, "
+            "float32 memory-efficient, float32 runs of one length",
+        ),
+        (
             A100,
             "bert",
+            "",
             "float16 flash, float16 runs of one length, bfloat16 flash, bfloat16 runs of one length, "
             "float32 memory-efficient, float32 runs of one length",
         ),
     ],
 )
-def test_every_kernel_and_precision_that_a_card_may_come_to_is_tried(tmp_path, capability, kind, tried):
+def test_every_kernel_and_precision_that_a_card_may_come_to_is_tried(
+    tmp_path, monkeypatch, capability, kind, triton, tried
+):
+    monkeypatch.setattr(kernels, "triton_version", lambda: triton)
     device = SimpleNamespace(capability=capability)
     card = specimen.make(tmp_path, kind, "cuda", capability)
     ways = [f"{way.dtype} {way.kernel if way.packed else way.attention}" for way, _ in checkup.ways(card, device)]
@@ -130,6 +150,7 @@ class Refusing(Gpu):
 
 
 def test_the_checks_of_a_real_gpu_reach_their_end_on_one_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(kernels, "triton_version", lambda: "")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(specimen, "SPECIMENS", {"bert": specimen.SPECIMENS["bert"]})
     monkeypatch.setattr(checkup, "_on_host", lambda card, rows: Outputs(np.ones((len(rows), card.dim), np.float32)))

@@ -25,7 +25,7 @@ from interlock.engine.errors import ExitCode, UnavailableError
 from interlock.engine.flows import doctor
 from interlock.engine.flows.forecast import forecast
 from interlock.engine.flows.run import Run
-from interlock.engine.gpu import cuda, nvml
+from interlock.engine.gpu import cuda, devices, nvml
 from interlock.engine.gpu.devices import choose, describe_host, unused_gpus
 from interlock.engine.gpu.locks import holding
 from interlock.engine.gpu.nvml import Nvml, open_nvml
@@ -459,8 +459,9 @@ def test_each_named_card_is_chosen_once_and_no_context_is_made(two_cards, wanted
     assert not two_cards.opened
 
 
-def test_a_card_is_described_by_its_driver_and_one_that_is_not_here_refused_with_those_that_are(two_cards):
-    assert describe_host(choose("cuda:1"))["gpu cuda:1"] == "Tesla T4, 15.0 GiB, driver 550.54.15"
+def test_a_card_is_described_by_its_driver_and_one_that_is_not_here_refused_with_those_that_are(two_cards, monkeypatch):
+    monkeypatch.setattr(devices, "triton_version", lambda: "")
+    assert describe_host(choose("cuda:1"))["gpu cuda:1"] == "Tesla T4, 15.0 GiB, driver 550.54.15, Triton not used"
     with pytest.raises(UnavailableError, match="no device cuda:2: available cuda:0, cuda:1"):
         choose("cuda:2")
 
@@ -689,3 +690,15 @@ def test_other_processes_are_named_with_what_they_hold(monkeypatch):
         "memory held by pid 12 (python)",
     ]
     assert told.readings(UUID).others is None
+
+
+def test_triton_is_there_where_it_is_installed_and_finds_the_c_compiler_that_it_calls(monkeypatch):
+    monkeypatch.setattr(devices.metadata, "version", lambda name: "3.7.1" if name == "triton" else "")
+    monkeypatch.delenv("CC", raising=False)
+    for compilers, version in ((["gcc"], "3.7.1"), (["clang"], "3.7.1"), (["cc"], ""), ([], "")):
+        monkeypatch.setattr(
+            devices.shutil, "which", lambda name, compilers=compilers: name if name in compilers else None
+        )
+        devices.triton_version.cache_clear()
+        assert devices.triton_version() == version
+    devices.triton_version.cache_clear()

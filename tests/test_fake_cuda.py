@@ -37,6 +37,8 @@ from tests.weightless import card_of
 
 LAYER_KERNELS = {"bert": 10, "roberta": 10, "xlm-roberta": 10, "llama": 17, "qwen2": 17, "qwen3": 19}
 """The most that a layer of an architecture may launch."""
+BY_TRITON = {"bert": 8, "xlm-roberta": 8, "nomic_bert": 12, "llama": 13, "qwen3": 13, "gemma3_text": 16}
+"""The same where Triton's kernels compute what lies between products; all but the first two: on a T4."""
 
 
 @pytest.fixture
@@ -203,3 +205,11 @@ def test_a_layer_launches_as_many_kernels_whatever_the_mix_of_lengths(fake, kind
     few, many = attached(fake, kind, 2, capability), attached(fake, kind, 4, capability)
     for lengths in ROWS.values():
         assert (many.kernels(lengths) - few.kernels(lengths)) / 2 <= most
+
+
+@pytest.mark.parametrize(("kind", "most"), BY_TRITON.items())
+def test_a_layer_launches_fewer_kernels_with_triton_and_waits_no_longer(fake, kind, most):
+    few, many = (attached(fake, kind, layers, T4, triton=True) for layers in (2, 4))
+    for lengths in ROWS.values():
+        assert (many.kernels(lengths) - few.kernels(lengths)) / 2 <= most
+        assert +fake.waits == {"to host": 1}

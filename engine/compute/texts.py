@@ -181,12 +181,12 @@ class HeldJobs(TextJobs, AbstractContextManager["HeldJobs"]):
         return found
 
     def _computed(self, job: Job, progress: Progress) -> Encoded:
-        key = job.card.key
+        key, card = job.card.key, replace(job.card, kernel=job.card.kernel.plain)  # no canary looks at it
         model = self._models.get(key)
-        if model is None or not model.becomes(job.card):  # made anew where it has changed
+        if model is None or not model.becomes(card):  # made anew where it has changed
             if model:
                 model.close()
-            model = self._models[key] = HeldModel(job.card, self._on)
+            model = self._models[key] = HeldModel(card, self._on)
         if not model.instance:
             progress(key, 0)
             before = model.loading

@@ -7,9 +7,11 @@ import itertools
 import os
 import platform
 import re
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -115,11 +117,22 @@ def _gpus(numbers: Sequence[int] | None = None) -> list[Device]:
     return [CudaDevice(number) for number in (range(here) if numbers is None else numbers)]
 
 
+@cache
+def triton_version() -> str:
+    """Return the version of Triton, which torch's builds for CUDA bring; empty where it is not here, or lacks the C
+    compiler that it calls at a kernel's first launch."""
+    with suppress(metadata.PackageNotFoundError):
+        if os.environ.get("CC") or shutil.which("clang") or shutil.which("gcc"):
+            return metadata.version("triton")
+    return ""
+
+
 def _make_of(device: Device) -> str:
     from interlock.engine.gpu.nvml import open_nvml  # a run on the CPU never loads it
 
     driver = nvml.driver() if (nvml := open_nvml()) else None
-    return f"{device.label}, {human_bytes(device.total)}" + (f", driver {driver}" if driver else "")
+    made = f"{device.label}, {human_bytes(device.total)}" + (f", driver {driver}" if driver else "")
+    return f"{made}, Triton {triton_version() or 'not used'}"
 
 
 def _arithmetic_of_host() -> dict[str, str]:

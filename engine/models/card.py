@@ -32,7 +32,7 @@ from interlock.engine.models.networks.batching import Batching, padding
 from interlock.engine.models.networks.checkpoint import check_settings, packable, usual
 from interlock.engine.models.networks.gte import GTE
 from interlock.engine.models.networks.int8 import dtype_of
-from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, kernel_for
+from interlock.engine.models.networks.kernels import OLDEST, Capability, Kernel, first_kernel, kernel_for
 from interlock.engine.models.networks.onnx import how_computed
 from interlock.engine.models.networks.pooling import (
     POOLINGS,
@@ -168,7 +168,7 @@ class ModelCard:
         goes on so."""
         if self.packed and self.kernel is Kernel.RUNS:
             return replace(self, dtype=dtype)
-        kernel = kernel_for(self.config, dtype, self.capability, packed=self.packed)
+        kernel = kernel_for(self.config, dtype, self.capability, packed=self.packed, triton=self.kernel.triton)
         return replace(self, dtype=dtype, kernel=kernel)
 
     @property
@@ -247,7 +247,7 @@ def read_card(
         query_prompt=query,
         batch_tokens=spec.tokens_for(device_kind, processors),
         attention=attention,
-        kernel=kernel_for(config, dtype, capability, packed=not padded) if device_kind == "cuda" else Kernel.RUNS,
+        kernel=first_kernel(config, dtype, device_kind, capability, packed=not padded),
         **together,
         capability=capability,
         tokenizer=tokenizer,

@@ -238,7 +238,7 @@ def _end_to_end(config: Config, sizes: Sizes, size: int, kernel: Kernel) -> Law:
     if kind == "mpnet":  # what it adds to the scores of a row, made from distances of its tokens
         scores = float(sizes.heads * size)
         return Law(0, size * values, square=scores, before=max(2 * scores, DISTANCES))
-    return Law(0, size * values, square=float(size) if kernel is not Kernel.FLASH and windowed else 0.0)
+    return Law(0, size * values, square=float(size) if kernel.plain is not Kernel.FLASH and windowed else 0.0)
 
 
 def _turned(config: Config, sizes: Sizes, size: int, kernel: Kernel) -> float:
@@ -246,9 +246,11 @@ def _turned(config: Config, sizes: Sizes, size: int, kernel: Kernel) -> float:
 
     Attention has queries, keys, values and what comes out; beside them fewer heads of keys spread over those of
     queries, which flash attention and the host spare, and rows joined where they took turns or sums in float32 of wide
-    heads. A gated feed-forward has both halves and their product; ModernBERT keeps them while it makes a third.
+    heads. A gated feed-forward has both halves and their product, which Triton writes over the first; ModernBERT
+    keeps them while it makes a third.
     """
     windowed, head = _windowed(config), sizes.queries // sizes.heads
+    triton, kernel = kernel.triton, kernel.plain
     two = str(config.get("model_type")).startswith(WINDOWED)  # layers with a window turn by angles of their own
     angles = 2 * head * (2 if two else 1)
     joined = kernel in (Kernel.HOST, Kernel.RUNS) or (windowed and kernel is not Kernel.FLASH)
@@ -256,7 +258,7 @@ def _turned(config: Config, sizes: Sizes, size: int, kernel: Kernel) -> float:
     summed = kernel is Kernel.EFFICIENT and size == 2 and head > WIDEST_HALVES
     beside = sizes.queries * (2 * spread + max(joined, 2 * summed))
     attention = 3 * sizes.width + 2 * (sizes.queries + sizes.keys) + beside
-    halves = (4 if config.get("model_type") == "modernbert" else 3) * sizes.inner
+    halves = (4 if config.get("model_type") == "modernbert" else 2 if triton else 3) * sizes.inner
     return angles + max(attention, 5 * sizes.width + halves)
 
 

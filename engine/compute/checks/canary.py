@@ -73,7 +73,7 @@ def plainer(card: ModelCard, original: ModelCard) -> ModelCard | None:
     """Return what to try after `card` has failed on a device: a plainer kernel, then the next wider precision with the
     kernel that the `original` would have; None where there is nothing plainer."""
     if card.packed and card.kernel is not Kernel.RUNS:
-        return dataclasses.replace(card, kernel=Kernel.RUNS)
+        return dataclasses.replace(card, kernel=card.kernel.plain if card.kernel.triton else Kernel.RUNS)
     if not card.packed and card.attention == "sdpa":
         return dataclasses.replace(card, attention="eager")
     return in_wider(card, original)
@@ -89,7 +89,9 @@ def remedy(card: ModelCard, then: ModelCard | None, device: Device) -> str:
     """Say what follows where `card` has failed on a device, and `then` is plainer."""
     if then is None:
         return f"not using {device.name}"
-    return f"trying {then.dtype if then.dtype != card.dtype else 'plain attention'}"
+    if then.dtype != card.dtype:
+        return f"trying {then.dtype}"
+    return "trying without Triton" if card.packed and card.kernel.triton else "trying plain attention"
 
 
 def _rung(card: ModelCard, then: ModelCard | None) -> Rung:

@@ -40,7 +40,7 @@ from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import hydrated_for
 from interlock.engine.models.networks.attention import ROTARY
 from interlock.engine.models.networks.checkpoint import PACKED_TYPES
-from interlock.engine.models.networks.kernels import OLDEST, Kernel, kernel_for, lay, precision_for
+from interlock.engine.models.networks.kernels import OLDEST, first_kernel, lay, precision_for
 from interlock.engine.models.weights import Replica, load
 from interlock.engine.record import atomic
 from interlock.engine.record.words import human_bytes
@@ -291,7 +291,7 @@ def _precisions(device: Device) -> list[str]:
         config = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 1}
         capability = device.capability or OLDEST
         dtype = precision_for(config, capability) if device.kind == "cuda" else "float32"
-        kernel = kernel_for(config, dtype, capability) if device.kind == "cuda" else Kernel.RUNS
+        kernel = first_kernel(config, dtype, device.kind, capability)
         found.setdefault(f"{dtype}, {kernel}", []).append(kind)
     return [f"{how}: {', '.join(kinds)}" for how, kinds in found.items()]
 

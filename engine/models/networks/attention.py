@@ -174,6 +174,12 @@ def attend_here(
     return attend(query, key, value, _BATCH.get(), causal=causal, window=window, scale=scale)
 
 
+def by_triton() -> bool:
+    """Tell whether Triton's kernels compute what this thread does between products of matrices."""
+    batch = _BATCH.get(None)
+    return batch is not None and batch.triton
+
+
 def spread_heads() -> None:
     """Have transformers give each head of the queries its own keys, where rows are padded.
 

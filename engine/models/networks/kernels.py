@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from interlock.engine.corpus.places import owners_of, starts_of
+from interlock.engine.gpu.devices import triton_version
 
 Capability = tuple[int, int]
 """Of a GPU, as NVIDIA counts: (7, 5) is a T4, (8, 0) an A100, (9, 0) an H100."""
@@ -94,9 +95,37 @@ class Kernel(StrEnum):
     HOST = "runs of one length on the host"
     MATH = "written out"
     """Of padded rows that no fused kernel takes: memory grows with the square of the longest."""
+    FLASH_TRITON = "flash with Triton"
+    EFFICIENT_TRITON = "memory-efficient with Triton"
+    """The same attention, and between its products of matrices the kernels of `triton_kernels.py`."""
+
+    @property
+    def triton(self) -> bool:
+        return self in (Kernel.FLASH_TRITON, Kernel.EFFICIENT_TRITON)
+
+    @property
+    def plain(self) -> "Kernel":
+        """The same attention, and nothing by Triton."""
+        return {Kernel.FLASH_TRITON: Kernel.FLASH, Kernel.EFFICIENT_TRITON: Kernel.EFFICIENT}.get(self, self)
 
 
-def kernel_for(config: Mapping[str, Any], dtype: str, capability: Capability, *, packed: bool = True) -> Kernel:
+TRITON_FROM: Capability = (7, 5)
+"""Below it Triton is not tried."""
+
+
+def first_kernel(
+    config: Mapping[str, Any], dtype: str, device_kind: str, capability: Capability, *, packed: bool = True
+) -> Kernel:
+    """Choose what a device tries first: a GPU with Triton's kernels where Triton is here."""
+    if device_kind != "cuda":
+        return Kernel.RUNS
+    triton = capability >= TRITON_FROM and bool(triton_version())
+    return kernel_for(config, dtype, capability, packed=packed, triton=triton)
+
+
+def kernel_for(
+    config: Mapping[str, Any], dtype: str, capability: Capability, *, packed: bool = True, triton: bool = False
+) -> Kernel:
     """Choose the kernel that takes the rows of a model in this precision on GPUs of this capability.
 
     As pytorch's sdp_utils.cpp says of each: flash attention from 8.0 on, in halves, for heads of up to 256 values;
@@ -112,7 +141,9 @@ def kernel_for(config: Mapping[str, Any], dtype: str, capability: Capability, *,
     if config.get("model_type") == "mpnet":
         return Kernel.RUNS
     chosen = sdpa_for(precision, width + -width % FILLED or FILLED, capability, masked=False)
-    return Kernel.FLASH if chosen is Sdpa.FLASH else Kernel.EFFICIENT
+    if chosen is Sdpa.FLASH:
+        return Kernel.FLASH_TRITON if triton else Kernel.FLASH
+    return Kernel.EFFICIENT_TRITON if triton else Kernel.EFFICIENT
 
 
 def _padded_kernel(dtype: torch.dtype, width: int, capability: Capability) -> Kernel:
@@ -144,6 +175,9 @@ class PackedBatch:
     starts: Tensor
     """[rows + 1] int64: where each row begins, and where the last ends."""
     kernel: Kernel = Kernel.HOST
+    """How its rows are attended to."""
+    triton: bool = False
+    """Whether Triton's kernels compute what lies between products of matrices."""
     types: Tensor | None = None
     """[T] int64: which of a pair's texts a token belongs to, where a network tells them apart; None is the first."""
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
@@ -231,7 +265,7 @@ def pack(rows: Sequence[Ids], place: torch.device, kernel: Kernel = Kernel.HOST)
         laid.pinned = laid.flat = None
     count = (len(there) - len(rows) - 1) // 3
     ids, positions, owners, begins = torch.split(there, [count, count, count, len(rows) + 1])
-    return PackedBatch(laid.lengths, ids, positions, owners, begins, kernel)
+    return PackedBatch(laid.lengths, ids, positions, owners, begins, kernel.plain, kernel.triton)
 
 
 def _pinned(size: int) -> Tensor | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from interlock.engine.models.networks.attention import attend
 from interlock.engine.models.networks.checkpoint import Blank, Shape, Weights, frozen
+from interlock.engine.models.networks.fused import add_normed
 from interlock.engine.models.networks.int8 import QuantisedLinear
 from interlock.engine.models.networks.kernels import PackedBatch
 from interlock.engine.models.networks.pooling import TermPooling
@@ -227,7 +228,7 @@ class _Attention(nn.Module):
         query, key, value = self.qkv.activated(rows).view(len(rows), 3, self._heads, self._head).unbind(1)
         mixed = attend(query, key, value, batch, bias=bias).flatten(1)
         del query, key, value
-        return self.norm(self.out.added(mixed, rows))  # type: ignore[no-any-return]
+        return self.out.closed(mixed, rows, self.norm, batch)
 
 
 class FeedForward(nn.Module):
@@ -241,8 +242,7 @@ class FeedForward(nn.Module):
         self.norm = _norm(weights, norm, shape)
 
     def forward(self, rows: Tensor, batch: PackedBatch, bias: Tensor | None) -> Tensor:
-        rows = self.down.added(self.up.activated(rows), rows)
-        return self.norm(rows)  # type: ignore[no-any-return]
+        return self.down.closed(self.up.activated(rows), rows, self.norm, batch)
 
 
 class _Linear(nn.Module):
@@ -273,6 +273,11 @@ class _Linear(nn.Module):
             fuse = torch.ops.mkldnn._linear_pointwise.binary
             return fuse(rows, other, self.weight, self.bias, "add")  # type: ignore[no-any-return]
         return F.linear(rows, self.weight, self.bias).add_(other)
+
+    def closed(self, rows: Tensor, other: Tensor, norm: nn.LayerNorm, batch: PackedBatch) -> Tensor:
+        """End half a layer: the norm of what was mapped and of what it began with."""
+        rows = self.activated(rows) if batch.triton else self.added(rows, other)
+        return add_normed(rows, other, norm) if batch.triton else norm(rows)
 
 
 class _Transform(_Linear):
