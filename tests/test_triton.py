@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import os
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -129,6 +130,45 @@ def test_gemmas_norm_is_the_publishers_to_the_last_bit():
     torch.ops.interlock.norm(out, rows, None, plain.weight.data, None, float(plain.eps), True)
     with torch.inference_mode():
         assert (out == plain(rows)).float().mean() > 0.999
+
+
+COMPILED = """
+import sys, torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from interlock.engine.models.networks import fused, triton_kernels
+
+class Card:
+    get_current_device = get_current_stream = lambda *_: 0
+    get_current_target = lambda _: GPUTarget("cuda", int(sys.argv[1]), 32)
+
+def compiled(kernel, grid, *given, **how):
+    assert kernel.warmup(*given, grid=grid, **how).asm["cubin"]
+    done.append(kernel)
+
+driver.set_active(Card())
+done, triton_kernels._launch, ops = [], compiled, torch.ops.interlock
+for dtype in [torch.float16, torch.float32] + [torch.bfloat16] * (int(sys.argv[1]) >= 80):
+    heads, angles, rows, weight = (torch.empty(*shape, dtype=dtype) for shape in ((5, 6, 24), (5, 24), (5, 96), (96,)))
+    ops.turn(heads, None, angles, angles, 0.0, False)
+    ops.turn(heads, heads[0], angles, angles, 1e-6, True)
+    for name in ("silu", "gelu", "tanh"):
+        ops.gate(rows, name)
+    ops.norm(rows, rows, rows, weight, weight, 1e-12, False)
+    ops.norm(torch.empty_like(rows), rows, rows, weight, None, 1e-6, False)
+    ops.norm(torch.empty_like(rows), rows, None, weight, None, 1e-6, True)
+print(len(done))
+"""
+"""What compiles all kernels for cards of a capability, of which none need be there, and says how many."""
+
+
+@pytest.mark.parametrize(("capability", "kernels"), [("75", 16), ("80", 24), ("90", 24)])
+def test_every_kernel_compiles_for_cards_as_it_is_launched(tmp_path, capability, kernels):
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", COMPILED, capability]
+    said = subprocess.run(words, env=env, check=False, capture_output=True, text=True, timeout=250)
+    assert said.stdout == f"{kernels}\n", said.stderr[-2000:]
 
 
 def by_triton(rows):

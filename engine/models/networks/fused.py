@@ -6,7 +6,7 @@ and both halves of a gated feed-forward are one product. Differences are those o
 Triton's kernels compute what lies between products.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -234,17 +234,14 @@ def _as_shapes(rows: Tensor, weight: Tensor | None, epsilon: float) -> tuple[Ten
     return torch.empty_like(rows), rows.new_empty((*rows.shape[:-1], 1), dtype=torch.float32)
 
 
-def _launching(name: str) -> Callable[..., None]:
-    def launch(*given: Any) -> None:
-        from interlock.engine.models.networks import triton_kernels  # and Triton itself
+def _launch(name: str, *given: Any) -> None:
+    from interlock.engine.models.networks import triton_kernels  # and Triton itself
 
-        getattr(triton_kernels, name)(*given)
-
-    return launch
+    getattr(triton_kernels, name)(*given)
 
 
 for _name in ("turn", "gate", "norm"):  # they write where they are told, and allocate nothing
-    torch.library.impl(_LIBRARY, _name, "CompositeExplicitAutograd")(_launching(_name))
+    torch.library.impl(_LIBRARY, _name, "CompositeExplicitAutograd")(partial(_launch, _name))
     torch.library.register_fake(f"interlock::{_name}", lambda *_: None, lib=_LIBRARY)
 
 

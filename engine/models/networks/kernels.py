@@ -56,6 +56,8 @@ def precision_for(config: Mapping[str, Any], capability: Capability) -> str:
 
 
 FLASH_FROM: Capability = (8, 0)
+TRITON_FROM: Capability = (7, 5)
+"""Below it Triton's kernels are not tried. Chosen: they are compiled for that of a T4."""
 WIDEST_FLASH = 256
 ALIGNED = 16
 """Rows of different lengths are padded to a multiple of as many tokens: a mask of any other width is copied in every
@@ -101,16 +103,12 @@ class Kernel(StrEnum):
 
     @property
     def triton(self) -> bool:
-        return self in (Kernel.FLASH_TRITON, Kernel.EFFICIENT_TRITON)
+        return self is not self.plain
 
     @property
     def plain(self) -> "Kernel":
         """The same attention, and nothing by Triton."""
-        return {Kernel.FLASH_TRITON: Kernel.FLASH, Kernel.EFFICIENT_TRITON: Kernel.EFFICIENT}.get(self, self)
-
-
-TRITON_FROM: Capability = (7, 5)
-"""Below it Triton is not tried."""
+        return Kernel(self.removesuffix(" with Triton"))
 
 
 def first_kernel(
@@ -141,9 +139,8 @@ def kernel_for(
     if config.get("model_type") == "mpnet":
         return Kernel.RUNS
     chosen = sdpa_for(precision, width + -width % FILLED or FILLED, capability, masked=False)
-    if chosen is Sdpa.FLASH:
-        return Kernel.FLASH_TRITON if triton else Kernel.FLASH
-    return Kernel.EFFICIENT_TRITON if triton else Kernel.EFFICIENT
+    kernel = Kernel.FLASH if chosen is Sdpa.FLASH else Kernel.EFFICIENT
+    return Kernel(f"{kernel} with Triton") if triton else kernel
 
 
 def _padded_kernel(dtype: torch.dtype, width: int, capability: Capability) -> Kernel:

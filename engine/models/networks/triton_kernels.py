@@ -1,8 +1,8 @@
 """Triton kernels for what lies between the matrix products of a layer: each reads and writes a batch once.
 
 They compute in float32 and round once, and write in place where they can. Only a GPU's way with Triton imports this,
-and its canary has to pass first. Shown equal to torch's code under Triton's interpreter; no card has run them, and
-no time of them was measured.
+and its canary has to pass first. Shown equal to torch's code under Triton's interpreter, and compiled for cards from
+a T4 to an H100; no card has run them, and no time of them was measured.
 """
 
 import threading
@@ -56,8 +56,8 @@ def _launch(kernel: Any, grid: tuple[int, ...], *given: object, **how: int) -> N
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _turn(
-    rows: Any, weights: Any, cosines: Any, sines: Any, epsilon: Any, stride: tl.constexpr, heads: tl.constexpr,
-    half: tl.constexpr, across: tl.constexpr, one: tl.constexpr,
+    rows: tl.tensor, weights: tl.tensor, cosines: tl.tensor, sines: tl.tensor, epsilon: tl.tensor,
+    stride: tl.constexpr, heads: tl.constexpr, half: tl.constexpr, across: tl.constexpr, one: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * _HEADS + tl.arange(0, _HEADS)[:, None]
@@ -79,7 +79,7 @@ def _turn(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gate(rows: Any, stride: tl.constexpr, width: tl.constexpr, activation: tl.constexpr) -> None:
+def _gate(rows: tl.tensor, stride: tl.constexpr, width: tl.constexpr, activation: tl.constexpr) -> None:
     column = tl.program_id(1) * _COLUMNS + tl.arange(0, _COLUMNS)
     place, there = rows + tl.program_id(0).to(tl.int64) * stride + column, column < width
     opened = tl.load(place, there, 0.0).to(tl.float32)
@@ -94,9 +94,9 @@ def _gate(rows: Any, stride: tl.constexpr, width: tl.constexpr, activation: tl.c
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _norm(
-    out: Any, rows: Any, other: Any, weight: Any, bias: Any, epsilon: Any, out_stride: tl.constexpr,
-    stride: tl.constexpr, other_stride: tl.constexpr, width: tl.constexpr, across: tl.constexpr, one: tl.constexpr,
-    kept: tl.constexpr,
+    out: tl.tensor, rows: tl.tensor, other: tl.tensor, weight: tl.tensor, bias: tl.tensor, epsilon: tl.tensor,
+    out_stride: tl.constexpr, stride: tl.constexpr, other_stride: tl.constexpr, width: tl.constexpr,
+    across: tl.constexpr, one: tl.constexpr, kept: tl.constexpr,
 ) -> None:  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, across)
     there = column < width
