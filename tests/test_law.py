@@ -24,7 +24,9 @@ from tests.oracle import Oracle, blank, is_causal, lengths_of, measured
 
 PACKED = [  # every pair of an architecture and a kernel is in bench/law.py
     *((name, Kernel.FLASH) for name in ("MiniLM-L6", "Qwen3-0.6B", "ModernBERT-base", "EmbeddingGemma-300M")),
+    *((name, Kernel.FLASH_TRITON) for name in ("Qwen3-0.6B", "EmbeddingGemma-300M")),
     *((name, Kernel.EFFICIENT) for name in ("XLM-R-large", "Qwen3-0.6B", "ModernBERT-base")),
+    *((name, Kernel.EFFICIENT_TRITON) for name in ("XLM-R-large", "Qwen3-0.6B", "ModernBERT-base")),
     ("MPNet-base", Kernel.RUNS),
 ]
 TINY = {"hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 300, "pad_token_id": 0}

@@ -228,7 +228,9 @@ class _Attention(nn.Module):
         query, key, value = self.qkv.activated(rows).view(len(rows), 3, self._heads, self._head).unbind(1)
         mixed = attend(query, key, value, batch, bias=bias).flatten(1)
         del query, key, value
-        return self.out.closed(mixed, rows, self.norm, batch)
+        if batch.triton:
+            return add_normed(self.out.activated(mixed), rows, self.norm)
+        return self.norm(self.out.added(mixed, rows))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
@@ -242,7 +244,10 @@ class FeedForward(nn.Module):
         self.norm = _norm(weights, norm, shape)
 
     def forward(self, rows: Tensor, batch: PackedBatch, bias: Tensor | None) -> Tensor:
-        return self.down.closed(self.up.activated(rows), rows, self.norm, batch)
+        if batch.triton:
+            return add_normed(self.down.activated(self.up.activated(rows)), rows, self.norm)
+        rows = self.down.added(self.up.activated(rows), rows)
+        return self.norm(rows)  # type: ignore[no-any-return]
 
 
 class _Linear(nn.Module):
@@ -273,11 +278,6 @@ class _Linear(nn.Module):
             fuse = torch.ops.mkldnn._linear_pointwise.binary
             return fuse(rows, other, self.weight, self.bias, "add")  # type: ignore[no-any-return]
         return F.linear(rows, self.weight, self.bias).add_(other)
-
-    def closed(self, rows: Tensor, other: Tensor, norm: nn.LayerNorm, batch: PackedBatch) -> Tensor:
-        """End half a layer: the norm of what was mapped and of what it began with."""
-        rows = self.activated(rows) if batch.triton else self.added(rows, other)
-        return add_normed(rows, other, norm) if batch.triton else norm(rows)
 
 
 class _Transform(_Linear):
