@@ -236,6 +236,16 @@ class Missing:
         return "<NA>"
 
 
+def test_what_no_file_can_hold_is_told_by_its_place(tmp_path):
+    endless = {"text": "a"}
+    endless["more"] = endless
+    for wrong, said in (("\ud83d", "a string has half of a surrogate pair"), (endless, "nested too deeply")):
+        with pytest.raises(interlock.UsageError, match=rf"chunks\[1\]: {said}"):
+            path_to(["a", wrong], "texts", tmp_path)
+    (found,) = read([{"text": "a", "z": [1 + 2j, np.complex64(3j)]}], tmp_path)
+    assert json.loads(found.record) == {"z": ["(1+2j)", "3j"]}
+
+
 def test_times_and_missing_values_of_pandas_in_records_are_as_in_its_tables(tmp_path):
     (found,) = read([{"text": "a", "at": Timestamp(2020, 1, 1), "n": Missing()}], tmp_path)
     assert json.loads(found.record) == {"at": "2020-01-01T00:00:00.123456789", "n": None}

@@ -148,7 +148,11 @@ def _write_lines(texts: Iterable[object], file: Path, naming: Naming) -> None:
                 record = dict(_record(item))
                 read_bytes(record, naming.texts)
                 line = msgspec.json.encode(record, enc_hook=_plain)
-            except (TypeError, ValueError, RecursionError) as error:
+            except UnicodeEncodeError:
+                raise UsageError(f"chunks[{number}]: a string has half of a surrogate pair: drop the half") from None
+            except RecursionError:
+                raise UsageError(f"chunks[{number}]: nested too deeply, or within itself: pass flat records") from None
+            except (TypeError, ValueError) as error:
                 raise UsageError(
                     f"chunks[{number}]: expected a text, a record or a document, got {error}: pass strings"
                 ) from None
@@ -208,6 +212,8 @@ def _plain(value: object) -> object:
     """What JSON has no kind for, as one that it has."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, complex):
+        return str(value)
     if isinstance(value, str):  # of a class of its own, as parsers of HTML have them
         return str.__str__(value)
     if type(value).__module__.partition(".")[0] == "pandas" and not hasattr(value, "tolist"):
