@@ -149,10 +149,6 @@ def embed(
         raise UsageError(f"progress: expected one of {', '.join(SHOWN)}, got {progress!r:.100}")
     path = path_to(chunks, name, configuration.settings.out / INPUTS, configuration.settings.naming)
     configuration, before = taken_up(path, configuration)
-    if before and progress != "none":
-        from interlock.console.writing import say
-
-        say(in_python(before))
 
     def make(controls: Controls) -> Work:
         from interlock.engine.flows.run import Run
@@ -160,7 +156,7 @@ def embed(
         return Run(path, configuration, controls)
 
     session = Session(make)
-    follow(session, progress)
+    follow(session, progress, in_python(before) if progress != "none" else "")
     try:
         code = session.result()
     except Exception as error:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from interlock.console.front_ends.headless import POLL_SECONDS, Headless
 from interlock.console.sources.session import Session
 from interlock.console.text.progress_text import progress
+from interlock.console.writing import say
 from interlock.engine.errors import ExitCode
 from interlock.engine.record.facts import timed
 from interlock.engine.record.snapshot import PassView, Snapshot
@@ -32,8 +33,9 @@ Show = Callable[[], None]
 """Show the run as it is now."""
 
 
-def follow(session: Session, how: Literal["auto", "lines", "none"]) -> None:
-    """Begin the session and show it to its end; what it raised stays in the session.
+def follow(session: Session, how: Literal["auto", "lines", "none"], before: str = "") -> None:
+    """Begin the session and show it to its end; what it raised stays in the session. What was `before` is said once the
+    chunks are accepted.
 
     The first interrupt stops the session, whenever it comes. Raises KeyboardInterrupt for a second one, while the batch
     in flight is still computed.
@@ -48,6 +50,9 @@ def follow(session: Session, how: Literal["auto", "lines", "none"]) -> None:
                     show = show or screen.enter_context(_display(session, how))
                     over = not session.alive  # asked first: what is shown then is how it ended
                     session.wait(POLL_SECONDS)
+                    if before and _snapshot(session).collections:
+                        say(before)
+                        before = ""
                     show()
                     if _cancellations() > cancelled:
                         session.controls.stop(ExitCode.INTERRUPTED)
