@@ -1,18 +1,23 @@
 """A model's files as one value and as a directory again: what arrives is resolved as the same model."""
 
-import subprocess
-import sys
+import os
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from interlock.engine.compute.cluster.messages import ModelFiles
-from interlock.engine.compute.cluster.node import pack, room, unpack
+from interlock.engine.compute.cluster.messages import GridPlan, Hello, ModelFiles, Ready
+from interlock.engine.compute.cluster.node import ClusterNode, pack, unpack
+from interlock.engine.compute.context import REAL
+from interlock.engine.compute.controls import Controls
 from interlock.engine.errors import DiskError, UnavailableError
+from interlock.engine.gpu.cpu import CpuDevice
 from interlock.engine.models.assets import Policy, resolve
 from interlock.engine.models.registry import ModelSpec
 from tests.builders import hub_snapshot, routed_sparse, tiny_m3, tiny_model, tiny_scorer, tiny_sparse
+from tests.harness import grid_of
 
 
 def resolved(spec, path=None):
@@ -86,14 +91,46 @@ def test_a_file_that_is_gone_meanwhile_is_named(tmp_path):
         pack("m", here)
 
 
-def test_what_was_sent_to_a_process_that_has_died_is_removed_and_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left, ours = tmp_path / f"interlock-model-{ended.pid}-x", room()
-    (left / "deep").mkdir(parents=True)
-    other = tmp_path / "interlock-model-notes"
-    other.mkdir()
-    assert room().parent == tmp_path
-    assert not left.exists()
-    assert ours.exists() and other.exists()
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """The plan of a model that only the head has, and its files."""
+    monkeypatch.setenv("INTERLOCK_CACHE", str(tmp_path / "cache"))
+    spec = ModelSpec("m", (str(tiny_model(tmp_path / "here")),))
+    cards = REAL.cards([spec], Policy(offline=True), [CpuDevice()], lambda _: None)
+    grid = grid_of(cards, [8] * 4, lambda row, length: np.arange(length) % 60)
+    plan = GridPlan.of(grid, [replace(spec, sources=(str(tmp_path / "nowhere"),))], Policy(offline=True), Controls())
+    return plan, pack("m", cards[0].snapshot)
+
+
+@contextmanager
+def beginning(plan):
+    node = ClusterNode()
+    assert not node.welcome(Hello("run", "node-1", "cpu", (), 0, 0, 0, 1)).trouble
+    try:
+        yield node, node.begin(plan).lacking
+    finally:
+        node.close()
+
+
+def test_a_model_that_was_sent_is_kept_for_the_next_process_of_the_machine_while_it_is_whole(tmp_path, elsewhere):
+    plan, files = elsewhere
+    with beginning(plan) as (node, lacking):
+        assert lacking == ["m"] and node.take(files) == Ready()
+    with beginning(plan) as (_, lacking):
+        assert not lacking
+    (place,) = (tmp_path / "cache" / "sent").iterdir()
+    for damage in (lambda file: file.write_bytes(file.read_bytes()[:-1]), lambda file: file.unlink()):
+        damage(place / "model.safetensors")
+        with beginning(plan) as (node, lacking):
+            assert lacking == ["m"] and node.take(files) == Ready()
+    assert [*(tmp_path / "cache" / "sent").iterdir()] == [place]
+
+
+def test_what_was_sent_and_no_node_has_used_for_a_week_is_removed(tmp_path, elsewhere):
+    plan, files = elsewhere
+    for name, days in {"old": 8, "new": 6}.items():
+        (kept := tmp_path / "cache" / "sent" / name).mkdir(parents=True)
+        os.utime(kept, (time.time() - days * 86400,) * 2)
+    with beginning(plan) as (node, _):
+        assert node.take(files) == Ready()
+    assert {each.name for each in (tmp_path / "cache" / "sent").iterdir()} == {"new", plan.passes[0].fingerprint[:32]}

@@ -9,17 +9,17 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from tempfile import gettempdir, mkdtemp
+from tempfile import mkdtemp
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 
 from interlock.engine.compute.cluster.messages import (
@@ -44,12 +44,14 @@ from interlock.engine.gpu.sampler import Sampler
 from interlock.engine.models.assets import ModelSnapshot, Policy
 from interlock.engine.models.card import ModelCard
 from interlock.engine.models.masters import Masters
-from interlock.engine.models.sources import PATTERNS
+from interlock.engine.models.sources import PATTERNS, model_cache
 from interlock.engine.record import atomic
 
 PACKAGES = ("interlock", "torch", "numpy", "tokenizers", "transformers", "safetensors")
 """What decides numbers: every node has the head's version of it."""
-_ROOM = "interlock-model-"
+SENT, KEPT = "sent", 7 * 86400.0
+"""The folder of the cache for models that were sent, and the seconds for which one is kept after it was used last: a
+node that comes again is not sent it anew."""
 
 
 @cache
@@ -70,7 +72,7 @@ class ClusterNode:
     def __init__(self, backend: Backend = REAL) -> None:
         self._backend = backend
         self._stack = ExitStack()
-        self._sent: dict[str, Path] = {}
+        self._sent = set[str]()
         self._plan: GridPlan | None = None
         self._source: RemoteSource | None = None
         self._thread: threading.Thread | None = None
@@ -96,16 +98,23 @@ class ClusterNode:
         self._plan = plan
         lacking, cards = list[str](), dict[int, ModelCard]()
         for each in plan.passes:
-            key, mine = each.layout.card.key, self._sent.get(each.layout.card.key)
-            spec = replace(each.spec, sources=(str(mine),)) if mine else each.spec
-            try:
-                policy = Policy(offline=True, pickles=plan.pickles)
-                card = self._backend.cards([spec], policy, self._devices, lambda _: None)[0]
-            except UnavailableError as error:
-                if mine:
-                    return Ready(trouble=f"model {key} was sent, and cannot be used: {error}")
+            key, place = each.layout.card.key, _kept(each.fingerprint)
+            policy = Policy(offline=True, pickles=plan.pickles)
+            sources = [each.spec] * (key not in self._sent) + [replace(each.spec, sources=(str(place),))]
+            card, why = None, ""
+            for spec in sources if place.is_dir() else sources[:1]:
+                try:
+                    (card,) = self._backend.cards([spec], policy, self._devices, lambda _: None)
+                    break
+                except UnavailableError as error:
+                    why = str(error)
+            if key in self._sent and (card is None or card.snapshot.fingerprint != each.fingerprint):
+                return Ready(trouble=f"model {key} was sent, and cannot be used: {why or 'it is another one'}")
+            if card is None or (card.snapshot.path == place and card.snapshot.fingerprint != each.fingerprint):
                 lacking.append(key)
                 continue
+            if card.snapshot.path == place:
+                os.utime(place)
             if card.snapshot.fingerprint != each.fingerprint:
                 return Ready(
                     trouble=f"its copy of model {key} in {card.snapshot.path} is another one (fingerprint "
@@ -116,14 +125,14 @@ class ClusterNode:
         return Ready(lacking=lacking) if lacking else self._start(plan, cards)
 
     def take(self, files: ModelFiles) -> Ready:
-        """Keep a model that was lacking here, for as long as this process lives."""
+        """Keep a model that was lacking here."""
         assert self._plan, "only then is it known what is lacking"
-        place = room()
-        self._stack.callback(shutil.rmtree, place, ignore_errors=True)
+        place = _kept(next(each.fingerprint for each in self._plan.passes if each.layout.card.key == files.key))
         try:
-            self._sent[files.key] = unpack(files, place)
+            _keep(files, place)
         except InterlockError as error:
             return Ready(trouble=str(error))
+        self._sent.add(files.key)
         return self.begin(self._plan)
 
     def exchange(self, orders: Orders) -> Report:
@@ -206,13 +215,28 @@ def pack(key: str, snapshot: ModelSnapshot) -> ModelFiles:
         ) from error
 
 
-def room() -> Path:
-    """Make a directory for a model that is sent, and remove those of processes that have died: nobody else does."""
-    for left in Path(gettempdir()).glob(f"{_ROOM}*"):
-        pid = left.name.removeprefix(_ROOM).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(mkdtemp(prefix=f"{_ROOM}{os.getpid()}-"))
+def _kept(fingerprint: str) -> Path:
+    """Where a model that is sent lies on this machine."""
+    return model_cache() / SENT / fingerprint[:32]
+
+
+def _keep(files: ModelFiles, place: Path) -> None:
+    """Write a model to its place, whole or not at all, and remove those that no node has used for long. Raises
+    DiskError where there is no room."""
+    for each in place.parent.glob("*"):
+        with suppress(OSError):
+            if time.time() - each.stat().st_mtime > KEPT:
+                shutil.rmtree(each)
+    with atomic.explaining(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(mkdtemp(prefix="new-", dir=place.parent))
+        try:
+            unpack(files, new / "model")
+            shutil.rmtree(place, ignore_errors=True)  # it was found wanting
+            with suppress(OSError):  # another node of this machine was sent it too
+                (new / "model").rename(place)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def unpack(files: ModelFiles, place: Path) -> Path:
