@@ -29,7 +29,7 @@ def store(tmp_path_factory, tiny_a):
     inner = {"t": True, "n": 2**60, "s": "x"}
     for record, within in zip(records, (inner, [inner], [{}, inner]), strict=False):
         record["metadata"]["in"] = within
-    records[0]["metadata"]["source"] = "own.md"
+    records[0]["metadata"] |= {"source": "own.md", "long": 94.95886283158103}
     leaves = ["x", True, 2**60]
     for record, deep in zip(records, ([leaves], [[leaves]]), strict=False):
         record["metadata"]["deep"] = deep
@@ -59,6 +59,11 @@ def test_the_store_and_the_files_have_the_same_numbers(store):
     for n, value in enumerate([*NUMBERS, *LARGE]):
         kept = json.loads(payloads[f"text {n}"])["v"]
         assert (kept, str(kept)) == (value, str(value))
+
+
+def test_a_number_that_the_engine_reads_a_last_place_off_is_found_by_what_the_record_has(store):
+    assert asked(store, "metadata.long=94.95886283158103") == {"text 0": 0}
+    assert asked(store, "metadata.long=94.958862831") == {}
 
 
 @pytest.mark.parametrize("bound", [*NUMBERS, *LARGE])

@@ -107,11 +107,12 @@ class Struct(msgspec.Struct):
 def test_rows_that_are_objects_keep_all_their_fields(tmp_path):
     values = {"text": "a", "id": "k", "lang": "de"}
     named = namedtuple("named", [*values, "metadata"])(**values, metadata={"page": 1})
-    rows = [values, Row(**values), SimpleNamespace(**values), Struct(**values, metadata={"page": 1}), named]
+    made = pytest.importorskip("attrs").make_class("Made", [*values])(**values)
+    rows = [values, made, Row(**values), SimpleNamespace(**values), Struct(**values, metadata={"page": 1}), named]
     for number, each in enumerate(rows):
         (found,) = read([each], tmp_path / str(number))
         assert (found.text, found.chunk_id, json.loads(found.record)) == ("a", "k", {"id": "k", "lang": "de"})
-        assert json.loads(found.payload) == ({"page": 1} if number > 2 else {})
+        assert json.loads(found.payload) == ({"page": 1} if number > 3 else {})
 
 
 class Parsed(str):
@@ -209,6 +210,20 @@ def test_an_index_of_pandas_with_a_name_is_a_column_though_it_is_a_range(tmp_pat
     assert [each.chunk_id for each in read(frame, tmp_path)] == ["1", "2", "3"]
 
 
+def test_an_index_of_pandas_with_the_name_of_a_column_is_no_other_numbers(tmp_path):
+    columns = {"text": ["a", "b"], "sku": [4, 5]}
+    for numbers, refused in (([1, 2], True), ([4, 5], False)):
+        frame = SimpleNamespace(**columns, columns=[*columns], __arrow_c_stream__=pa.table(columns).__arrow_c_stream__)
+        frame.index = SimpleNamespace(names=["sku"], get_level_values=lambda _, own=numbers: own)
+        made = type("Frame", (), {**vars(frame), "__getitem__": lambda _, name: columns[name]})()
+        made.__class__.__arrow_c_stream__ = lambda _, schema=None: pa.table(columns).__arrow_c_stream__(schema)
+        if refused:
+            with pytest.raises(interlock.UsageError, match="the index and a column are both called 'sku': rename one"):
+                path_to(made, "texts", tmp_path / "inputs")
+        else:
+            assert [each.text for each in read(made, tmp_path)] == ["a", "b"]
+
+
 def test_an_index_of_pandas_without_a_name_or_of_other_rows_is_none(tmp_path):
     parts = indexed("id").slice(1), indexed("id", stop=2**70), indexed("id", start=2**70, stop=2**70 + 3), indexed(None)
     for other in parts[:2] + parts[3:]:
@@ -292,6 +307,7 @@ def test_the_column_is_named_that_arrow_cannot_have(tmp_path):
     remedy = re.escape("or pass chunks.reset_index().to_dict('records')")
     with pytest.raises(interlock.UsageError, match=rf"chunks: column 'n': .* too large .*, {remedy}"):
         path_to(large, "texts", tmp_path / "inputs")
+    large.index.get_level_values = large.__getitem__
     large.columns = ("id", "n")  # which pandas would have twice
     with pytest.raises(interlock.UsageError, match=re.escape("or pass chunks.to_dict('records')")):
         path_to(large, "texts", tmp_path / "inputs")

@@ -4,6 +4,7 @@ import json
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -177,7 +178,12 @@ def _matches(condition: Condition, store: Searched) -> "list[_Match]":
         return [edge.IsEmptyCondition(key)]
     found: list[_Match] = [edge.FieldCondition(key, match=edge.MatchValue(value))]
     number = _number(value)
-    same = edge.FieldCondition(key, range=edge.RangeFloat(gte=number, lte=number))
+    low = high = number
+    if (
+        number is not None and number % 1 and abs(number) > sys.float_info.min
+    ):  # the engine reads one in eight of 17 digits a last place off
+        low, high = math.nextafter(number, -math.inf), math.nextafter(number, math.inf)
+    same = edge.FieldCondition(key, range=edge.RangeFloat(gte=low, lte=high))
     if re.fullmatch(r"[+-]?[0-9]{1,19}", value) and -(2**63) <= int(value) < 2**63:
         found.append(edge.FieldCondition(key, match=edge.MatchValue(int(value))))
         if abs(int(value)) > EXACT and store.has(edge.Filter(must=[same], must_not=[*found])):

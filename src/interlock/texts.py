@@ -96,6 +96,9 @@ def _write_table(texts: Any, file: Path) -> None:
     faults = pa.ArrowException, ArithmeticError, TypeError, ValueError
     index = [name for name in getattr(getattr(texts, "index", None), "names", ()) if name]  # of pandas
     frame = texts.to_frame("text") if index and hasattr(texts, "to_frame") else texts
+    for name in {*index}.intersection(map(str, getattr(texts, "columns", ()))):
+        if [*texts.index.get_level_values(name)] != [*texts[name]]:
+            raise UsageError(f"chunks: the index and a column are both called {name!r:.60}: rename one of them")
     kinds: Mapping[str, object] = getattr(texts, "collect_schema", dict)()  # polars gives addresses of some
     try:
         if name := next((name for name, kind in kinds.items() if str(kind) == "Object"), ""):
@@ -181,7 +184,7 @@ def _record(item: object) -> Mapping[str, object]:
 
 def _row(item: object) -> Mapping[str, object]:
     """The fields of an object that is a row, and no document with metadata: of a named tuple, a row of pandas, a
-    namespace, a dataclass, a model of pydantic or msgspec; nothing of any other."""
+    namespace, a class of attrs, a dataclass, a model of pydantic or msgspec; nothing of any other."""
     if isinstance(item, msgspec.Struct):
         return msgspec.structs.asdict(item)
     if callable(method := getattr(item, "_asdict", None)):
@@ -191,8 +194,8 @@ def _row(item: object) -> Mapping[str, object]:
         return {}
     if isinstance(item, SimpleNamespace):
         return vars(item)
-    if is_dataclass(item):
-        return {each.name: getattr(item, each.name) for each in fields(item)}
+    if own := fields(item) if is_dataclass(item) else getattr(type(item), "__attrs_attrs__", ()):
+        return {each.name: getattr(item, each.name) for each in own}
     with suppress(TypeError):
         return _mapping(item)
     return {}
