@@ -175,7 +175,7 @@ def eval(command: argparse.ArgumentParser) -> None:
     _measuring(command)
     text = "print the ten queries with the lowest nDCG@10, each with its first wrong hits; --json has them too"
     command.add_argument("--worst", action="store_true", help=text)
-    text = "write what every way found into this directory, each as a TREC run"
+    text = "write what every way of one collection found into this directory, each as a TREC run"
     command.add_argument("--run-out", type=PATH, metavar="DIR", help=text)
     text = (
         "write the proposed weights into this file, which --config takes; of a run also into its store, where searches "

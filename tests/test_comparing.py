@@ -162,6 +162,12 @@ def test_a_measure_that_looks_further_than_some_lists_go_is_told_of():
     assert told(["short"], "AP", "R@100") == ["the lists of short end after 2 hits: R@100 find nothing beyond"]
 
 
+def test_a_score_is_a_number_as_c_reads_it(tmp_path):
+    (tmp_path / "a.run").write_text("q1 Q0 d1 1 1_0 x\n")
+    with pytest.raises(UsageError, match="expected a number for a score, got '1_0': fix it"):
+        read_run(tmp_path / "a.run")
+
+
 def test_of_lists_of_ten_hits_no_measure_looks_deeper_unless_it_is_asked_for(tmp_path):
     for name in ("other", "default"):
         (tmp_path / f"{name}.run").write_text("q1 Q0 d1 1 0.5 x\n")

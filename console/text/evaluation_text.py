@@ -122,7 +122,7 @@ def sheet_text(sheet: Sheet) -> str:
         if each.more == 0:
             told.append(each.way)
         else:
-            many = f"about {several(each.more, 'more question')}" if each.more else "more than a thousand"
+            many = f"about {several(each.more, 'more answered question')}" if each.more else "more than a thousand"
             beside = ", told apart alone but not beside the others" if each.alone else ""
             lacking.append(f"{each.way} ({signed(each.difference)}{beside}: {many})")
     parts = [_wrapped(head), comparison_text(found)] if found.runs[1:] else [_wrapped(head)]

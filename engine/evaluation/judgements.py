@@ -19,7 +19,7 @@ import numpy as np
 
 from interlock.engine.corpus.questions import LISTED, decoded, lines_of, of_json, read_questions
 from interlock.engine.errors import UnavailableError, UsageError, meant
-from interlock.engine.record.words import several
+from interlock.engine.record.words import parse_number, several
 
 Missing = Literal["error", "drop", "count"]
 """What becomes of judgements of texts and queries that are not there; a text counts as not found."""
@@ -268,7 +268,8 @@ def read_run(file: Path) -> dict[str, Found]:
             raise UsageError(f"{place}: expected {RUN}, got {several(len(cells), 'column')}: fix it")
         query, text = cells[0], cells[2]
         try:
-            score = float(np.float32(cells[4]))
+            with np.errstate(over="ignore"):
+                score = float(np.float32(parse_number(cells[4])))
         except ValueError:
             score = math.nan
         if math.isnan(score):

@@ -32,8 +32,8 @@ LEAST = 5
 """Judged queries of one of several sets below which no difference over them is: of two or three the spread says too
 little, and one table of equal ways in ten had a star (bench/intervals.py)."""
 SPREAD, POWER = 0.15, 0.8
-"""The standard deviation over queries that a difference in nDCG@10 mostly has (bench/intervals.py: .06 to .23), and
-how often it is to be found."""
+"""A standard deviation over queries that a difference in nDCG@10 may have (bench/intervals.py: .06 to .23; of ways of
+one roster .07 to .09 at the median of three sets), and how often it is to be found."""
 BESIDE = 10
 """Ways that a table mostly compares, where it is not made yet."""
 MOST = 1000
@@ -326,7 +326,7 @@ def reach(queries: int, spread: float = 0.0, measure: str = MAIN, pairs: int = 0
         )
     )
     beside = f" beside {several(pairs - 1, 'other')}" * (pairs > 1) if pairs else f", {among} as one of {BESIDE}"
-    known = wide if spread else f"{wide}, as it mostly is"
+    known = wide if spread else f"{wide} (about half of that for ways that are alike, and half the difference)"
     told = f"{_judged(queries)} tell a difference of {least} in {measure} from chance 8 times in 10{beside}"
     return f"{told}, where its standard deviation over them is {known}"
 
