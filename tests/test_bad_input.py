@@ -139,6 +139,25 @@ def test_a_torn_line_costs_no_neighbour(tmp_path, torn, indent):
     assert (len(texts), [record for record, _ in refusals]) == (4, [2, 4])
 
 
+@pytest.mark.parametrize(
+    "bad", [b"null", b"42", b"nonsense", b"[1,2", b'{"text": "cut', b'{"a": {', b'"a\\r', b"}", b" "]
+)
+@pytest.mark.parametrize("over", [b"", b"\n"], ids=["a line", "several lines"])
+@pytest.mark.parametrize("last", [b"", b"\n", b"\n\n"])
+def test_a_bad_line_costs_no_neighbour_whatever_ends_the_lines(tmp_path, bad, over, last):
+    good = [b'{"text":%b "%d",%b"n": [1]%b}' % (over, each, over, over) for each in range(6)]
+    data = b"\n".join([*good[:2], bad, b"", *good[2:]])
+    found = [read(tmp_path, data.replace(b"\n", end) + last, "a.jsonl") for end in (b"\n", b"\r\n", b"\r")]
+    assert found[0][0] == list("012345")
+    assert found[1:] == found[:1] * 2
+
+
+def test_a_cr_within_a_text_of_lines_that_end_otherwise_is_one_refusal(tmp_path):
+    texts, ((record, said),) = read(tmp_path, GOOD + b"\n" + GOOD.replace(b"oo", b"o\ro") + b"\n" + GOOD, "a.jsonl")
+    assert (len(texts), record) == (2, 2)
+    assert said.startswith("JSON is malformed")
+
+
 def test_a_record_over_several_lines_that_is_wrong_is_one_refusal(tmp_path):
     wrong = PRETTY[0].replace('"n": [', '"n": [nothing')
     data = "\n".join([PRETTY[1], wrong, PRETTY[2]]).encode()

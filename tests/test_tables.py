@@ -24,6 +24,7 @@ from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover, overlooked
 from interlock.engine.corpus.corpus import read_and_tokenise, read_corpus
 from interlock.engine.corpus.naming import USUAL, Naming
+from interlock.engine.corpus.tables import LONGEST_CELL
 from interlock.engine.errors import UsageError
 from interlock.engine.record.events import Warned
 from tests.builders import interlock
@@ -236,6 +237,22 @@ def test_a_column_that_happens_to_be_called_metadata_is_one_like_others(tmp_path
     assert (columns.payload, columns.record) == (b'{"x":1}', b"")
 
 
+@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_csv_file_in_another_encoding_is_read_without_a_mark_too(tmp_path, encoding, quote):
+    rows = f"{quote}id{quote},{quote}text{quote}\r\n1,{quote}größer 日本{quote}\r\n2,b\r\n"
+    (tmp_path / "a.csv").write_bytes(rows.encode(encoding))
+    found = [(each.chunk_id, each.text) for each in read(tmp_path / "a.csv", Naming())]
+    assert found == [("1", "größer 日本"), ("2", "b")]
+
+
+def test_lists_of_categories_are_read_from_several_row_groups(tmp_path):
+    tags = pa.array([["x"], ["y"], ["z"]], pa.list_(pa.string())).cast(pa.list_(pa.dictionary(pa.int32(), pa.string())))
+    pq.write_table(pa.table([list("abc"), tags], ["text", "tags"]), tmp_path / "a.parquet", row_group_size=1)
+    found = [(each.text, each.record) for each in read(tmp_path / "a.parquet", Naming())]
+    assert found == [("a", b'{"tags":["x"]}'), ("b", b'{"tags":["y"]}'), ("c", b'{"tags":["z"]}')]
+
+
 BROKEN = {
     "cut.csv.gz": (FILES["a.csv.gz"][:-9], "cannot unpack the file"),
     "flipped.jsonl.gz": (FILES["a.jsonl.gz"][:-8] + b"\0\0\0\0" + FILES["a.jsonl.gz"][-4:], "cannot unpack the file"),
@@ -260,6 +277,8 @@ BROKEN = {
     "blank.csv": (b"\n\n", "the first line names no columns"),
     "twice.csv": (b"text,x,x\na,1,2\n", "2 columns are called 'x': rename all but one"),
     "open.csv": (b'text,x\na,1\n"b,2\n', "record 2 and what follows cannot be read"),
+    "kana.csv": ('"あい","text"\n"1","a"\n'.encode("utf-16-le"), "or save the file as UTF-8"),
+    "wide.csv": (b"text\n" + b"a" * (LONGEST_CELL + 1), "close its quotation marks, shorten its cell"),
     "ragged.csv": (b"text,x\na,1\nb\nc,1,2\nd,4\n", "has 1 cells where the first line names 2"),
     "latin.csv": ("text,x\na,1\nné,2\n".encode("latin-1"), "not UTF-8"),
     "other.csv": (b"id,body\n1,the one text\n", "such as --text-field body"),

@@ -124,7 +124,7 @@ def bounded(record: bytes | memoryview) -> bytes | str:
 
 def lost(number: int) -> Found:
     """Refuse a file with null bytes in a row within a record, as a full disk leaves them: more may be lost there."""
-    return None, f"holds null bytes within record {number}: copy it again"
+    return None, f"holds null bytes within record {number}: copy it again, or save it as UTF-8"
 
 
 def read_bytes(row: dict[str, Any], texts: Collection[str]) -> None:

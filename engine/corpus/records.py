@@ -20,19 +20,12 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, Read, bounded, form_of, lost, opened, opened_anywhere
-from interlock.engine.corpus.tables import MARKS, rows_of_cells, rows_of_columns
+from interlock.engine.corpus.tables import MARKS, UNMARKED, rows_of_cells, rows_of_columns
 
 LIST_KEYS = ("chunks", "data", "records", "items")
 BLOCK = 256 << 10
 MEMBER = 72
 """Bytes that a member of a decoded list takes beside its text."""
-UNMARKED: dict[tuple[bool, ...], str] = {
-    (True, False, False, False): "utf-32-le",
-    (False, False, False, True): "utf-32-be",
-    (True, False, True, False): "utf-16-le",
-    (False, True, False, True): "utf-16-be",
-}
-"""The encoding of a JSON text without a mark, by which of its first four bytes are no null (RFC 4627, 3)."""
 TOO_DEEP = "nested too deeply"
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{},]', re.DOTALL)  # a string without an end goes on to that of the file
 _FLAT = re.compile(
@@ -43,6 +36,7 @@ _BEGIN = re.compile(rb"\s*([\[{])")
 _LIST = re.compile(rb"\s*:\s*\[")
 _LISTED = re.compile(rb"\s*\[\s*\{")
 _CR = re.compile(rb"\}[ \t]*\r[ \t\r]*(?=[{\xef])")  # no JSON has this within a record
+_ONLY_CR = re.compile(rb"\r(?<!\r\r)\r*+(?!\n|\Z)")  # a CRLF may be cut at the end of a block
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _NO_NUMBER = re.compile(rb"\b(?:NaN|Infinity)\b")
 _NEXT = re.compile(rb"\}(?:[\s,]|\xef\xbb\xbf)*\{")
@@ -165,11 +159,12 @@ def _joined(parts: Sequence[bytes]) -> bytes | str:
 
 def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Lines, whatever ends them; of one too large its beginning."""
-    rest = b""
+    rest, ends = b"", _ONLY_CR
     for block in blocks:
         data = rest + block
         if b"\r" in data:
-            data = _CR.sub(lambda found: b"}" + b"\n" * found[0].count(b"\r"), data)
+            ends = _CR if b"\n" in data.rstrip() else ends
+            data = ends.sub(lambda found: found[0].replace(b"\r", b"\n"), data)
         *lines, rest = data.split(b"\n")
         yield from lines
         rest = rest[: MAX_RECORD_BYTES + 1]

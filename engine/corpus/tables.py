@@ -36,6 +36,13 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+UNMARKED: dict[tuple[bool, ...], str] = {
+    (True, False, False, False): "utf-32-le",
+    (False, False, False, True): "utf-32-be",
+    (True, False, True, False): "utf-16-le",
+    (False, True, False, True): "utf-16-be",
+}
+"""The encoding of a text without a mark, by which of its first four bytes are no null (of JSON: RFC 4627, 3)."""
 DELIMITERS = ",;\t|"
 LONGEST_CELL = 8 * MAX_RECORD_BYTES
 """Signs of a cell that is read; what is larger is rather a quotation mark that nobody closed."""
@@ -52,7 +59,8 @@ def rows_of_cells(handle: BufferedReader, *, tabs: bool) -> Iterator[Found]:
     """
     csv.field_size_limit(LONGEST_CELL)
     begin = handle.peek(4)
-    encoding = next((name for mark, name in MARKS.items() if begin.startswith(mark)), "utf-8-sig")
+    unmarked = UNMARKED.get(tuple(map(bool, begin[:4])), "utf-8-sig")
+    encoding = next((name for mark, name in MARKS.items() if begin.startswith(mark)), unmarked)
     lines = TextIOWrapper(handle, encoding=encoding, errors="surrogateescape", newline="")
     try:
         head = [lines.readline(MAX_RECORD_BYTES)]
@@ -84,7 +92,8 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
             else:
                 yield number, _row(columns, cells)
     except csv.Error as error:
-        yield None, f"record {number + 1} and what follows cannot be read ({error}): close its quotation marks"
+        begin = f"record {number + 1} and what follows cannot be read ({error})"
+        yield None, f"{begin}: close its quotation marks, shorten its cell or save the file as UTF-8"
 
 
 def _row(columns: Sequence[str], cells: Sequence[str]) -> bytes | str:
@@ -127,7 +136,9 @@ def _columns(handle: BinaryIO, texts: Collection[str]) -> Iterator[Found]:
     if magic[:4] == b"PAR1":
         table = pq.ParquetFile(handle)
         joined = _has(handle, PARQUETS, _end(table.metadata))
-        batches = _numbered(table.iter_batches(batch_size=ROWS), table.schema_arrow, lambda: table.metadata.num_rows)
+        # Arrow joins no lists of categories from two row groups.
+        groups = (table.iter_batches(ROWS, row_groups=[group]) for group in range(table.num_row_groups))
+        batches = _numbered(chain.from_iterable(groups), table.schema_arrow, lambda: table.metadata.num_rows)
     elif magic[:6] == b"ARROW1":
         joined = _has(handle, ARROWS, len(ARROWS))
         reader = pa.ipc.open_file(handle)
