@@ -27,6 +27,7 @@ from interlock.engine.compute.cluster.messages import (
     Hello,
     ModelFiles,
     Orders,
+    PassPlan,
     Ready,
     RemoteFacts,
     Report,
@@ -98,23 +99,12 @@ class ClusterNode:
         self._plan = plan
         lacking, cards = list[str](), dict[int, ModelCard]()
         for each in plan.passes:
-            key, place = each.layout.card.key, _kept(each.fingerprint)
-            policy = Policy(offline=True, pickles=plan.pickles)
-            sources = [each.spec] * (key not in self._sent) + [replace(each.spec, sources=(str(place),))]
-            card, why = None, ""
-            for spec in sources if place.is_dir() else sources[:1]:
-                try:
-                    (card,) = self._backend.cards([spec], policy, self._devices, lambda _: None)
-                    break
-                except UnavailableError as error:
-                    why = str(error)
-            if key in self._sent and (card is None or card.snapshot.fingerprint != each.fingerprint):
-                return Ready(trouble=f"model {key} was sent, and cannot be used: {why or 'it is another one'}")
-            if card is None or (card.snapshot.path == place and card.snapshot.fingerprint != each.fingerprint):
+            key, (card, why) = each.layout.card.key, self._card(each, Policy(offline=True, pickles=plan.pickles))
+            if card is None and key in self._sent:
+                return Ready(trouble=f"model {key} was sent, and cannot be used: {why}")
+            if card is None:
                 lacking.append(key)
                 continue
-            if card.snapshot.path == place:
-                os.utime(place)
             if card.snapshot.fingerprint != each.fingerprint:
                 return Ready(
                     trouble=f"its copy of model {key} in {card.snapshot.path} is another one (fingerprint "
@@ -123,6 +113,23 @@ class ClusterNode:
                 )
             cards[each.model_pass] = replace(each.layout.card, snapshot=card.snapshot)
         return Ready(lacking=lacking) if lacking else self._start(plan, cards)
+
+    def _card(self, each: PassPlan, policy: Policy) -> tuple[ModelCard | None, str]:
+        """The model of a pass: this machine's own, or else what was sent here once and is whole; None, and why."""
+        place, why = _kept(each.fingerprint), ""
+        for spec in (each.spec, replace(each.spec, sources=(str(place),))):
+            try:
+                (card,) = self._backend.cards([spec], policy, self._devices, lambda _: None)
+            except UnavailableError as error:
+                why = str(error)
+                continue
+            if spec is each.spec:
+                return card, ""
+            if card.snapshot.fingerprint == each.fingerprint:
+                os.utime(place)
+                return card, ""
+            why = "it is another one"
+        return None, why
 
     def take(self, files: ModelFiles) -> Ready:
         """Keep a model that was lacking here."""
