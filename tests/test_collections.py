@@ -75,8 +75,19 @@ def test_files_that_only_look_like_chunk_files_are_told(tmp_path):
         (root / name).write_text("[]")
     assert list(overlooked(root, discover(root))) == [
         "4 files not read (Docs/a.json; Docs/b.JSONL; c.parquet and 1 more): chunk files (*_chunks.json, *.jsonl) are, "
-        "where there are some, else tables, else other JSON; name a file alone to read it"
+        "where there are some, else tables, else other JSON; name a file of these forms alone to read it"
     ]
+
+
+def test_tables_in_forms_that_are_not_read_and_values_in_names_of_partitions_are_told(tmp_path):
+    root = corpus(tmp_path / "in", {"Events": {"year=2023/a.jsonl": ["a"], "year=2024/a.jsonl": ["b"]}})
+    (told,) = overlooked(root, discover(root))
+    assert told.startswith("no field comes of a partition's name (year=2023; year=2024): write the table without part")
+    assert any("(year=2023; year=2024)" in each for each in overlooked(root / "Events", discover(root / "Events")))
+    for name in ("b.csv.bz2", "c.XLSX", "readme.md"):
+        (root / "Events" / name).write_bytes(b"x")
+    said, _ = overlooked(root, discover(root))
+    assert said.startswith("2 files not read (Events/b.csv.bz2; Events/c.XLSX): ")
 
 
 def test_a_hidden_directory_with_chunk_files_is_warned_of(tmp_path, tiny_a):

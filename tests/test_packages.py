@@ -23,6 +23,7 @@ BROUGHT = {
     "scipy": "sentence-transformers",
     "aiohttp": "textual-serve",
     "fsspec": "huggingface-hub",
+    "triton": "torch",
 }
 """What is imported and comes with another package, whose own interface it is or which cannot do without."""
 HOSTS = {"IPython"}

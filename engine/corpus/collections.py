@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from interlock.engine import storage
-from interlock.engine.corpus.forms import PACKINGS, READ, copies_in, form_of, stem_of
+from interlock.engine.corpus.forms import OTHERS, PACKINGS, READ, copies_in, form_of, stem_of
 from interlock.engine.corpus.naming import BEIR, USUAL, Naming
 from interlock.engine.errors import UsageError, meant, near
 from interlock.engine.record import atomic
@@ -172,7 +172,7 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
     if unread:
         shown = few([printable(name) for name in sorted(unread)], 3)
         read = "chunk files (*_chunks.json, *.jsonl) are, where there are some, else tables, else other JSON"
-        yield f"{several(len(unread), 'file')} not read ({shown}): {read}; name a file alone to read it"
+        yield f"{several(len(unread), 'file')} not read ({shown}): {read}; name a file of these forms alone to read it"
     for each in (each for each in found if each.naming == BEIR):
         what = "is a test collection of BEIR's form, so titles are put before texts and _id is the id"
         yield f"{printable(each.name)} {what}: name other fields with --text-field"
@@ -180,6 +180,10 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
     for place in sorted(each for each in splits if here in each.parents and (each / "dataset_dict.json").exists()):
         name = printable(str(place.relative_to(here)))
         yield f"the splits in {name} are one collection together: name that directory to have each as one"
+    folders = {part for each in found for name in each.files for part in Path(each.name, name).parts[:-1]}
+    if parts := sorted(part for part in folders if "=" in part):
+        said, instead = few([printable(part) for part in parts], 3), "pass what pandas reads to interlock.embed"
+        yield f"no field comes of a partition's name ({said}): write the table without partitions, or {instead}"
     if entire:
         if inner := sorted({Path(name).parts[0] for name in entire.files if "/" in name}):
             yield (
@@ -193,8 +197,7 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
 
 
 def _directories(root: Path, rank: int) -> list[Path]:
-    """What may be collections, by name: the root itself where it holds files that are read, else the directories in
-    it."""
+    """What may be collections, by name: the root itself where it holds files that are read, else its directories."""
     folders, names = _listed(root)
     return [root] if any(_is_read(name, rank) for name in names) else [root / name for name in sorted(folders)]
 
@@ -213,10 +216,7 @@ def _collection(directory: Path, root: Path, rank: int) -> Collection:
     if refusal := refuse_path(directory, root):
         name = printable(directory.name)
         return Collection(name, "", directory, (), (Refusal(name, None, refusal),))
-    files: list[str] = []
-    refusals: list[Refusal] = []
-    unread: list[str] = []
-    beir = ""
+    files, unread, refusals, beir = list[str](), list[str](), list[Refusal](), ""
     with suppress(OSError):  # a directory that is closed; the walk itself refuses it
         if (directory / "qrels").exists() and any((directory / name).exists() for name in QUERIES):
             beir = next((name for name in CORPUS if (directory / name).exists()), "")
@@ -260,7 +260,7 @@ def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: list[str]
 
 def _is_alike(name: str, rank: int) -> bool:
     """Whether a file may hold texts and is none of those that are read."""
-    alike = (".txt", *ALIKE) if rank == NOTHING else (".txt",)
+    alike = (*OTHERS, *ALIKE) if rank == NOTHING else OTHERS
     return not _is_read(name, rank) and (form_of(name) is not None or name.lower().endswith(alike))
 
 
@@ -304,8 +304,7 @@ SAMPLED, SAMPLE = 4, 1 << 16
 
 @dataclass(frozen=True)
 class Glance:
-    """A directory that would become a collection: how many chunk files it has, their bytes, and about how many
-    chunks."""
+    """A directory that would become a collection: its chunk files, their bytes, and about how many chunks."""
 
     name: str
     files: int

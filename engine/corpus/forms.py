@@ -36,6 +36,27 @@ TABLES: dict[str, Layout] = {
 PACKINGS = (".gz", ".zst")
 READ = f"{', '.join((*(f'*{ending}' for ending in CHUNKS), *TABLES, '.json'))}, each also {' or '.join(PACKINGS)}"
 """What is said of the files that are read."""
+OTHERS = (
+    ".txt",
+    ".bz2",
+    ".xz",
+    ".lz4",
+    ".zip",
+    ".7z",
+    ".tar",
+    ".tgz",
+    ".xlsx",
+    ".xls",
+    ".ods",
+    ".parq",
+    ".orc",
+    ".avro",
+    ".tab",
+    ".psv",
+    ".jsonlines",
+    ".json5",
+)
+"""Endings, in any case, of files that may hold tables or texts, in forms that are not read."""
 BESIDE = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What `datasets` writes beside its tables."""
 MAX_RECORD_BYTES = 4 << 20
