@@ -246,6 +246,13 @@ def test_a_csv_file_in_another_encoding_is_read_without_a_mark_too(tmp_path, enc
     assert found == [("1", "größer 日本"), ("2", "b")]
 
 
+@pytest.mark.parametrize("sign", ",;|\t")
+def test_a_first_line_that_says_what_parts_the_cells_names_no_columns(tmp_path, sign):
+    (tmp_path / "a.csv").write_bytes(f"\ufeffsep={sign}\r\nid{sign}text\r\n1{sign}a\r\n".encode())
+    (found,) = read(tmp_path / "a.csv", Naming())
+    assert (found.chunk_id, found.text) == ("1", "a")
+
+
 def test_lists_of_categories_are_read_from_several_row_groups(tmp_path):
     tags = pa.array([["x"], ["y"], ["z"]], pa.list_(pa.string())).cast(pa.list_(pa.dictionary(pa.int32(), pa.string())))
     pq.write_table(pa.table([list("abc"), tags], ["text", "tags"]), tmp_path / "a.parquet", row_group_size=1)
@@ -279,7 +286,8 @@ BROKEN = {
     "open.csv": (b'text,x\na,1\n"b,2\n', "record 2 and what follows cannot be read"),
     "kana.csv": ('"あい","text"\n"1","a"\n'.encode("utf-16-le"), "or save the file as UTF-8"),
     "wide.csv": (b"text\n" + b"a" * (LONGEST_CELL + 1), "close its quotation marks, shorten its cell"),
-    "ragged.csv": (b"text,x\na,1\nb\nc,1,2\nd,4\n", "has 1 cells where the first line names 2"),
+    "ragged.csv": (b"text,x\na,1\nb\nc,1,2\nd,4\n", "has 1 cells where the first line names 2: fill in those"),
+    "more.csv": (b"text,x\na,1,2\n", "has 3 cells where the first line names 2: quote a cell"),
     "latin.csv": ("text,x\na,1\nné,2\n".encode("latin-1"), "not UTF-8"),
     "other.csv": (b"id,body\n1,the one text\n", "such as --text-field body"),
     "shell.csv": (b"id,my text; rm\n1,the one text\n", "such as --text-field 'my text; rm'"),

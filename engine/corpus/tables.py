@@ -48,6 +48,7 @@ LONGEST_CELL = 8 * MAX_RECORD_BYTES
 """Signs of a cell that is read; what is larger is rather a quotation mark that nobody closed."""
 LINES = 100
 """Lines that the names of columns may take."""
+_SEPARATOR = re.compile(r"\ufeff?sep=([,;\t|])", re.IGNORECASE)
 _BEGUN = re.compile(r'(?<![^,;\t|])"')
 _QUOTED = re.compile(_BEGUN.pattern + '(?:[^"]|"")*+"')
 
@@ -55,7 +56,8 @@ _QUOTED = re.compile(_BEGUN.pattern + '(?:[^"]|"")*+"')
 def rows_of_cells(handle: BufferedReader, *, tabs: bool) -> Iterator[Found]:
     """Yield the rows of a CSV file in UTF-8, -16 or -32, whose first line names its columns: a record a row, of texts.
 
-    What parts the cells is what the first line has most of outside quotes: a comma, a semicolon, a tab or a bar.
+    What parts the cells is what the first line has most of outside quotes: a comma, a semicolon, a tab or a bar; or
+    what a line before it says, as Excel takes it: `sep=;`.
     """
     csv.field_size_limit(LONGEST_CELL)
     begin = handle.peek(4)
@@ -64,12 +66,14 @@ def rows_of_cells(handle: BufferedReader, *, tabs: bool) -> Iterator[Found]:
     lines = TextIOWrapper(handle, encoding=encoding, errors="surrogateescape", newline="")
     try:
         head = [lines.readline(MAX_RECORD_BYTES)]
+        if said := _SEPARATOR.fullmatch(head[0].strip()):
+            head = [lines.readline(MAX_RECORD_BYTES)]
         if not head[0].strip():
             yield None, "the first line names no columns: put their names there" if head[0] else "empty file"
             return
         while _BEGUN.search(names := _QUOTED.sub("", "".join(head))) and len(head) < LINES:
             head.append(lines.readline(MAX_RECORD_BYTES))
-        delimiter = "\t" if tabs else max(DELIMITERS, key=names.count)
+        delimiter = said[1] if said else "\t" if tabs else max(DELIMITERS, key=names.count)
         yield from _cells(csv.reader(chain(head, lines), delimiter=delimiter, strict=True))
     finally:
         lines.detach()  # else it closes what it reads
@@ -98,7 +102,8 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
 
 def _row(columns: Sequence[str], cells: Sequence[str]) -> bytes | str:
     if len(cells) != len(columns):
-        return f"has {len(cells)} cells where the first line names {len(columns)}: quote a cell with a delimiter in it"
+        mend = "quote a cell with a delimiter in it" if len(cells) > len(columns) else "fill in those that are lacking"
+        return f"has {len(cells)} cells where the first line names {len(columns)}: {mend}"
     try:
         return bounded(msgspec.json.encode(dict(zip(columns, cells, strict=True))))
     except UnicodeEncodeError:
