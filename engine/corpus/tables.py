@@ -66,7 +66,7 @@ def rows_of_cells(handle: BufferedReader, *, tabs: bool) -> Iterator[Found]:
     lines = TextIOWrapper(handle, encoding=encoding, errors="surrogateescape", newline="")
     try:
         head = [lines.readline(MAX_RECORD_BYTES)]
-        if said := _SEPARATOR.fullmatch(head[0].strip()):
+        if said := _SEPARATOR.fullmatch(head[0].rstrip("\r\n")):
             head = [lines.readline(MAX_RECORD_BYTES)]
         if not head[0].strip():
             yield None, "the first line names no columns: put their names there" if head[0] else "empty file"
