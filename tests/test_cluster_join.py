@@ -126,6 +126,8 @@ def test_nodes_that_take_a_part_of_a_machine_share_it_and_the_one_too_many_says_
     said = runs[2].held(machine)
     assert said.startswith(f"others hold 2 of 2 GPU of {machine.label} (there is ")
     assert said.endswith("; a node waits for 1 GPU") and not waiting.done()
+    monkeypatch.setattr(runs[2], "_has", {})  # as where the machine has gone meanwhile
+    assert runs[2].held(machine) == ""
     links[0].close()
     assert waiting.result(60).versions == {"node": "node-1"}
     more = connect(f"127.0.0.1:{port}", "cuda", {"GPU": 4.0, "memory": 2.0**30}, node=ECHO)

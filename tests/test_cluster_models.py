@@ -103,9 +103,9 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @contextmanager
-def beginning(plan):
+def beginning(plan, name="node-1"):
     node = ClusterNode()
-    assert not node.welcome(Hello("run", "node-1", "cpu", (), 0, 0, 0, 1)).trouble
+    assert not node.welcome(Hello("run", name, "cpu", (), 0, 0, 0, 1)).trouble
     try:
         yield node, node.begin(plan).lacking
     finally:
@@ -124,6 +124,15 @@ def test_a_model_that_was_sent_is_kept_for_the_next_process_of_the_machine_while
         with beginning(plan) as (node, lacking):
             assert lacking == ["m"] and node.take(files) == Ready()
     assert [*(tmp_path / "cache" / "sent").iterdir()] == [place]
+
+
+def test_two_nodes_of_a_machine_that_are_sent_a_model_leave_each_other_theirs(tmp_path, elsewhere):
+    plan, files = elsewhere
+    with beginning(plan) as (one, lacking), beginning(plan, "node-2") as (other, lacks):
+        assert lacking == lacks == ["m"] and one.take(files) == Ready()
+        (place,) = (tmp_path / "cache" / "sent").iterdir()
+        before = (place / "model.safetensors").stat().st_ino
+        assert other.take(files) == Ready() and (place / "model.safetensors").stat().st_ino == before
 
 
 def test_what_was_sent_and_no_node_has_used_for_a_week_is_removed(tmp_path, elsewhere):

@@ -231,9 +231,7 @@ def test_the_difference_that_so_many_queries_tell_is_found_eight_times_in_ten():
     draws = [differences([generator.normal(least, 0.15, 60)])[0] for _ in range(1500)]
     assert np.mean([each.significant for each in draws]) == pytest.approx(0.8, abs=0.03)
     assert "tell no difference" in reach(19) and f"{least:.3f}"[1:] in reach(60)
-    assert "is .150 (about half of that for ways that are alike" in reach(60) and reach(60, 0.3).endswith(
-        "over them is .300"
-    )
+    assert "is .150 (ways that are alike have about half" in reach(60) and reach(60, 0.3).endswith("over them is .300")
     assert f" {smallest_told(60, 0.3):.3f} in AP".replace("0.", ".") in reach(60, 0.3, "AP")
 
 

@@ -37,25 +37,9 @@ PACKINGS = (".gz", ".zst")
 READ = f"{', '.join((*(f'*{ending}' for ending in CHUNKS), *TABLES, '.json'))}, each also {' or '.join(PACKINGS)}"
 """What is said of the files that are read."""
 OTHERS = (
-    ".txt",
-    ".bz2",
-    ".xz",
-    ".lz4",
-    ".zip",
-    ".7z",
-    ".tar",
-    ".tgz",
-    ".xlsx",
-    ".xls",
-    ".ods",
-    ".parq",
-    ".orc",
-    ".avro",
-    ".tab",
-    ".psv",
-    ".jsonlines",
-    ".json5",
-)
+    ".txt", ".tab", ".psv", ".jsonlines", ".json5", ".xlsx", ".xls", ".ods", ".parq", ".orc", ".avro",
+    ".bz2", ".xz", ".lz4", ".zip", ".7z", ".tar", ".tgz",
+)  # fmt: skip
 """Endings, in any case, of files that may hold tables or texts, in forms that are not read."""
 BESIDE = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What `datasets` writes beside its tables."""

@@ -127,9 +127,8 @@ def compare_files(
     baseline: str | None = None,
 ) -> RunComparison:
     """Compare runs of TREC by what their files have, as `compared` does, under `names` or those of the files, with the
-    one named `baseline` or the first. Without measures the usual ones are
-    taken, of lists of ten hits those that look no deeper. Raises
-    UsageError for a file that cannot be used, UnavailableError without ir-measures."""
+    one named `baseline` or the first; without measures by the usual ones, where no list has more than ten hits by those
+    that look at ten. Raises UsageError for a file that cannot be used, UnavailableError without ir-measures."""
     wanted = report.measures_of(measures, None)
     texts = read_queries(queries) if queries else {}
     judged = read_grades(qrels, None, None)
@@ -143,10 +142,9 @@ def compare_files(
         raise UsageError(f"--baseline: no run is named {baseline:.60}: name one of {', '.join(told):.300}")
     lists = {name: read_run(file) for name, file in zip(told, runs, strict=True)}
     lists = dict(sorted(lists.items(), key=lambda named: named[0] != baseline))
-    if not wanted:
-        short = all(len(hits) <= TOP for own in lists.values() for hits in own.values())
-        deeper = report.looking_deeper(report.MEASURES, TOP) if short else []
-        wanted = tuple(measure for measure in report.MEASURES if measure not in deeper)
+    short = all(len(hits) <= TOP for own in lists.values() for hits in own.values())
+    deeper = report.looking_deeper(report.MEASURES, TOP) if short else []
+    wanted = wanted or tuple(measure for measure in report.MEASURES if measure not in deeper)
     made = compared(lists, judged.grades, wanted, texts, judged.notes)
     hits = [(query, found) for each in lists.values() for query, found in each.items()]
     if not any(judged.grades.get(query, {}).keys() & found for query, found in hits):

@@ -326,7 +326,7 @@ def reach(queries: int, spread: float = 0.0, measure: str = MAIN, pairs: int = 0
         )
     )
     beside = f" beside {several(pairs - 1, 'other')}" * (pairs > 1) if pairs else f", {among} as one of {BESIDE}"
-    known = wide if spread else f"{wide} (about half of that for ways that are alike, and half the difference)"
+    known = wide if spread else f"{wide} (ways that are alike have about half of it, and tell half the difference)"
     told = f"{_judged(queries)} tell a difference of {least} in {measure} from chance 8 times in 10{beside}"
     return f"{told}, where its standard deviation over them is {known}"
 

@@ -129,6 +129,7 @@ class ClusterNode:
                 os.utime(place)
                 return card, ""
             why = "it is another one"
+        shutil.rmtree(place, ignore_errors=True)  # what was found wanting is sent anew
         return None, why
 
     def take(self, files: ModelFiles) -> Ready:
@@ -239,8 +240,7 @@ def _keep(files: ModelFiles, place: Path) -> None:
         new = Path(mkdtemp(prefix="new-", dir=place.parent))
         try:
             unpack(files, new / "model")
-            shutil.rmtree(place, ignore_errors=True)  # it was found wanting
-            with suppress(OSError):  # another node of this machine was sent it too
+            with suppress(OSError):  # another node of this machine was sent it too, and may be reading it
                 (new / "model").rename(place)
         finally:
             shutil.rmtree(new, ignore_errors=True)

@@ -148,7 +148,7 @@ class RayCluster:
         taken, has = self._taken(machine), self._has.get(machine.id, {})
         with suppress(UnavailableError, TimeoutError):
             free, whose = self.ask("held", machine.id, taken).result(LOOK)
-            if free:
+            if free and has:  # the machine may have gone
                 others = {each: _amount(each, has[each] - free[each]).removesuffix(f" {each}") for each in free}
                 held = ", ".join(f"{of} of {_amount(each, has[each])}" for each, of in others.items())
                 waits = _amounts({each: taken[each] for each in free})
