@@ -286,7 +286,7 @@ BROKEN = {
     "open.csv": (b'text,x\na,1\n"b,2\n', "record 2 and what follows cannot be read"),
     "kana.csv": ('"あい","text"\n"1","a"\n'.encode("utf-16-le"), "or save the file as UTF-8"),
     "wide.csv": (b"text\n" + b"a" * (LONGEST_CELL + 1), "close its quotation marks, shorten its cell"),
-    "ragged.csv": (b"text,x\na,1\nb\nc,1,2\nd,4\n", "has 1 cells where the first line names 2: fill in those"),
+    "ragged.csv": (b"text,x\na,1\nb\nc,1,2\nd,4\n", "has 1 cell where the first line names 2: fill in those"),
     "more.csv": (b"text,x\na,1,2\n", "has 3 cells where the first line names 2: quote a cell"),
     "latin.csv": ("text,x\na,1\nné,2\n".encode("latin-1"), "not UTF-8"),
     "other.csv": (b"id,body\n1,the one text\n", "such as --text-field body"),

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, bounded, lost, read_bytes
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import safe, several
 
 ROWS = 1000
 """Rows that are turned into Python at once."""
@@ -103,7 +103,7 @@ def _cells(reader: Iterator[list[str]]) -> Iterator[Found]:
 def _row(columns: Sequence[str], cells: Sequence[str]) -> bytes | str:
     if len(cells) != len(columns):
         mend = "quote a cell with a delimiter in it" if len(cells) > len(columns) else "fill in those that are lacking"
-        return f"has {len(cells)} cells where the first line names {len(columns)}: {mend}"
+        return f"has {several(len(cells), 'cell')} where the first line names {len(columns)}: {mend}"
     try:
         return bounded(msgspec.json.encode(dict(zip(columns, cells, strict=True))))
     except UnicodeEncodeError:

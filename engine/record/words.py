@@ -120,7 +120,7 @@ def parse_resources(text: str) -> dict[str, float]:
             taken[name] = float(parse_bytes(amount) if name == "memory" else parse_number(amount))
         part = taken.get(name, 0.0) % 1
         if not name or not 0 < taken.get(name, 0.0) < math.inf or (taken[name] > 1 and part):
-            raise ValueError("expected NAME=AMOUNT by Ray's names, as in GPU=2,CPU=8,memory=32GiB; parts of 1 alone")
+            raise ValueError("expected NAME=AMOUNT by Ray's names, as in GPU=2,CPU=8,memory=32GiB, whole or below 1")
     return taken
 
 
