@@ -243,20 +243,9 @@ async def test_a_control_that_would_be_refused_is_refused_at_once_and_nothing_is
             assert asked(recorded) == [] and "*" not in text_of(app)[0]
 
 
-async def test_a_switch_that_would_change_nothing_cannot_be_confirmed_and_one_that_is_ready_late_disturbs_nobody(
-    recorded,
-):
+async def test_a_switch_that_would_change_nothing_cannot_be_confirmed(recorded):
     recorded.play_to(FAR)
-    ready, foresee = [], recorded.foresee
-    recorded.foresee = lambda schedule: foresee(schedule) if ready else None
     async with shown(recorded) as (app, pilot):
-        await pilot.press("x", "slash")
-        ready.append(True)
-        await seen(app, pilot)
-        assert isinstance(app.screen, Find)
-        await pilot.press("enter")
-        await seen(app, pilot)
-        assert isinstance(app.screen, Main) and asked(recorded) == []
         recorded.play_until(lambda now: sum(each.batches_done < each.batches for each in now.passes) == 1)
         await seen(app, pilot)
         await pilot.press("x")

@@ -87,7 +87,6 @@ class Console(Frame[Leave]):
         told = self.source.told()
         self._follow_stop(told)
         self.main.update(snapshot)
-        self.main.foresee()
         if told:
             self.main.say(told)
         self.seen_seq = self.main.seen
