@@ -21,7 +21,6 @@ BROUGHT = {
     "grpcio": "qdrant-client",
     "httpx": "qdrant-client",
     "scipy": "sentence-transformers",
-    "aiohttp": "textual-serve",
     "fsspec": "huggingface-hub",
     "triton": "torch",
 }
