@@ -217,7 +217,7 @@ def parser() -> argparse.ArgumentParser:
 def configuration(options: argparse.Namespace) -> Configuration:
     """Load the settings that these options, the environment and the file make together, and obey them here."""
     flags = {item.name: value for item in knobs() if (value := getattr(options, item.name, None)) is not None}
-    for name in ("run_id", "qdrant", "collections"):
+    for name in ("run_id", "qdrant", "collections", "shard"):
         if flags.get(name) is not None and not str(flags[name]).strip(" ,"):
             raise UsageError(f"{settings.flag_of(name)}: got an empty text: name one, or drop it")
     loaded = settings.load(flags, file=options.config)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from interlock.engine import parsers
-from interlock.engine.corpus.naming import Naming
+from interlock.engine.corpus.naming import Naming, shard_text
 from interlock.engine.models.members import members
 from interlock.engine.models.registry import Asked, ModelSpec
 from interlock.engine.record.facts import TokenPrecision
@@ -73,6 +73,7 @@ class ModelSettings:
     collections: tuple[str, ...] = knob(
         "", parsers.names, "NAME,...", "embed only these collections", kept="collections"
     )
+    shard: str = knob("", shard_text, "K/N", "embed only shard K of N of the texts, by their digests", kept="shard")
     text_field: str = knob(
         "", parsers.text, "NAME", "field or column that holds a record's text (default text)", kept="fields"
     )

@@ -7,8 +7,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from interlock.engine.corpus.corpus import digest_of
-from interlock.engine.corpus.identity import point_of
+from interlock.engine.corpus.identity import digest_of, point_of
 from interlock.engine.errors import InterlockError
 from interlock.engine.targets.collection import REST_BYTES, for_client
 from interlock.engine.targets.mirror import texts_held

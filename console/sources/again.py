@@ -81,7 +81,8 @@ def _before(chunks: Path, configuration: Configuration) -> tuple[Path | None, Li
         whole = sum(weight for _, weight in settings.roster)
         weights = [weight / whole for _, weight in settings.roster]
         wanted = [(spec.key, at < len(weights) and weights[at]) for at, spec in enumerate(specs)]
-        found = [*_alike(settings.out, os.path.realpath(chunks), settings.fusion, wanted, usual=configuration.usual)]
+        told = settings.fusion, wanted, settings.shard
+        found = [*_alike(settings.out, os.path.realpath(chunks), *told, usual=configuration.usual)]
         ends = {run: close_of(run / JOURNAL) for run in found}
         done = [run for run, end in ends.items() if end and end.status == "completed"]
         if done:
@@ -120,7 +121,9 @@ def _known(chunks: str) -> str:
     return str(path.parents[1] / path.stem) if path.parent.parent.name == INPUTS and path.suffix else chunks
 
 
-def _alike(out: Path, chunks: str, fusion: str, wanted: list[tuple[str, float]], *, usual: bool) -> Iterator[Path]:
+def _alike(
+    out: Path, chunks: str, fusion: str, wanted: list[tuple[str, float]], shard: str, *, usual: bool
+) -> Iterator[Path]:
     """The latest runs with these inputs, latest first; what cannot be read is none. What weights are `usual` may have
     been others then."""
     for path in runs_in(out)[:RUNS_ASKED]:
@@ -128,5 +131,6 @@ def _alike(out: Path, chunks: str, fusion: str, wanted: list[tuple[str, float]],
             said = RunDirectory(path).inputs()
             has = [(each["model"], each.get("weight", 1.0)) for each in said.get("roster", ())]
             same = len(has) == len(wanted) and said["fusion"] == fusion and _known(said["chunks"]) == _known(chunks)
+            same = same and said.get("shard", "") == shard
             if same and all(a == b and (usual or isclose(x, y)) for (a, x), (b, y) in zip(has, wanted, strict=True)):
                 yield path

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from interlock.engine.compute.job import Batch, Rows, digest_of
 from interlock.engine.compute.parts.files import NOT_AN_ARRAY, readable
 from interlock.engine.compute.parts.outputs import Outputs, PassFiles
-from interlock.engine.corpus.corpus import Digests, digest_of_texts
+from interlock.engine.corpus.identity import Digests, digest_of_texts
 from interlock.engine.corpus.places import DIGEST, laid, release, save, spooled, windows
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic

@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,11 +13,11 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.forms import form_of
-from interlock.engine.corpus.identity import Counts, IdentityMaker, large_in, named
+from interlock.engine.corpus.identity import Counts, IdentityMaker, digest_of, large_in, named
 from interlock.engine.corpus.naming import BEIR, NOTHING, TEXTS, Naming, Said, found_in, looked_up, other, unnamed
 from interlock.engine.corpus.records import TOO_DEEP, cause, depth_of, records
 from interlock.engine.errors import UsageError
-from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
+from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import safe
 
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
@@ -91,17 +90,25 @@ class _Plain(_Record, forbid_unknown_fields=True):
 
 class ChunkReader:
     """Reads one collection, always in the same order; `hashes` gets a file's SHA-256 once its end has been read, and
-    `counts` what it found."""
+    `counts` what it found: of a shard its own, while `elsewhere` has what others count. All of them tell of each file
+    that is refused, and `passed` gets the texts of others, to say how many words they have."""
 
-    def __init__(self, collection: Collection, features: Features = no_features) -> None:
-        self.collection, self._features = collection, features
+    def __init__(
+        self, collection: Collection, features: Features = no_features, passed: Callable[[str], int] = lambda _: 0
+    ) -> None:
+        self.collection, self._features, self._passed = collection, features, passed
         self.hashes: dict[str, str] = {}
-        self.counts = Counts()
+        self.counts, self.elsewhere = Counts(), Counts()
         self.place: tuple[str, int] = "", 0
         """The file and the record that were read last."""
         self.identities = IdentityMaker(collection.qdrant_collection, by_ordinal=collection.by_ordinal)
         self._bad: tuple[bytes | None, str] = (None, "")
         self._example = b""  # what the first record has beside its text
+
+    @property
+    def read(self) -> int:
+        """How many records were read so far, whosever they are."""
+        return self.counts.records + self.elsewhere.records
 
     def __iter__(self) -> Iterator[Chunk | Refusal]:
         yield from self.collection.refusals
@@ -109,7 +116,7 @@ class ChunkReader:
             yield from self._of_file(name)
         title = self.collection.naming.title
         if title and self._example and not self.counts.titled and self.collection.naming != BEIR:
-            place = f"{safe(self.collection.name, NAME)}: none of its {self.counts.records:,} records"
+            place = f"{safe(self.collection.name, NAME)}: none of its {self.read:,} records"
             fields = _decode(self._example, dict[str, Raw])
             raise UsageError(
                 f"{place} has a field {title!r}{found_in(fields)}: name the one with the title, such as "
@@ -123,23 +130,27 @@ class ChunkReader:
         naming = replace(self.collection.naming, usual_ids=form.usual_ids)
         # One was taken; the file itself is refused; one is refused for more than no text, has one, is no object.
         used = whole = odd = filled = alien = False
-        before = self.counts.records
+        count = 0
         for number, data in records(path, within, partial(self.hashes.__setitem__, name), naming.texts):
             self.place = name, number or 0
             if form.is_table and number == 1 and (lack := _lack(data, naming)):  # so lacks each row below it
                 yield Refusal(name, None, lack + HEADLESS * (form.layout == "cells"))
                 return
-            self.counts.records += number is not None
+            count += number is not None
             found = Refusal(name, number, data) if isinstance(data, str) else self._read(name, number, data, naming)
             if isinstance(found, Refusal):
                 whole, odd = whole or number is None, odd or found.reason != EMPTY
                 filled = filled or not found.reason.startswith((EMPTY, NULL))
                 alien = alien or data[:1] not in (b"{", "")
+                if number is not None:
+                    counts = self._counts_of(digest_of(f"{self.collection.name}/{name}/{number}"))
+                    counts.records += 1
+                    counts.refused += 1
+                    found = found if counts is self.counts else None
             else:
                 used = True
             if found is not None:
                 yield found
-        count = self.counts.records - before
         lost = count and not (used or whole)
         hint = naming.instead(_fields(self._bad[0], naming)) if lost and not filled and self._bad[0] else ""
         if hint or (lost and odd and (count > 1 or alien)):  # a file is lost, whatever its lines are taken for
@@ -147,7 +158,7 @@ class ChunkReader:
 
     def _read(self, file: str, number: int | None, data: bytes, naming: Naming) -> Chunk | Refusal | None:
         """The chunk that a record is, or why it is none; bad records are often millions of the same. None: it was there
-        before."""
+        before, or falls to another shard."""
         if data == self._bad[0]:
             return Refusal(file, number, self._bad[1])
         try:
@@ -175,22 +186,32 @@ class ChunkReader:
             features = self._features(payload, others)
         except ValueError as error:
             raise _Refused(str(error)) from None
+        bare = not record.text.strip()
+        text = said.title if bare else f"{said.title} {record.text}" if said.title else record.text
+        counts = self._counts_of(digest_of(text) if self.collection.shard else b"")
+        counts.records += 1
         known = self.identities.of(file, record.text, *fields, own=said.id)
         if known is None:
-            self.counts.same += 1
+            counts.same += 1
             return None
-        bare = not record.text.strip()
         place = f"{safe(file, NAME)} record {number:,}" if bare or known.given else ""
         if known.given:
             given, source, now = (safe(each, NAME) for each in (known.given, known.source, known.chunk_id))
-            self.counts.renamed += 1
-            self.counts.first = self.counts.first or f"{place}: chunk_id {given} of {source} is now {now}"
-        self.counts.titled += said.titled
-        self.counts.bare += bare
-        self.counts.first_bare = self.counts.first_bare or place * bare
+            counts.renamed += 1
+            counts.first = counts.first or f"{place}: chunk_id {given} of {source} is now {now}"
+        self.counts.titled += said.titled  # which none may have, whosever they are
+        counts.bare += bare
+        counts.first_bare = counts.first_bare or place * bare
         self._example = self._example or others or payload
-        text = said.title if bare else f"{said.title} {record.text}" if said.title else record.text
+        if counts is self.elsewhere:
+            counts.words += self._passed(text)
+            return None
         return Chunk(text, payload, known.chunk_id, known.source, known.point_id, others, features)
+
+    def _counts_of(self, digest: bytes) -> Counts:
+        """Whose a record is that is known by this digest."""
+        shard = self.collection.shard
+        return self.counts if shard is None or shard.has(digest) else self.elsewhere
 
 
 class _Refused(Exception):
@@ -295,43 +316,3 @@ def _is_whole(data: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-REASONS = 20
-"""Kinds of reason that are counted apart."""
-_PLACES = re.compile(
-    r" \(byte \d+\)| in position [\d-]+"
-    r'|(?:(?<=")|(?<= with an id)|(?<= with a title)) \(found .*\)(?=: (?:say|add) )'
-    r"|(?<=--text-field) \S+(?=$|; the first line)|(?<=such as --id-field) \S+(?=, or drop)"
-    r"|(?<=^file ends within record) \d+",
-    re.DOTALL,
-)
-
-
-@dataclass
-class Refusals:
-    """Counts every refusal and keeps the first REFUSALS_TOLD, and as many of files; as many as `len` says, of them
-    `broken` files."""
-
-    told: list[Refusal] = field(default_factory=list)
-    files: list[Refusal] = field(default_factory=list)
-    broken: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, refusal: Refusal) -> None:
-        if len(self.told) < REFUSALS_TOLD:
-            self.told.append(refusal)
-        if refusal.record is None:
-            self.broken += 1
-            self.files += [refusal] * (len(self.files) < REFUSALS_TOLD)
-        kind = kind_of(refusal.reason)
-        self.reasons[kind if kind in self.reasons or len(self.reasons) < REASONS else "other reasons"] += 1
-
-    def __len__(self) -> int:
-        return self.reasons.total()
-
-
-@lru_cache(1024)
-def kind_of(reason: str) -> str:
-    """Strip a reason of the names and places that make each its own."""
-    return _PLACES.sub("", reason)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from interlock.engine import storage
 from interlock.engine.corpus.forms import OTHERS, PACKINGS, READ, copies_in, form_of, stem_of
-from interlock.engine.corpus.naming import BEIR, USUAL, Naming
+from interlock.engine.corpus.naming import BEIR, USUAL, Naming, Shard
 from interlock.engine.errors import UsageError, meant, near
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Refusal
@@ -46,6 +46,7 @@ class Collection:
     """Files beside them that hold texts, by their ending, and are not read."""
     naming: Naming = USUAL
     by_ordinal: bool = False  # equal texts without ids are told apart by their order alone, as earlier versions did
+    shard: Shard | None = None  # the share of its texts that is taken
 
 
 def qdrant_name(name: str) -> str:
@@ -86,7 +87,8 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
         skipped = "".join(f"; {each}" for each in overlooked(root, found))
-        if any(name.lower().endswith(ALIKE) for collection in found for name in collection.unread) or _has_pages(root):
+        pages = any(name.lower().endswith((".txt", *ALIKE)) for name in _listed(root)[1])
+        if any(name.lower().endswith(ALIKE) for collection in found for name in collection.unread) or pages:
             words = ["chunk", argument(root), "--out", f"chunks/{entire.name}/pages.jsonl"]
             skipped += f"; to make a chunk file of documents use `{command(words)}`"
         raise UsageError(f"{root} has no chunk files or tables: name the directory above them ({READ}){skipped}")
@@ -115,10 +117,6 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
                 f"{collection.qdrant_collection!r}: rename one, or choose with --collections"
             )
     return chosen
-
-
-def _has_pages(root: Path) -> bool:
-    return any(name.lower().endswith((".txt", *ALIKE)) for name in _listed(root)[1])
 
 
 def _alone(file: Path) -> Collection:

@@ -7,6 +7,7 @@ While they are read the tokens of each distinct text are kept; what was read and
 
 import hashlib
 import time
+import uuid
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,18 +20,18 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import asdict
 
-from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader, Refusals, kind_of
+from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.corpus.identity import Counts
+from interlock.engine.corpus.identity import Counts, Digests, digest_of, digest_of_texts
+from interlock.engine.corpus.naming import Refusals, kind_of
 from interlock.engine.corpus.places import DIGEST, Numbered, Places, Spool, windows
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import Stopped, UsageError
 from interlock.engine.record.events import CollectionRead, CorpusTokenised, Emit, RecordRefused, RecordsRead, Warned
 from interlock.engine.record.facts import Refusal
-from interlock.engine.record.words import few, in_collection, safe
+from interlock.engine.record.words import few, in_collection, safe, several
 
-Digests = npt.NDArray[np.void]
 WINDOW, BEAT = 512, 1.0
 BLOCK = 256 * WINDOW
 """Distinct texts of a collection that are planned for themselves, some windows; with no more it is one block."""
@@ -57,6 +58,7 @@ class Rows:
     """By row, of the few rows whose chunk id was looked up."""
     refusals: Refusals = field(default_factory=Refusals)
     counts: Counts = field(default_factory=Counts)
+    elsewhere: Counts = field(default_factory=Counts)
     hashes: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     sample: list[str] = field(default_factory=list)
@@ -66,6 +68,11 @@ class Rows:
     @property
     def chunks(self) -> int:
         return len(self.texts)
+
+    @property
+    def rest(self) -> dict[str, int]:
+        """What the other shards of the run count of it; nothing where it is not cut."""
+        return self.elsewhere.summed if self.collection.shard else {}
 
     @property
     def duplicates(self) -> int:
@@ -126,12 +133,14 @@ def read_corpus(
     reached: Callable[[str, int], object] = lambda *_: None,
     whole: Callable[[Rows], object] = lambda _: None,
     block: int = BLOCK,
+    passed: Callable[[str], int] = lambda _: 0,
 ) -> Corpus:
     """Read every collection; `take` gets the distinct texts in order, a window at a time, and `each` every chunk.
     `reached` hears now and then, and at its end, how many records of which collection were read; `whole` gets it
-    whenever another `block` of its texts has been taken, and its last."""
-    seen = Numbered()
-    rows = [_read(Rows(one, len(seen), features), seen, take, each, reached, whole, block) for one in collections]
+    whenever another `block` of its texts has been taken, and its last; `passed` counts the words of each chunk that
+    falls to another shard."""
+    seen, told = Numbered(), (take, each, reached, whole, block, passed)
+    rows = [_read(Rows(one, len(seen), features), seen, *told) for one in collections]
     return Corpus(rows, seen.records)
 
 
@@ -143,13 +152,20 @@ def _read(
     reached: Callable[[str, int], object],
     whole: Callable[[Rows], object],
     block: int,
+    passed: Callable[[str], int],
 ) -> Rows:
-    began = time.monotonic()
-    reader = ChunkReader(rows.collection, rows.features)
-    kept, texts, window, row = Spool(np.int32), array("i"), list[str](), 0
+    began, name, shard = time.monotonic(), rows.collection.name, rows.collection.shard
+
+    def seen_pass(text: str) -> int:
+        if reader.elsewhere.records % WINDOW == 0:
+            reached(name, reader.read)
+        return passed(text)
+
+    reader = ChunkReader(rows.collection, rows.features, seen_pass)
+    kept, points, texts, window, row = Spool(np.int32), Spool(DIGEST), array("i"), list[str](), 0
     for number, chunk in enumerate(reader, 1):
         if number % WINDOW == 0:  # of whatever comes: there may be millions that bring no text
-            reached(rows.collection.name, reader.counts.records)
+            reached(name, reader.read)
         if isinstance(chunk, Refusal):
             rows.refusals.add(chunk)
             continue
@@ -157,6 +173,8 @@ def _read(
         text = seen.number(digest_of(chunk.text))
         rows.places.add(row, *reader.place)
         row += 1
+        if shard:  # others have ids among these too
+            points.add(uuid.UUID(chunk.point_id).bytes)
         texts.append(text)
         if len(texts) == WINDOW:
             kept.add(texts.tobytes())
@@ -170,32 +188,20 @@ def _read(
             window = []
             if rows.own_texts % block == 0:
                 whole(rows)
-    reached(rows.collection.name, reader.counts.records)
+    reached(name, reader.read)
     rows.see(window)
     take(window)
     if rows.own_texts % block:
         whole(rows)
     kept.add(texts.tobytes())
-    rows.texts, rows.points = kept.records, reader.identities.points
+    rows.texts, rows.points = kept.records, points.records if shard else reader.identities.points
     rows.hashes, rows.counts, rows.seconds = reader.hashes, reader.counts, time.monotonic() - began
+    rows.elsewhere = reader.elsewhere
     good, same, refused = rows.chunks, reader.counts.same, len(rows.refusals) - rows.refusals.broken
-    if reader.counts.records != good + same + refused:
+    if reader.counts.chunks != good or reader.counts.refused != refused:
         counts = f"{reader.counts.records:,} records, but {good:,} kept + {same:,} the same + {refused:,} refused"
         raise AssertionError(f"{rows.collection.name} does not add up: {counts}")
     return rows
-
-
-def digest_of(text: str) -> bytes:
-    """Digest a text, as it is known here: the first 16 bytes of its SHA-256."""
-    return hashlib.sha256(text.encode()).digest()[: DIGEST.itemsize]
-
-
-def digest_of_texts(digests: Digests) -> str:
-    """Digest all the texts of a corpus in their order: a SHA-256 in hex."""
-    digest = hashlib.sha256()
-    for part in windows(0, len(digests), digests):
-        digest.update(digests[part].tobytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -211,11 +217,12 @@ class Tokenising:
 @dataclass(frozen=True)
 class Onlooker:
     """Who looks on while a corpus is read: `texts` gets the distinct ones, a window at a time, and `each` every chunk,
-    with the terms that `features` reads of it."""
+    with the terms that `features` reads of it; `passed` counts the words of each chunk of another shard."""
 
     texts: Callable[[list[str]], object] = lambda _: None
     each: Callable[[Chunk], object] = lambda _: None
     features: Features = no_features
+    passed: Callable[[str], int] = lambda _: 0
 
 
 def read_and_tokenise(
@@ -277,7 +284,7 @@ def read_and_tokenise(
                     store.show()
                 whole(rows, stores, so_far.hexdigest())
 
-        corpus = read_corpus(collections, take, beside.each, beside.features, reached, show, block)
+        corpus = read_corpus(collections, take, beside.each, beside.features, reached, show, block, beside.passed)
         settle()
     if not corpus.chunks:  # one error tells them all
         raise UsageError("nothing to embed: " + _refusals(corpus.rows))
@@ -311,6 +318,7 @@ def _tell_read(rows: Rows, corpus: Corpus, emit: Emit) -> None:
             refused_files=rows.refusals.broken,
             unread=len(rows.collection.unread),
             seconds=round(rows.seconds, 3),
+            elsewhere=rows.rest,
         )
     )
     for told in rows.counts.told(safe(rows.collection.name)):
@@ -319,6 +327,8 @@ def _tell_read(rows: Rows, corpus: Corpus, emit: Emit) -> None:
 
 def _refusals(corpus: Sequence[Rows]) -> str:
     """Why there is no chunk: the first places and reasons, each reason of a file once, with its records."""
+    if every := sum(rows.elsewhere.chunks for rows in corpus):
+        return f"shard {corpus[0].collection.shard} has none of {several(every, 'chunk')}: choose fewer shards"
     found: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for rows in corpus:
         for refusal in (each for each in rows.refusals.told if each.reason != UNUSABLE):

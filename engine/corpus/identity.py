@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.corpus.places import DIGEST, Numbered
+from interlock.engine.corpus.places import DIGEST, Numbered, windows
 from interlock.engine.record.words import several
 
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
@@ -49,6 +49,22 @@ def point_of(collection: str, source: str, chunk_id: str) -> uuid.UUID:
     return uuid.uuid5(POINT_NAMESPACE, f"{collection}\0{parted}\0{chunk_id}")
 
 
+Digests = npt.NDArray[np.void]
+
+
+def digest_of(text: str) -> bytes:
+    """Digest a text, as it is known here: the first 16 bytes of its SHA-256."""
+    return hashlib.sha256(text.encode()).digest()[: DIGEST.itemsize]
+
+
+def digest_of_texts(digests: Digests) -> str:
+    """Digest all the texts of a corpus in their order: a SHA-256 in hex."""
+    digest = hashlib.sha256()
+    for part in windows(0, len(digests), digests):
+        digest.update(digests[part].tobytes())
+    return digest.hexdigest()
+
+
 SOURCES = ("source_path", "source_file", "filename")
 """Fields of the metadata that name a source, the first that does."""
 Fields = Mapping[str, object]
@@ -57,18 +73,31 @@ Fields = Mapping[str, object]
 @dataclass
 class Counts:
     """How many records a collection has: `records` in all, `same` of them copies of an earlier one, which are left out,
-    and `renamed` those whose chunk id another had; `first` says which that was and how it is known. `titled` have a
-    field for the title, where one is named; of those that are `bare`, as the `first_bare`, it is the whole text. The
-    first field with a whole number beyond 64 bits is `large`, with the record that it is of."""
+    `refused` those that are none, and `renamed` those whose chunk id another had; `first` says which that was and how
+    it is known. `titled` have a field for the title, where one is named; of those that are `bare`, as the `first_bare`,
+    it is the whole text. The first field with a whole number beyond 64 bits is `large`, with the record that it is of.
+    The chunks of other shards have so many `words`, where these are counted."""
 
     records: int = 0
     same: int = 0
+    refused: int = 0
+    words: int = 0
     renamed: int = 0
     first: str = ""
     titled: int = 0
     bare: int = 0
     first_bare: str = ""
     large: str = ""
+
+    @property
+    def chunks(self) -> int:
+        """Records that are neither copies nor refused, where these are counted here."""
+        return self.records - self.same - self.refused
+
+    @property
+    def summed(self) -> dict[str, int]:
+        """What a shard tells of others."""
+        return {"chunks": self.chunks, "same": self.same, "refused": self.refused, "words": self.words}
 
     def told(self, collection: str) -> Iterator[str]:
         """Tell of chunks whose ids others had, of those whose text is their title, and of numbers that not everybody

@@ -1,16 +1,21 @@
 """Under which names a record has its text, its id and its title.
 
 Each is a field of the record, an id or a title else one of its metadata. The title stands before the text with a space
-between them, as BEIR and MTEB have it; what it was stays in the record.
+between them, as BEIR and MTEB have it; what it was stays in the record. And what records are refused for, counted
+without the names in it; and which shard of a run a text falls to, where one is cut: a rule of the text alone.
 """
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 
 import msgspec
 from msgspec import Raw
 
+from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
 from interlock.engine.record.words import quoted, safe
 
 TEXTS = ("page_content", "content")
@@ -132,3 +137,82 @@ def looked_up(fields: Mapping[str, Raw], metadata: Mapping[str, Raw], name: str)
     """Return the field of a record, else of its metadata, that is called so; None where both are null or not there."""
     found = (each[name] for each in (fields, metadata) if name in each)
     return next((value for value in found if bytes(value) != b"null"), None)
+
+
+REASONS = 20
+"""Kinds of reason that are counted apart."""
+_PLACES = re.compile(
+    r" \(byte \d+\)| in position [\d-]+"
+    r'|(?:(?<=")|(?<= with an id)|(?<= with a title)) \(found .*\)(?=: (?:say|add) )'
+    r"|(?<=--text-field) \S+(?=$|; the first line)|(?<=such as --id-field) \S+(?=, or drop)"
+    r"|(?<=^file ends within record) \d+",
+    re.DOTALL,
+)
+
+
+@dataclass
+class Refusals:
+    """Counts every refusal and keeps the first REFUSALS_TOLD, and as many of files; as many as `len` says, of them
+    `broken` files."""
+
+    told: list[Refusal] = field(default_factory=list)
+    files: list[Refusal] = field(default_factory=list)
+    broken: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, refusal: Refusal) -> None:
+        if len(self.told) < REFUSALS_TOLD:
+            self.told.append(refusal)
+        if refusal.record is None:
+            self.broken += 1
+            self.files += [refusal] * (len(self.files) < REFUSALS_TOLD)
+        kind = kind_of(refusal.reason)
+        self.reasons[kind if kind in self.reasons or len(self.reasons) < REASONS else "other reasons"] += 1
+
+    def __len__(self) -> int:
+        return self.reasons.total()
+
+
+@lru_cache(1024)
+def kind_of(reason: str) -> str:
+    """Strip a reason of the names and places that make each its own."""
+    return _PLACES.sub("", reason)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of `of` shares of the texts of a run, counted from 1: by their digests, so that equal ones fall together."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def has(self, digest: bytes) -> bool:
+        """Tell whether a text with this digest, or what else is known by one, falls to it."""
+        return int.from_bytes(digest[:8], "little") % self.of == self.number - 1
+
+
+def part_of(shard: Shard | None, name: str) -> str:
+    """Return the name of a file as that of this part of it, if there is one: points-00003-of-00008.parquet."""
+    stem, dot, ending = name.rpartition(".")
+    return f"{stem}-{shard.number:05}-of-{shard.of:05}{dot}{ending}" if shard else name
+
+
+def whole_name(path: str) -> str:
+    """Return the name of a file, of a part that of the whole."""
+    return re.sub(r"-\d{5}-of-\d{5}(?=\.)", "", path.rpartition("/")[2])
+
+
+def shard_in(text: str) -> Shard | None:
+    """Read `K/N`; None of an empty text. Raises ValueError for what is no shard."""
+    found = re.fullmatch(r"0*([1-9]\d{0,4})/0*([1-9]\d{0,4})", re.sub(r"\s", "", text), re.ASCII)
+    if text.strip() and not (found and int(found[1]) <= int(found[2])):
+        raise ValueError("expected K/N, such as 3/8: the third of eight shards")
+    return Shard(int(found[1]), int(found[2])) if found else None
+
+
+def shard_text(value: object) -> str:
+    """Read a shard, as it is written: `3/8`, or nothing. Raises ValueError as `shard_in` does."""
+    return str(shard_in(str(value)) or "")

@@ -6,6 +6,7 @@ Of files a step is kept wherever file and record do not simply go on by one.
 
 import mmap
 import os
+import struct
 import tempfile
 from array import array
 from bisect import bisect_right
@@ -55,22 +56,27 @@ class Places:
     """The file and the record, counted from 1, of every row that was added in order."""
 
     def __init__(self) -> None:
-        self._rows, self._records = array("q"), array("q")
+        self._steps = Spool([("row", "<i8"), ("record", "<i8")])
+        self._count, self._firsts = 0, array("q")  # steps, and the first of each file
         self._files: list[str] = []
         self._next: tuple[str, int] = "", 0
 
     def add(self, row: int, file: str, record: int) -> None:
         """Take in the next row."""
         if self._next != (file, record):
-            self._rows.append(row)
-            self._records.append(record)
-            self._files.append(file)
+            if file != self._next[0]:
+                self._firsts.append(self._count)
+                self._files.append(file)
+            self._steps.add(struct.pack("<qq", row, record))
+            self._count += 1
         self._next = file, record + 1
 
     def of(self, row: int) -> tuple[str, int]:
         """Return the file and the record of a row."""
-        step = bisect_right(self._rows, row) - 1
-        return self._files[step], self._records[step] + row - self._rows[step]
+        steps = self._steps.records
+        step = bisect_right(steps["row"], row) - 1
+        first, record = steps[step].tolist()
+        return self._files[bisect_right(self._firsts, step) - 1], record + row - first
 
 
 def windows(start: int, stop: int, *mapped: npt.NDArray[np.generic]) -> Iterator[slice]:

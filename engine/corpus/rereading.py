@@ -13,7 +13,8 @@ import numpy as np
 from msgspec import structs
 
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
-from interlock.engine.corpus.corpus import WINDOW, Corpus, Digests, Rows, digest_of
+from interlock.engine.corpus.corpus import WINDOW, Corpus, Rows
+from interlock.engine.corpus.identity import Digests, digest_of
 from interlock.engine.corpus.places import release
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic

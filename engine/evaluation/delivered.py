@@ -16,6 +16,7 @@ import numpy as np
 
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.terms import SparseRows
+from interlock.engine.corpus.naming import whole_name
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.evaluation.weighing import SideCost
 from interlock.engine.models.assets import Policy
@@ -93,7 +94,7 @@ def read_delivered(directory: Path, wanted: str | None) -> DeliveredCollection:
     again = resume_words(str(inputs.get("chunks", "CHUNKS")), directory, run.summary.configuration)
     files = _Files(
         run.directory.exports(name),
-        {Path(each.path).name: each for each in delivered.exports},
+        {whole_name(each.path): each for each in delivered.exports},
         command([*again, "--export", "npy,parquet"]),
     )
     roster = remaining(run.roster, delivered.missing)
@@ -207,7 +208,7 @@ class _Files:
     @contextmanager
     def _reading(self, name: str) -> Iterator[Path]:
         """The path of a file that is as it was delivered, or an InterlockError; that too for what is not read."""
-        path = self.directory / name
+        path = self.directory / Path(self.written[name].path).name
         check_written(path, self.written[name])
         with readable(path):
             yield path

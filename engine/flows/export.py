@@ -20,14 +20,16 @@ from msgspec import json, structs
 from interlock.engine import storage
 from interlock.engine.compute import reuse
 from interlock.engine.corpus.collections import discover
-from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts, read_corpus
+from interlock.engine.corpus.corpus import Corpus, Rows, read_corpus
+from interlock.engine.corpus.identity import digest_of_texts
+from interlock.engine.corpus.naming import part_of, shard_in
 from interlock.engine.errors import UsageError, check_apart, near
 from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import RunPlan
 from interlock.engine.parsers import OFF
 from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit, Warned
-from interlock.engine.record.inputs import resume_words
+from interlock.engine.record.inputs import resume_words, union_of
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import command, differences, few, typed
@@ -37,6 +39,7 @@ from interlock.engine.standing.runs import chunks_of
 from interlock.engine.targets.delivery import DeliveryBuilder, Destination, deliver
 from interlock.engine.targets.files.formats import FORMATS, files_of
 from interlock.engine.targets.files.write import (
+    RECORD,
     ExportRecord,
     check_ours,
     of_others,
@@ -109,7 +112,11 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> E
                     emit(Warned(message=what, collection=name))
                     told.lacking.append(f"{name} {status}")
             of = ExportRecord(
-                schema_version="1", run=directory.id, began=earlier.state.began_at, passes=_checksum(earlier.state)
+                schema_version="1",
+                run=directory.id,
+                began=earlier.state.began_at,
+                passes=_checksum(earlier.state),
+                union=union_of(inputs),
             )
             for rows in wanted:
                 delivery = plan.builder.delivery(rows, plan.corpus, passes, plan.spec(rows, directory.id))
@@ -128,6 +135,8 @@ def _check(settings: RunSettings, now: Configuration, asked: ExportRequest, chun
             raise UsageError(f"{flag_of(name)} is for a store: add --to-store DIR, or drop it (files have --vectors)")
     if not asked.to and not asked.store:
         raise UsageError("export: name a directory for files with --to, or one of a store with --to-store")
+    if settings.shard and asked.precision == "int8":
+        raise UsageError(f"--vectors int8 is scaled by all vectors, and shard {settings.shard} has its share: drop it")
     if asked.to and not settings.export:
         raise UsageError(f"export: the run made no files: choose some with --export {','.join(FORMATS)}")
     if asked.precision != "float32" and (not asked.to or not all(FORMATS[each].narrows for each in settings.export)):
@@ -202,8 +211,8 @@ def _corpus(
     """Read the chunks again. Raises UsageError where they are not those that the run read."""
     beside = builder.beside
     found = discover(chunks, own.settings.collections, own.settings.naming)
-    found = [replace(each, by_ordinal=own.by_ordinal) for each in found]
-    corpus = read_corpus(found, beside.texts, beside.each, beside.features)
+    found = [replace(each, by_ordinal=own.by_ordinal, shard=shard_in(own.settings.shard)) for each in found]
+    corpus = read_corpus(found, beside.texts, beside.each, beside.features, passed=beside.passed)
     changed = list(differences(inputs["files"], corpus.fingerprint()))
     if changed or digest_of_texts(corpus.digests) != earlier.state.texts_digest:
         raise UsageError(
@@ -229,7 +238,8 @@ def _into_files(delivery: Delivery, to: Destination, above: Path, of: ExportReco
     collection, told = delivery.rows.collection.name, list[AnyEvent]()
     directory = above / collection
     with staging(directory) as staged:
-        record, names = read_record(directory), _names(delivery, to)
+        name = part_of(delivery.rows.collection.shard, RECORD)
+        record, names = read_record(directory, name, of.union), _names(delivery, to)
         check_ours(directory, {*names, PROJECTION}, record)  # one that is not ours would pass for theirs
         same = record.is_of(of)
         if left := of_others(directory, names, record, same=same):
@@ -249,7 +259,7 @@ def _into_files(delivery: Delivery, to: Destination, above: Path, of: ExportReco
                 "those, or export what replaces them too"
             )
         known = structs.replace(of, collection=collection, vectors=to.precision, losses=losses, files=record.files)
-        publish(directory, staged, made, known)
+        publish(directory, staged, made, known, name)
     for event in told:
         emit(event)
     return losses

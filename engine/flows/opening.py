@@ -62,6 +62,12 @@ def check(settings: RunSettings, chunks: Path | None = None) -> None:
     """Raise UsageError for settings that no run of `chunks` can have, or of any; InterlockError for an --out that no
     disk can have."""
     form_of(settings).check(Fusion(settings.fusion))
+    for name in ("compact", "project", "quantise"):
+        if settings.shard and getattr(settings, name) not in (False, 0, "none"):
+            raise UsageError(
+                f"{flag_of(name)} is fitted on all vectors, of which shard {settings.shard} has its share: drop it",
+                name,
+            )
     for name in ("min_nodes", "node_resources"):
         if getattr(settings, name) and not settings.cluster:
             raise UsageError(f"{flag_of(name)} is of a run on a cluster: add --cluster, or drop it", name)

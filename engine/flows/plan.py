@@ -24,6 +24,7 @@ from interlock.engine.compute.job import Layout, lay_out
 from interlock.engine.compute.reuse import Mask
 from interlock.engine.corpus.collections import Collection, discover, overlooked
 from interlock.engine.corpus.corpus import BLOCK, Corpus, Rows, read_and_tokenise
+from interlock.engine.corpus.naming import shard_in
 from interlock.engine.corpus.tokens import TokenStore
 from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.flows.opening import check, check_cut, form_of, without_effect
@@ -87,9 +88,8 @@ class RunRequest:
 
     def unused(self, devices: Sequence[Device]) -> list[str]:
         """Tell what is given or there and changes nothing: settings, files beside the chunk files, and GPUs."""
-        idle = without_effect(self.configuration)
         gpus = [] if self.settings.cluster else unused_gpus(self.settings.devices, devices)
-        return [*idle, *overlooked(self.chunks, self.collections), *gpus]
+        return [*without_effect(self.configuration), *overlooked(self.chunks, self.collections), *gpus]
 
     def roster(self, models: Models) -> list[RosterEntry]:
         """Record each model as far as it can be had. Raises UsageError where their vectors cannot be fused."""
@@ -122,12 +122,11 @@ def requested(chunks: Path, configuration: Configuration) -> RunRequest:
     """Find what the settings name. Raises UsageError for chunks or settings that no run can have."""
     settings, specs = configuration.settings, named(configuration, chunks)
     found = discover(chunks, settings.collections, settings.naming)
-    collections = [replace(each, by_ordinal=configuration.by_ordinal) for each in found]
+    shard = shard_in(settings.shard)
+    collections = [replace(each, by_ordinal=configuration.by_ordinal, shard=shard) for each in found]
     configuration = _as_stored(configuration, specs, collections)
-    settings = configuration.settings
-    dense = shares([weight for _, weight in settings.roster]).tolist()
-    weights = [*dense, *[0.0] * (len(specs) - len(dense))]
-    return RunRequest(chunks, configuration, specs, weights, collections)
+    dense = shares([weight for _, weight in configuration.settings.roster]).tolist()
+    return RunRequest(chunks, configuration, specs, [*dense, *[0.0] * (len(specs) - len(dense))], collections)
 
 
 def _as_stored(
@@ -136,8 +135,8 @@ def _as_stored(
     """Give models that were given no weights those of the store, where it was written by the same models before."""
     settings = configuration.settings
     keys = [spec.key for spec, _ in zip(specs, settings.roster, strict=False)]
-    there = [settings.qdrant / each.qdrant_collection for each in collections] if settings.qdrant else []
-    for path in filter(is_store, there if configuration.usual else []):
+    store = settings.qdrant if configuration.usual else None
+    for path in filter(is_store, [store / each.qdrant_collection for each in collections] if store else []):
         with suppress(InterlockError, msgspec.ValidationError):  # what is wrong with a store is said when it is opened
             models = msgspec.convert(read_manifest(path), Manifest).models
             now = shares([weight for _, weight in settings.roster])
@@ -197,6 +196,7 @@ class RunPlan:
             "files": self.corpus.fingerprint(),
             **self.settings.naming.given,
             **({"block": self.block} if 0 < self.block <= len(self.corpus.digests) else {}),
+            **({"shard": self.settings.shard} if self.settings.shard else {}),
         }
 
     def spec(self, rows: Rows, run_id: str, missing: Sequence[MissingModel] = (), began: float = 0.0) -> CollectionSpec:

@@ -60,13 +60,9 @@ class Run:
         opening.check(asked, chunks)
         self.controls, self._backend, self._working = controls, backend, False
         self._notes, self._known = list[str](), known
+        named, begin = (asked.out, asked.run_id, chunks), configuration.origins["roster"] != "default"
         self.directory = rundir.choose(
-            asked.out,
-            asked.run_id,
-            chunks,
-            resume=asked.resume,
-            skipped=self._notes.append,
-            begin=configuration.origins["roster"] != "default",
+            *named, resume=asked.resume, skipped=self._notes.append, begin=begin, shard=asked.shard
         )
         with ExitStack() as undo:
             undo.callback(self.directory.unmake)
@@ -277,10 +273,9 @@ class Run:
     def _read(self, models: planning.Models, scratch: Path) -> planning.RunPlan:
         """Tell what the models are, and read the chunks for them."""
         request, settings = self._request, self.settings
-        roster = request.roster(models)
-        kind = self._devices[0].kind
+        roster, kind = request.roster(models), self._devices[0].kind
         self.deadline.paces = opening.tell_roster(self.recorder, roster, models.missing, settings, kind)
-        language = settings.language if settings.qdrant else ""
+        language = settings.language if settings.qdrant or settings.shard else ""  # a shard may be uploaded
         begun = self.directory.inputs()
         block = begun.get("block", 0) if begun else BLOCK  # as it was begun; a smaller run has one block either way
         told = request, models, roster, scratch, self._emit

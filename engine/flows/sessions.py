@@ -17,7 +17,8 @@ from interlock.engine.compute.context import Deadline
 from interlock.engine.compute.job import Job
 from interlock.engine.compute.parts.outputs import KINDS, PassFiles
 from interlock.engine.compute.source import completed
-from interlock.engine.corpus.corpus import Corpus, Rows, digest_of_texts
+from interlock.engine.corpus.corpus import Corpus, Rows
+from interlock.engine.corpus.identity import digest_of_texts
 from interlock.engine.corpus.places import save, windows
 from interlock.engine.corpus.rereading import other_texts, placed
 from interlock.engine.errors import InterlockError, UsageError

@@ -179,7 +179,7 @@ class CollectionRead(Event, frozen=True, tag="collection_read"):
     Each of its `records` is a chunk, the `same` as an earlier one in all that it holds and left out, or refused.
     `reasons` counts all that was refused by its reason; `refused_files` of it are files, whole or from some place on.
     `renamed` chunks have ids that others gave themselves too, and `unread` files beside them only look like chunk
-    files. The last five are 0 in older journals.
+    files. The last five are 0 in older journals. `elsewhere` has what other shards of a run count, but for files.
     """
 
     collection: str
@@ -196,6 +196,7 @@ class CollectionRead(Event, frozen=True, tag="collection_read"):
     renamed: int = 0
     refused_files: int = 0
     unread: int = 0
+    elsewhere: dict[str, int] = {}
 
 
 class CorpusTokenised(Event, frozen=True, tag="corpus_tokenised"):

@@ -5,6 +5,7 @@ A difference is told with the setting that it comes of and both values; of a fil
 whether a path is there. And the command that goes on with it.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -76,6 +77,15 @@ def as_input(entry: RosterEntry) -> dict[str, object]:
         for name, value in said.items()
         if name not in ("source", "commit", "pooling") and (name not in _USUAL or getattr(entry, name) != _USUAL[name])
     }
+
+
+def union_of(inputs: Mapping[str, Any]) -> str:
+    """Digest what the shards of one run have in common: texts, models and their number; empty where there are none."""
+    if not inputs.get("shard"):
+        return ""
+    roster = [[each.get(name) for name in ("model", "dim", "weight", *_DECISIVE)] for each in inputs["roster"]]
+    known = [*(inputs.get(name) for name in ("files", "fusion", *NAMES)), inputs["shard"].partition("/")[2], roster]
+    return hashlib.sha256(msgspec.json.encode(known, order="sorted")).hexdigest()
 
 
 def filled(begun: dict[str, Any], now: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -152,7 +162,7 @@ def _with_usual(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _beside_roster(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Everything but the models, and but where the chunks lie."""
-    settings = {name: f"--{name.replace('_', '-')}" for name in ("fusion", "threads", *NAMES)}
+    settings = {name: f"--{name.replace('_', '-')}" for name in ("fusion", "threads", "shard", *NAMES)}
     return {settings.get(key, key): value for key, value in inputs.items() if key not in ("chunks", "roster")}
 
 

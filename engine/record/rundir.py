@@ -207,15 +207,15 @@ def choose(
     resume: bool,
     skipped: Callable[[str], None] = lambda _: None,
     begin: bool = True,
+    shard: str = "",
 ) -> RunDirectory:
-    """Choose the directory that these flags mean: a new one, which is made, or with `resume` the one to continue.
+    """Choose the directory that these flags mean: a new one, which is made, or with `resume` the one to continue: of
+    this `shard`, if it is said. One whose chunks are not where they were is continued where files of the same names are
+    in `chunks` now; one that cannot be read is none to continue unless it is named: `skipped` is told of both.
 
-    A run whose chunks are not where they were is continued where files of the same names are in `chunks` now. A run
-    that cannot be read is no run to continue unless it is named: `skipped` is told of both. Raises UsageError for a run
-    that exists and is not to be resumed, for one to be resumed that is not there (where there are no runs at all and it
-    may `begin`, as a job that is started again and again wants it, it does), for a directory of something else, and for
-    links; InterlockError for a place that is closed.
-    """
+    Raises UsageError for a run that exists and is not to be resumed, for one to be resumed that is not there (where
+    there are no runs at all and it may `begin`, as a job that is started again wants it, it does), for a directory of
+    something else, and for links; InterlockError for a place that is closed."""
     with atomic.explaining(out):
         if run_id:
             named = out / run_id
@@ -235,9 +235,9 @@ def choose(
             try:
                 inputs = run.inputs()
                 written, there = (run.path / RUN).stat().st_mtime_ns, storage.located(inputs.get("chunks", ""), Path)
-                if there == chunks.resolve():
+                if (asked := shard in ("", inputs.get("shard", ""))) and there == chunks.resolve():
                     same.append((written, run))
-                elif same_files(list(inputs.get("files", ())), chunks) and not there.exists():
+                elif asked and same_files(list(inputs.get("files", ())), chunks) and not there.exists():
                     elsewhere.append((written, run))
             except (InterlockError, OSError) as error:
                 skipped(f"--resume skipped a run: {error}")

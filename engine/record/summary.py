@@ -188,6 +188,9 @@ class CollectionSummary(Struct, frozen=True, kw_only=True):
     refused_files: Annotated[int | None, says("of what was refused, files; null in older runs")] = None
     records: Annotated[int, says("records that its files hold: chunks, same and refused; 0 in older runs")] = 0
     same: Annotated[int, says("records left out as copies, in all that they hold, of an earlier one")] = 0
+    elsewhere: Annotated[
+        dict[str, int], says("what other shards of a run count: chunks, same, refused, and words of chunks for BM25")
+    ] = {}
     renamed: Annotated[int, says("chunks kept under further ids, since others had theirs")] = 0
     exports: list[Artefact]
     qdrant_collection: str

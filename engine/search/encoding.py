@@ -14,6 +14,7 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.compute.texts import Progress, TextJobs, by_table, unheard
+from interlock.engine.corpus.naming import whole_name
 from interlock.engine.corpus.places import starts_of
 from interlock.engine.corpus.tokens import texts_in
 from interlock.engine.errors import UsageError, meant
@@ -113,7 +114,7 @@ def _of_run(run: ExportedRun, chosen: CollectionSummary) -> Meaning:
             f"run {run.summary.run_id} has delivered nothing of {chosen.name} ({chosen.status}) that is still there: "
             "finish it with --resume, or `interlock export` it"
         )
-    written = {Path(each.path).name: each.sha256 for each in chosen.exports}
+    written = {whole_name(each.path): each.sha256 for each in chosen.exports}
     reduced = {"projection": {"sha256": written[PROJECTION]}} if PROJECTION in written else {}
     matrix = stores.kept_projection(run.directory.exports(chosen.name), reduced)
     plain = spec_of(run.summary, run.roster, chosen, 0 if matrix is None else matrix.shape[1]).manifest

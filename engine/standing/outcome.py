@@ -81,7 +81,10 @@ def covered(read: CollectionRead, config: Mapping[str, Setting]) -> bool:
     """Tell whether no more of a collection was refused than the run allows; all of it where it does not say."""
     allowed = parse_allowance(str(config["max_refused"].value)) if "max_refused" in config else ALL
     records = read.refused - read.refused_files
-    return allowed.covers(records, read.chunks + read.same + records, read.refused_files)
+    total = read.chunks + read.same + records
+    if rest := read.elsewhere:  # a shard is good where the run would be that it is of
+        records, total = records + rest["refused"], total + rest["chunks"] + rest["same"] + rest["refused"]
+    return allowed.covers(records, total, read.refused_files)
 
 
 def allowance(reads: Iterable[CollectionRead], config: Mapping[str, Setting]) -> str:
@@ -89,7 +92,8 @@ def allowance(reads: Iterable[CollectionRead], config: Mapping[str, Setting]) ->
     out = [each for each in reads if each.refused]
     if all(covered(each, config) for each in out):
         return ""
-    records = max(each.refused - each.refused_files for each in out)  # of each: a share becomes a number
+    told = (each.refused - each.refused_files + each.elsewhere.get("refused", 0) for each in out)
+    records = max(told)  # of each: a share becomes a number
     return f"{records}{',files' * any(each.refused_files for each in out)}"
 
 

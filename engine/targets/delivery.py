@@ -22,6 +22,7 @@ from interlock.engine.compute.parts.terms import SparseFile
 from interlock.engine.compute.parts.tokens import TokenFile
 from interlock.engine.corpus.corpus import Corpus, Onlooker, Rows
 from interlock.engine.corpus.features import features_of, no_features
+from interlock.engine.corpus.naming import whole_name
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record import atomic
@@ -69,11 +70,12 @@ class DeliveryBuilder:
             self._counts.add if self._counts else lambda _: None,
             self._terms.add if self._terms else lambda _: None,
             features_of if self._terms else no_features,
+            self._counts.of if self._counts else lambda _: 0,
         )
 
     def bm25(self, rows: Rows) -> WordWeights | None:
         """Return what makes the BM25 vectors of a collection, if it is to have any."""
-        return self._counts.bm25(rows.texts) if self._counts else None
+        return self._counts.bm25(rows.texts, rows.rest) if self._counts else None
 
     def delivery(self, rows: Rows, corpus: Corpus, passes: Sequence[PassFiles], spec: CollectionSpec) -> Delivery:
         """Put together what is delivered of a collection: what its texts have in the `passes`, in the order of the
@@ -143,7 +145,7 @@ def deliver(delivery: Delivery, to: Destination, emit: Emit) -> list[Loss]:
             artefact = ArtefactWritten(
                 collection=name,
                 path=to.told(path),
-                rows=delivery.rows.chunks * (path.name not in (PROJECTION, MARK)),
+                rows=delivery.rows.chunks * (whole_name(path.name) not in (PROJECTION, MARK)),
                 bytes=path.stat().st_size,
                 sha256=atomic.sha256_of(path),
                 verified=True,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from interlock.engine.corpus.corpus import Digests, Rows, digest_of
+from interlock.engine.corpus.corpus import Rows
+from interlock.engine.corpus.identity import Digests, digest_of
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import Verification
 from interlock.engine.record.words import argument, command, few, several

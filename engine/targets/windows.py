@@ -20,8 +20,9 @@ import numpy.typing as npt
 from interlock.engine.compute.parts.terms import SparseFile, SparseRows
 from interlock.engine.compute.parts.tokens import TokenFile, TokenRows
 from interlock.engine.corpus.chunks import RECORD, Chunk
-from interlock.engine.corpus.corpus import Digests, Rows
+from interlock.engine.corpus.corpus import Rows
 from interlock.engine.corpus.features import TERM
+from interlock.engine.corpus.identity import Digests
 from interlock.engine.corpus.places import Spool, places_of, release, starts_of
 from interlock.engine.corpus.rereading import reread
 from interlock.engine.errors import InterlockError

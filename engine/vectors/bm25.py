@@ -66,16 +66,21 @@ class WordCounts:
 
     def add(self, texts: Iterable[str]) -> None:
         """Count the words of further texts."""
-        each = (np.array(self._engine.embed_document(text).values) for text in texts)
-        counts = [np.rint(weights * LINEAR / (LINEAR + 1 - weights)).sum() for weights in each]
-        self._counts.add(np.array(counts, np.int32).tobytes())
+        self._counts.add(np.array([*map(self.of, texts)], np.int32).tobytes())
 
-    def bm25(self, texts: NDArray[np.int32]) -> "WordWeights":
-        """Make the vectors of a collection whose rows have these `texts` [n], by number."""
+    def of(self, text: str) -> int:
+        """Count the words of a text."""
+        weights = np.array(self._engine.embed_document(text).values)
+        return int(np.rint(weights * LINEAR / (LINEAR + 1 - weights)).sum())
+
+    def bm25(self, texts: NDArray[np.int32], elsewhere: Mapping[str, int] = {}) -> "WordWeights":
+        """Make the vectors of a collection whose rows have these `texts` [n], by number; `elsewhere` are the `chunks`
+        of other shards, and their `words`."""
         counts = self._counts.records
         every = windows(0, len(texts), counts, texts)
-        words = sum(int(counts[texts[part]].sum(dtype=np.int64)) for part in every)
-        return WordWeights(words=self._words, average_length=words / max(1, len(texts)) or 1.0)
+        words = sum(int(counts[texts[part]].sum(dtype=np.int64)) for part in every) + elsewhere.get("words", 0)
+        chunks = len(texts) + elsewhere.get("chunks", 0)
+        return WordWeights(words=self._words, average_length=words / max(1, chunks) or 1.0)
 
 
 class WordWeights(Struct, frozen=True, kw_only=True, dict=True):

@@ -17,6 +17,7 @@ class GivenSettings:
     token_precision: Literal["int8", "float16", "bit"] | None = None
     token_pooling: int | None = None
     collections: Sequence[str] | None = field(default=None, hash=False)
+    shard: str | None = None
     text_field: str | Sequence[str] | None = field(default=None, hash=False)
     id_field: str | Sequence[str] | None = field(default=None, hash=False)
     title_field: str | Sequence[str] | None = field(default=None, hash=False)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from interlock.engine.record.summary import CollectionSummary, Summary
 
 AnyPath = str | os.PathLike[str]
-FUSED = "fused"
+FUSED, TABLE = "fused", "points.parquet"
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class DeliveredVectors:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if self.points.name not in self._written:
+        if TABLE not in self._written:
             raise UsageError(f'the run wrote no {self.points}: ids need "parquet" in its exports')
-        check_written(self.points, self._written[self.points.name])
+        check_written(self.points, self._written[TABLE])
         try:
             column: list[str] = pq.read_table(self.points, columns=[name])[name].to_pylist()
         except (OSError, pa.ArrowException) as error:
@@ -79,11 +79,11 @@ def _alone(collection: "CollectionSummary", model: str) -> str:
     return names[1 - names.index(model)] if len(dense) == 1 and model in names else model
 
 
-def _array(path: Path, written: "Mapping[str, Artefact]") -> "npt.NDArray[Any]":
+def _array(path: Path, written: "Artefact") -> "npt.NDArray[Any]":
     """An array as it was delivered, memory-mapped and read-only. Raises InterlockError for another one."""
     import numpy as np
 
-    check_written(path, written[path.name])
+    check_written(path, written)
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -146,19 +146,22 @@ class RecordedRun:
             there = f"available {', '.join(made)}" if made else f"it is {found.status}, with no .npy files"
             raise UsageError(f"run {self.id} has no vectors of {collection} by {model!r}: {there}")
         directory = RunDirectory(self.path).exports(collection)
-        array = _array(directory / f"{file}.npy", written)
+        at = {name: directory / Path(each.path).name for name, each in written.items()}
+        array = _array(at[f"{file}.npy"], written[f"{file}.npy"])
         if f"{file}.npy" == codes:
-            scale = _array(directory / scale_file(FUSED), written)
+            scale = _array(at[scale_file(FUSED)], written[scale_file(FUSED)])
             array = Encoding("int8", np.float32(scale)).decode(array)
-        return DeliveredVectors(collection, model, array, directory / "points.parquet", written)
+        return DeliveredVectors(collection, model, array, at.get(TABLE, directory / TABLE), written)
 
     def _delivered(self, collection: str) -> "tuple[CollectionSummary, dict[str, Artefact]]":
-        """A collection, and the files that were written of it, by name."""
+        """A collection, and the files that were written of it, by name; of a shard by that of the whole."""
+        from interlock.engine.corpus.naming import whole_name
+
         collections = self.summary.collections
         if (found := next((each for each in collections if each.name == collection), None)) is None:
             there = ", ".join(each.name for each in collections) or "none yet"
             raise UsageError(f"run {self.id} has no collection {collection!r}: available {there}")
-        return found, {Path(each.path).name: each for each in found.exports}
+        return found, {whole_name(each.path): each for each in found.exports}
 
     def __repr__(self) -> str:
         try:

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import numpy as np
 from interlock.engine.compute.parts.files import header_of
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.chunks import Chunk, parted
+from interlock.engine.corpus.naming import whole_name
 from interlock.engine.errors import InterlockError, UsageError, near, remedy
 from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
@@ -144,6 +145,7 @@ class ExportedCollection:
     `unread` says what of the corpus the run may not have seen, empty for nothing. `files` are all that is read, as the
     run recorded them. `average` is the average length of a text by which points that are there have their BM25, 0 for
     none: it stays while that of these texts is `NEAR` it, so that few other texts do not change the vectors of all.
+    `elsewhere` is what other shards of the run count.
     """
 
     run_id: str
@@ -163,6 +165,7 @@ class ExportedCollection:
     language: str
     form: PayloadForm
     average: float = 0.0
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -173,23 +176,23 @@ class ExportedCollection:
         import pyarrow.parquet as pq
 
         directory = run.directory.exports(summary.name)
-        written = {Path(each.path).name: each for each in summary.exports}
+        written = {whole_name(each.path): each for each in summary.exports}
         roster = remaining(run.roster, summary.missing)
         tokens = token_dims(roster)
         names = [TABLE, *(f"{name}{end}" for name in tokens for end in ("-starts.npy", ".npy"))]
-        for name in names:
-            if name not in written:
-                refuse_at_work(run.directory.path, f"there is no {name} of {summary.name}")
-                kind = "parquet" if name == TABLE else "npy"
-                raise UsageError(
-                    f"the run wrote no {directory / name} ({summary.name} is {summary.status}): add {kind} to --export "
-                    f"and --resume it"
-                )
-        files = {directory / name: written[name] for name in names}
+        for name in (each for each in names if each not in written):
+            refuse_at_work(run.directory.path, f"there is no {name} of {summary.name}")
+            kind = "parquet" if name == TABLE else "npy"
+            raise UsageError(
+                f"the run wrote no {directory / name} ({summary.name} is {summary.status}): add {kind} to --export "
+                f"and --resume it"
+            )
+        at = {name: directory / Path(written[name].path).name for name in names}
+        files = {at[name]: written[name] for name in names}
         for path, artefact in files.items():
             check_written(path, artefact)
-        with readable(directory / TABLE):
-            table = pq.ParquetFile(directory / TABLE, memory_map=False)
+        with readable(at[TABLE]):
+            table = pq.ParquetFile(at[TABLE], memory_map=False)
         vectors = [field for field in table.schema_arrow if field.name not in TEXTS]
         dims = {each.name: each.type.list_size for each in vectors if pa.types.is_fixed_size_list(each.type)}
         terms = [each.name for each in vectors if each.name not in dims]
@@ -213,12 +216,10 @@ class ExportedCollection:
             _unread(summary),
             files,
             table,
-            {
-                each: _ExportedTokens(directory / f"{each}-starts.npy", directory / f"{each}.npy", tokens[each])
-                for each in tokens
-            },
+            {each: _ExportedTokens(at[f"{each}-starts.npy"], at[f"{each}.npy"], tokens[each]) for each in tokens},
             language,
             form,
+            elsewhere=summary.elsewhere,
         )
 
     @property
@@ -239,7 +240,7 @@ class ExportedCollection:
         counts = WordCounts(Words(language=self.language))
         for group in range(self.table.num_row_groups):
             counts.add(self._read(group, ["text"])["text"].to_pylist())
-        own = counts.bm25(np.arange(self.rows, dtype=np.int32))
+        own = counts.bm25(np.arange(self.rows, dtype=np.int32), self.elsewhere)
         near = abs(self.average - own.average_length) <= NEAR * own.average_length
         return msgspec.structs.replace(own, average_length=self.average) if near else own
 
@@ -318,8 +319,8 @@ class ExportedCollection:
 
 
 def _unread(summary: CollectionSummary) -> str:
-    if summary.refused:
-        unread = several(summary.refused, "record or file", "records or files")
+    if refused := summary.refused + summary.elsewhere.get("refused", 0):
+        unread = several(refused, "record or file", "records or files")
         return f"{unread} of {summary.name} could not be used and may be some of them"
     return "" if summary.status == "completed" else f"{summary.name} is {summary.status}"
 

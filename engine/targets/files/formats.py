@@ -102,6 +102,7 @@ def file_bytes(formats: Collection[str], form: "VectorForm", fusion: "Fusion", m
 
 def files_of(delivery: "Delivery", formats: Collection[str]) -> "dict[str, OutputFile]":
     """Say which files of these formats a delivery has, by name, and how each is made."""
+    from interlock.engine.corpus.naming import part_of
     from interlock.engine.targets.files.arrays import Content
     from interlock.engine.vectors.fusion import PROJECTION, to_bytes
 
@@ -112,7 +113,7 @@ def files_of(delivery: "Delivery", formats: Collection[str]) -> "dict[str, Outpu
         made[PROJECTION] = Content(to_bytes(delivery.projection))
     if delivery.spec.missing and formats:  # comes last, so it is the first that gets its name
         made[MARK] = Content(delivery.mark)
-    return made
+    return {part_of(delivery.rows.collection.shard, name): each for name, each in made.items()}
 
 
 def files_of_missing(missing: "Collection[MissingModel]") -> list[str]:

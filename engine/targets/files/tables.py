@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.corpus.chunks import RECORD, Chunk, parted
-from interlock.engine.corpus.corpus import digest_of
+from interlock.engine.corpus.identity import digest_of
 from interlock.engine.corpus.places import starts_of
 from interlock.engine.record.words import several
 from interlock.engine.targets.files.arrays import differ, index_type

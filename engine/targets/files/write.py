@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from interlock.engine import storage
+from interlock.engine.corpus.naming import part_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
 from interlock.engine.targets.files.formats import MARK, files_of, files_of_missing
@@ -21,7 +22,7 @@ from interlock.engine.targets.windows import Check, Delivery, Sink, Window
 from interlock.engine.vectors.fusion import PROJECTION
 from interlock.engine.vectors.precision import FUSED, Loss, Precision
 
-RECORD = "export.json"
+RECORD, EXPORTS = "export.json", "export*.json"
 STAGING = ".interlock-export"
 """Where files wait for their names: a directory that no other program makes."""
 
@@ -50,7 +51,7 @@ def write(delivery: Delivery, formats: Sequence[str], directory: Path, sinks: Ma
                     checks[path] = open_files.enter_context(kind.read(partials[path]))
             compare(delivery.without_chunks() if checks else (), checks)
     others = (*files_of_missing(delivery.spec.missing), MARK) if made else ()  # those of a store alone are another's
-    for path in {directory / name for name in others} - made.keys():
+    for path in {directory / part_of(delivery.rows.collection.shard, name) for name in others} - made.keys():
         with atomic.explaining(path):
             path.unlink(missing_ok=True)  # of an earlier delivery, which had more models or fewer
     return list(made)
@@ -96,12 +97,14 @@ def _unlike(path: Path, fault: str) -> InterlockError:
 class ExportRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What `export.json` says: the run, when it was begun (two may have one name), a checksum of its `passes` (a text
     may get a vector later), the numbers and losses of the latest export, and the files of all of them, each with the
-    SHA-256 that it has, or is about to have: one that is about to go has an empty one first."""
+    SHA-256 that it has, or is about to have: one that is about to go has an empty one first. A shard's has the name of
+    its part, and says as what `union` it is one."""
 
     schema_version: Literal["1"]
     run: str = ""
     began: float = 0.0
     passes: str = ""
+    union: str = ""
     collection: str = ""
     vectors: Precision = "float32"
     losses: list[Loss] = []
@@ -124,7 +127,7 @@ def staging(directory: Path) -> Iterator[Path]:
         place = directory / STAGING
         if place.is_symlink() or (place.exists() and not place.is_dir()):
             raise UsageError(f"{place} is not a directory that an export made: choose another --to, or remove it")
-        atomic.sweep(directory, RECORD)
+        atomic.sweep(directory, EXPORTS)
         atomic.remove(place)
         try:
             yield place / directory.name
@@ -132,16 +135,21 @@ def staging(directory: Path) -> Iterator[Path]:
             atomic.remove(place)
 
 
-def read_record(directory: Path) -> ExportRecord:
-    """Read what exports have written there; nothing, where no record is. Raises UsageError for one that is damaged."""
-    try:
-        return msgspec.json.decode(atomic.content(directory / RECORD), type=ExportRecord)
-    except FileNotFoundError:
-        return ExportRecord(schema_version="1")
-    except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise UsageError(
-            f"{directory / RECORD} is not what an export wrote ({error}): choose another --to, or move it"
-        ) from None
+def read_record(directory: Path, name: str = RECORD, union: str = "") -> ExportRecord:
+    """Read what exports have written there; nothing, where no record is of this name. Raises UsageError for one that is
+    damaged, and for one of a part that is of no such `union`."""
+    found = ExportRecord(schema_version="1")
+    for path in directory.glob(EXPORTS):
+        try:
+            record = msgspec.json.decode(atomic.content(path), type=ExportRecord)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            raise UsageError(f"{path} is not what an export wrote ({error}): choose another --to, or move it") from None
+        found = record if path.name == name else found
+        if record.union != union:
+            raise UsageError(f"{path} is of run {record.run}, of other texts, settings or shards: choose another --to")
+    return found
 
 
 def check_ours(directory: Path, names: Iterable[str], record: ExportRecord) -> None:
@@ -172,26 +180,26 @@ def projected_otherwise(directory: Path, made: Mapping[str, str], record: Export
     return [name for name in beside if name.startswith((f"{FUSED}.", "points."))]
 
 
-def publish(directory: Path, staged: Path, made: Mapping[str, str], record: ExportRecord) -> None:
-    """Give the `staged` files, each `made` with a SHA-256, their names; `record` is that of this export, with the files
-    of those before it, of which a projection that has made none of them goes."""
+def publish(directory: Path, staged: Path, made: Mapping[str, str], record: ExportRecord, name: str) -> None:
+    """Give the `staged` files, each `made` with a SHA-256, their names; `record` is that of this export, of this
+    `name`, with the files of those before it, of which a projection that has made none of them goes."""
     before, going = record.files, {PROJECTION} & record.files.keys() - made.keys()
     coming = {name: [sha256, *before.get(name, [])] for name, sha256 in {**dict.fromkeys(going, ""), **made}.items()}
-    _write(directory, staged, msgspec.structs.replace(record, files=before | coming))
+    _write(directory, staged, msgspec.structs.replace(record, files=before | coming), name)
     with atomic.explaining(directory):
-        for name, sha256 in made.items():
-            storage.bring(staged / name, directory / name, sha256)
-        for name in going:
-            (directory / name).unlink(missing_ok=True)
+        for each, sha256 in made.items():
+            storage.bring(staged / each, directory / each, sha256)
+        for each in going:
+            (directory / each).unlink(missing_ok=True)
         if not isinstance(directory, storage.Url):
             atomic.sync_directory(directory)
-    files = {name: known for name, known in before.items() if name not in going}
-    files |= {name: [sha256] for name, sha256 in made.items()}
-    _write(directory, staged, msgspec.structs.replace(record, files=files))
+    files = {each: known for each, known in before.items() if each not in going}
+    files |= {each: [sha256] for each, sha256 in made.items()}
+    _write(directory, staged, msgspec.structs.replace(record, files=files), name)
 
 
-def _write(directory: Path, staged: Path, record: ExportRecord) -> None:
-    place = staged / RECORD if isinstance(directory, storage.Url) else directory / RECORD
+def _write(directory: Path, staged: Path, record: ExportRecord, name: str) -> None:
+    place = staged / name if isinstance(directory, storage.Url) else directory / name
     atomic.write_bytes(place, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
     if place.parent == staged:
-        storage.bring(place, directory / RECORD, atomic.sha256_of(place))
+        storage.bring(place, directory / name, atomic.sha256_of(place))
