@@ -426,6 +426,7 @@ def test_copy_and_compute_streams_wait_for_each_other(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: Stream(str(device)))
     with device.computing():
         assert current[-2:] == ["cuda:0", "main"]
+        device.hold_copies()
         with device.copying():
             assert current[-1] == "copies"
         device.join_copies()

@@ -18,7 +18,7 @@ from interlock.engine.gpu.lease import Lessor
 from interlock.engine.gpu.meter import Meter
 from interlock.engine.gpu.sim import CARDS, SimDevice
 from interlock.engine.models.memory import Calibration, Law, law_of
-from interlock.engine.models.networks.streaming import layers_of, walk
+from interlock.engine.models.networks.streaming import Streaming, layers_of, walk
 from interlock.engine.models.weights import Master, Replica
 from tests.architectures import ARCHITECTURES, QWEN3_06B, XLM_R_LARGE
 from tests.ledgers import Counter
@@ -109,6 +109,48 @@ def test_each_layer_of_every_forward_is_computed_with_its_copy_on_the_device(kin
         for _ in range(2):
             instance.attempt(ROWS)
     assert on_host == [False] * 2 * len(layers)
+
+
+def test_the_next_layers_weights_are_copied_while_a_layer_is_computed_and_after_those_before_it(monkeypatch):
+    """Its slot is that of the layer before; what is copied before a layer is issued keeps it from being computed."""
+    told = []
+    monkeypatch.setattr(SimDevice, "hold_copies", lambda _: told.append("copies wait"))
+    monkeypatch.setattr(SimDevice, "join_copies", lambda _: told.append("it waits"))
+    with ExitStack() as stack:
+        instance = streamed("ours", "", stack)
+        fill, streaming = Streaming._fill, instance.attached._streaming
+
+        def copied(self, number):
+            told.extend([f"copy {number}"] * (self._held.get(number % 2) != number))
+            fill(self, number)
+
+        monkeypatch.setattr(Streaming, "_fill", copied)
+        for number, layer in enumerate(layers_of(instance.attached.network)):
+            forward = layer.forward
+            layer.forward = lambda *given, number=number, forward=forward: (
+                told.append(f"layer {number}") or forward(*given)
+            )
+        instance.attempt(ROWS)
+    last = len(streaming._layers) - 1
+    assert told[:7] == ["copies wait", "copy 0", "it waits", "layer 0", "copy 1", "copies wait", "it waits"]
+    for number in range(1, last):
+        at = told.index(f"layer {number}")
+        assert told[at - 2 : at + 2] == ["copies wait", "it waits", f"layer {number}", f"copy {number + 1}"]
+    assert told[told.index(f"layer {last}") - 2 :][:3] == ["copies wait", "it waits", f"layer {last}"]
+
+
+def test_a_table_of_tokens_stays_on_the_host_and_is_whole_again_afterwards():
+    with ExitStack() as stack:
+        instance = streamed("of transformers", "", stack)
+        (table,) = (each for each in instance.attached.network.modules() if isinstance(each, nn.Embedding))
+        looked_up = []
+        table.register_forward_hook(lambda table, _, rows: looked_up.append((table.weight.data_ptr(), rows)))
+        master = table.weight.data_ptr()
+        streamed_rows = instance.attempt(ROWS).dense
+        ((place, rows),) = looked_up
+        assert place == master and rows.shape[-1] == table.embedding_dim
+        instance.attached.restore()
+        np.testing.assert_array_equal(instance.attempt(ROWS).dense, streamed_rows)
 
 
 @pytest.mark.parametrize("name", ["XLM-R-large", "Qwen3-0.6B", "Qwen2-1.5B"])

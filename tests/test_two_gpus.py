@@ -357,7 +357,7 @@ def test_the_batch_that_a_gpu_was_lost_of_goes_to_the_cpu_where_layers_were_on_t
         raise RuntimeError(f"CUDA error: {said}")
 
     def encode(rows):
-        replica._streaming._fill(0)
+        replica._streaming._enter(0)
         monkeypatch.setattr(T4, "join_copies", join_copies)
         Bad.encode(encoder, rows)
 

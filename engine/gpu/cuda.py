@@ -124,10 +124,11 @@ class CudaDevice(Device):
     @contextmanager
     def copying(self) -> Iterator[None]:
         """Switch to the copies' stream. Allocate before: what is allocated within belongs to that stream."""
-        copies = self._copy_stream()
-        copies.wait_stream(torch.cuda.current_stream(self.torch))
-        with torch.cuda.stream(copies):
+        with torch.cuda.stream(self._copy_stream()):
             yield
+
+    def hold_copies(self) -> None:
+        self._copy_stream().wait_stream(torch.cuda.current_stream(self.torch))
 
     def join_copies(self) -> None:
         torch.cuda.current_stream(self.torch).wait_stream(self._copy_stream())

@@ -84,8 +84,12 @@ class Device(Protocol):
         return nullcontext()
 
     def copying(self) -> AbstractContextManager[object]:
-        """Let copies in the block run beside the computation, and after all of it that was issued before."""
+        """Let copies in the block run beside the computation, and after what `hold_copies` has them wait for."""
         return self.computing()
+
+    def hold_copies(self) -> None:
+        """Let copies from now on wait for all that is being computed so far."""
+        return
 
     def join_copies(self) -> None:
         """Let what is computed from now on wait for the copies issued so far."""

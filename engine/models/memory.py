@@ -211,7 +211,7 @@ def law_of(
     tables = (words + positions + 2) * width
     pooler = 0 if packed or sizes.gated else (width + 1) * width
     beside = {"sparse": (words + width + 3) * width + words, "scores": (width + 3) * width, "dense": pooler}[kind]
-    largest = tables if packed else words * width  # what is copied together: transformers keeps tables apart
+    largest = tables if packed and packable(config) else 0  # transformers' stay on the host, where rows are looked up
     return replace(
         law,
         weights=size * (tables + sizes.depth * layer + beside),

@@ -77,7 +77,7 @@ def size_of(module: nn.Module) -> int:
 def slot_bytes(network: nn.Module) -> int:
     """Count the bytes of weights on a device when stages are streamed: two layers, or a larger stage alone.
 
-    A stage with others inside it stays for as long as those are computed.
+    A stage with others inside it stays for as long as those are computed; tables of tokens never come.
     """
     layers = {id(layer) for layer in layers_of(network)}
     if not layers:
@@ -85,6 +85,7 @@ def slot_bytes(network: nn.Module) -> int:
     sizes = {
         id(module): sum(tensor.numel() * tensor.element_size() for tensor in stage)
         for (module, _), stage in zip(walk(network), stages_of(network), strict=True)
+        if not isinstance(module, nn.Embedding)
     }
 
     def most(module: nn.Module) -> int:
@@ -127,7 +128,12 @@ class Streaming:
         self._hooks: list[RemovableHandle] = []
         for number, layer in enumerate(self._layers):
             self._hooks.append(layer.module.register_forward_pre_hook(lambda *_, number=number: self._enter(number)))
+            self._hooks.append(layer.module.register_forward_hook(lambda *_, number=number: self._follow(number)))
         for stage in (stage for stage in stages if not stage.is_layer and stage.host):
+            if isinstance(stage.module, nn.Embedding):  # gigabytes of which a forward looks up some rows
+                self._hooks.append(stage.module.register_forward_pre_hook(_to_host))
+                self._hooks.append(stage.module.register_forward_hook(lambda *found: found[-1].to(device.torch)))
+                continue
             self._hooks.append(stage.module.register_forward_pre_hook(lambda *_, stage=stage: self._visit(stage)))
             self._hooks.append(
                 stage.module.register_forward_hook(
@@ -152,25 +158,31 @@ class Streaming:
         self._held = {}
 
     def _enter(self, number: int) -> None:
-        """A layer is about to be computed: its weights are here, and the next one's are on their way."""
+        """A layer is about to be computed: its weights are here, and copies wait for the layers before it alone."""
+        if not self._slots[0]:
+            self._slots = [self._slot(), self._slot()]
+        self._device.hold_copies()
         self._fill(number)
         self._device.join_copies()
+
+    def _follow(self, number: int) -> None:
+        """A layer was issued: the next one's weights come while it is computed. Where they cannot be pinned their copy
+        keeps this thread, so it is not issued before."""
         if number + 1 < len(self._layers):
             self._fill(number + 1)
 
+    def _slot(self) -> dict[torch.dtype, Tensor]:
+        """Make room for the largest layer."""
+        sizes: dict[torch.dtype, int] = {}
+        for dtype, piece in (held for layer in self._layers for held in layer.host.items()):
+            sizes[dtype] = max(sizes.get(dtype, 0), len(piece))
+        return {dtype: torch.empty(size, dtype=dtype, device=self._device.torch) for dtype, size in sizes.items()}
+
     def _fill(self, number: int) -> None:
-        slot = number % 2
+        layer, slot = self._layers[number], number % 2
         if self._held.get(slot) == number:
             return
-        layer = self._layers[number]
         self._held.pop(slot, None)
-        if not self._slots[slot]:  # as large as the largest layer, made when it is first needed
-            sizes: dict[torch.dtype, int] = {}
-            for dtype, piece in (held for layer in self._layers for held in layer.host.items()):
-                sizes[dtype] = max(sizes.get(dtype, 0), len(piece))
-            self._slots[slot] = {
-                dtype: torch.empty(size, dtype=dtype, device=self._device.torch) for dtype, size in sizes.items()
-            }
         with self._device.copying():
             pieces = {dtype: self._slots[slot][dtype][: len(piece)] for dtype, piece in layer.host.items()}
             for dtype, piece in layer.host.items():
@@ -188,6 +200,10 @@ class Streaming:
         for dtype, piece in stage.host.items():
             pieces[dtype].copy_(piece, non_blocking=True)
         stage.point_to(pieces, piece=True)
+
+
+def _to_host(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(each.cpu() for each in given)
 
 
 def _spans(places: Iterable[TensorSlice]) -> dict[torch.dtype, tuple[int, int]]:
