@@ -170,6 +170,7 @@ def _print_runs(places: Sequence[Path], rank: "Rank", *, as_json: bool = False) 
 
 def watch(options: argparse.Namespace) -> int:
     """Follow a run by its journal, or replay it; list many of them, those that need somebody first."""
+    from interlock.console.front_ends import web
     from interlock.console.front_ends.dispatch import list_runs, watch_journal
     from interlock.console.sources.runs import RunList, neediest, walled
     from interlock.console.terminal.tty import takes_screens
@@ -179,11 +180,17 @@ def watch(options: argparse.Namespace) -> int:
     places = walled(options.runs) if options.runs else [settings.settings.out]
     if places and options.speed is not None:
         raise UsageError("--speed replays a single run: name its directory")
-    if not places:
-        return _go_on(watch_journal(options.runs[0], options.speed, settings), settings)
-    if not takes_screens():
+    if options.web and not web.in_browser():
+        web.serve(options.web)
+        return ExitCode.COMPLETED
+    if places and not takes_screens() and not web.in_browser():
         return _print_runs(places, neediest)
-    return _go_on(list_runs(settings, RunList(*places, rank=neediest)), settings)
+    with web.page():
+        if places:
+            words = list_runs(settings, RunList(*places, rank=neediest))
+        else:
+            words = watch_journal(options.runs[0], options.speed, settings)
+        return _go_on(words, settings)
 
 
 def _go_on(words: Sequence[str], settings: Configuration) -> int:

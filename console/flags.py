@@ -17,6 +17,7 @@ LIMITS = ("ceiling", "host_ceiling", "margin")
 RERANKING = ("offline", "allow_pickle", "devices", "cpu_fallback", "threads", *LIMITS, "faults")
 """The settings that count for the commands that score pairs."""
 ASKED = ("pause", "resume", "stop", "exclusive", "fallback", "status")
+WEB = "127.0.0.1:8765"
 T = TypeVar("T")
 
 
@@ -94,6 +95,8 @@ def watch(command: argparse.ArgumentParser) -> None:
     text = "replay at N times the speed, above 0 (without: show its current state)"
     command.add_argument("--speed", type=told(parsers.decimal), metavar="N", help=text)
     command.add_argument("--readonly", action="store_true", help="watch only, change nothing")
+    text = f"show it in a browser, at an address with a token (default {WEB}: this machine alone)"
+    command.add_argument("--web", nargs="?", const=WEB, metavar="[HOST:]PORT", help=text)
     settings(command, "out", *(item.name for item in fields(ScreenSettings)))
 
 

@@ -65,7 +65,7 @@ async def shown(
     source = copy(run)
     if readonly:
         source.controls = None
-    app = Console(source if readonly else run, Look(refresh=0.5, **look), session=session)
+    app = Console(source if readonly else run, Look(refresh=0.5, **look), session=session, driver=None)
     now = SimpleNamespace(time=lambda: run.snapshot().latest_at)
     with patch.object(main, "time", now):
         async with app.run_test(size=size) as pilot:
@@ -482,7 +482,7 @@ async def test_what_a_journal_has_taken_back_is_forgotten_on_the_screen(tmp_path
             app.poll()
 
     watcher = Watched(first.directory.path)
-    app = Console(watcher, Look())
+    app = Console(watcher, Look(), driver=None)
     try:
         async with app.run_test(size=(120, 40)):
             write(1, "one", "two", "three")
@@ -573,7 +573,7 @@ async def test_names_cannot_steer_the_terminal(recorded):
     passes = tuple(replace(each, model=hostile, failure=hostile) for each in snapshot.passes)
     spoilt = replace(snapshot, passes=passes, leases=tuple(replace(each, model=hostile) for each in snapshot.leases))
     held.snapshot = lambda: spoilt
-    async with Console(held, Look(refresh=0.5)).run_test(size=(120, 40)) as pilot:
+    async with Console(held, Look(refresh=0.5), driver=None).run_test(size=(120, 40)) as pilot:
         text = "".join(await seen(pilot.app, pilot))
         assert not {"\x1b", "\u202e", "\u200d"} & set(text)
         assert "[/b]" in text
@@ -586,7 +586,7 @@ async def test_the_console_ends_by_itself_when_the_run_could_not_begin(tmp_path)
     session = Session(make)
     from interlock.console.sources.session import Live
 
-    app = Console(Live(session), Look(refresh=10), session=session)
+    app = Console(Live(session), Look(refresh=10), session=session, driver=None)
     session.start()
     async with app.run_test():
         for _ in range(40):
@@ -675,7 +675,7 @@ async def test_events_from_before_the_screen_was_there_are_not_counted_as_droppe
     count = 3 * LATEST
     (tmp_path / "journal.jsonl").write_bytes(journal_lines(count))
     source = Watched(tmp_path)
-    app = Console(source, Look(refresh=10))
+    app = Console(source, Look(refresh=10), driver=None)
     try:
         async with app.run_test(size=(200, 40)) as pilot:
             for _ in range(600):
@@ -694,7 +694,7 @@ async def test_the_past_of_a_watched_run_is_gone_through_by_keys_that_a_run_of_i
         await pilot.press("left", "home", "n", "m")
         assert " past " not in text_of(app)[0] and "Past" not in text_of(app)[-1]
     source = Watched(recorded.directory.path)
-    app = Console(source, Look(refresh=0.5))
+    app = Console(source, Look(refresh=0.5), driver=None)
     async with app.run_test(size=(120, 24)) as pilot:
         await seen(app, pilot)
         now = source.position

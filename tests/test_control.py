@@ -442,7 +442,7 @@ def test_what_was_asked_when_the_connection_was_lost_is_told_as_unanswered(serve
 
 async def test_a_watched_run_is_steered_from_the_screen(running):
     watcher = Watched(running, steered=True)
-    app = Console(watcher)
+    app = Console(watcher, driver=None)
     try:
         async with app.run_test(size=(120, 40)) as pilot:
             await shows(pilot, lambda: bool(watcher.controls and app.main.snapshot.passes))
@@ -464,7 +464,7 @@ async def test_a_stop_that_could_not_be_sent_is_not_shown_and_hides_no_dead_proc
     asked = Controls()
     server = Server(tmp_path / "r", asked, list)
     watcher = Watched(tmp_path / "r", steered=True)
-    app = Console(watcher)
+    app = Console(watcher, driver=None)
     try:
         async with app.run_test(size=(120, 40)) as pilot:
             await shows(pilot, lambda: watcher.controls is not None)

@@ -57,7 +57,7 @@ def machine():
 
 @asynccontextmanager
 async def shown(size=(80, 24), filled=None, failed="", **look):
-    app = Form(Look(**look), machine(), filled, failed)
+    app = Form(Look(**look), machine(), filled, failed, driver=None)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield app, pilot

@@ -21,6 +21,7 @@ BROUGHT = {
     "grpcio": "qdrant-client",
     "httpx": "qdrant-client",
     "scipy": "sentence-transformers",
+    "aiohttp": "textual-serve",
     "fsspec": "huggingface-hub",
     "triton": "torch",
 }

@@ -441,7 +441,7 @@ def lines_of(app) -> list[str]:
 
 
 def listing(out: Path, **look: object) -> Runs:
-    app = Runs(Look(**look, out=out))
+    app = Runs(Look(**look, out=out), driver=None)
     app.now = lambda: LATER
     return app
 
@@ -527,7 +527,7 @@ async def test_an_empty_list_says_what_to_do(tmp_path):
 
 async def test_a_live_run_is_not_left_for_another_and_the_command_is_told(out):
     session = Session(lambda controls: Recorded(RunDirectory(out / "mine"), controls, speed=1.5))
-    app = Console(Live(session), Look(out=out), session=session, painted=session.start)
+    app = Console(Live(session), Look(out=out), session=session, painted=session.start, driver=None)
     try:
         async with app.run_test(size=(120, 40)) as pilot:
             await shows(pilot, lambda: session.work)
@@ -546,7 +546,7 @@ async def test_a_live_run_is_not_left_for_another_and_the_command_is_told(out):
 
 async def test_who_watches_a_run_goes_from_the_list_to_another(out):
     watcher = Watched(out / "over")
-    app = Console(watcher, Look(), summary=watcher.path.with_name("summary.json"))
+    app = Console(watcher, Look(), summary=watcher.path.with_name("summary.json"), driver=None)
     try:
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.press("R")

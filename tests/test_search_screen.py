@@ -156,7 +156,7 @@ def test_conditions_are_read_as_on_the_command_line_or_refused():
 
 def screen_of(desk, shown: StoreShown = SHOWN, ask: Ask | None = None, **looks: object) -> Frame:
     look = Look(**looks)
-    return Frame(look, lambda: SearchScreen(desk, shown, ask or Ask(limit=20), look))
+    return Frame(look, lambda: SearchScreen(desk, shown, ask or Ask(limit=20), look), driver=None)
 
 
 def text_of(app) -> str:
@@ -425,7 +425,7 @@ async def test_a_judge_goes_through_all_questions_and_types_others(store, asked,
         judging = Judging(answering, sheet)
         judging.pool(sheet.new(list(read_questions(asked))))
         assert {name.partition("/")[0] for name in sheet.questions["q1"].ways} >= {"default", "rrf", "dbsf", "bm25"}
-        app = Frame(Look(), lambda: JudgingScreen(judging, SHOWN, Look()))
+        app = Frame(Look(), lambda: JudgingScreen(judging, SHOWN, Look()), driver=None)
         async with app.run_test(size=(80, 24)) as pilot:
             for number, id in enumerate(ASKED, 1):
                 count = len(sheet.questions[id].points)
@@ -435,7 +435,7 @@ async def test_a_judge_goes_through_all_questions_and_types_others(store, asked,
                     await pilot.press("r" if number == 1 else "n")
             await shows(pilot, lambda: "every question is judged" in text_of(app))
             assert "1 question done and 1 without an answer, at least 19 more" in text_of(app)
-            again = Frame(Look(), lambda: JudgingScreen(judging, SHOWN, Look()))
+            again = Frame(Look(), lambda: JudgingScreen(judging, SHOWN, Look()), driver=None)
             async with again.run_test(size=(80, 24)) as other:
                 await shows(other, lambda: "question 1 of 2: " in text_of(again))
             await pilot.press("slash", *"alpha", "enter")

@@ -71,7 +71,7 @@ def late(seconds: float):
 
 async def test_a_console_whose_first_frame_is_late_stays_and_starts_its_run_once(once):
     session = Session(once)
-    app = Console(Live(session), Look(refresh=10), session=session, painted=session.start)
+    app = Console(Live(session), Look(refresh=10), session=session, painted=session.start, driver=None)
     with late(SLOW):
         async with app.run_test() as pilot:
             await pilot.pause(SLOW + 0.5)
@@ -86,7 +86,7 @@ async def test_a_console_whose_first_frame_is_late_stays_and_starts_its_run_once
 
 async def test_who_leaves_before_the_run_has_begun_is_asked_how_as_of_a_live_run(once):
     session = Session(once)
-    app = Console(Live(session), Look(refresh=0.5), session=session)
+    app = Console(Live(session), Look(refresh=0.5), session=session, driver=None)
     async with app.run_test():
         assert not app.source.over
         app.main.action_quit()

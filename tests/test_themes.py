@@ -75,7 +75,7 @@ def test_what_means_different_things_is_told_apart_by_everybody(theme: Theme) ->
 
 @pytest.mark.parametrize("name", [*THEMES, "nord", "textual-light"])
 async def test_every_theme_has_all_the_colours_of_a_gauge(name: str) -> None:
-    app = Frame[None]()
+    app = Frame[None](driver=None)
     async with app.run_test() as pilot:
         app.theme = name
         await pilot.pause()
@@ -99,7 +99,7 @@ async def test_a_warning_is_read_on_white_where_a_terminal_has_sixteen_colours_o
         return drawn_in[Color.parse(colour.removeprefix("ansi_")).downgrade(ColorSystem.STANDARD).number or 0]
 
     behind = {DAYLIGHT.name: (DAYLIGHT.background, DAYLIGHT.surface), ANSI: ("black", "bright_white")}
-    app = Frame[None]()
+    app = Frame[None](driver=None)
     async with app.run_test() as pilot:
         monkeypatch.setattr(app.console, "_color_system", ColorSystem.STANDARD)
         for theme, backgrounds in behind.items():
@@ -112,7 +112,7 @@ async def test_a_warning_is_read_on_white_where_a_terminal_has_sixteen_colours_o
 
 
 async def test_a_warning_keeps_its_colour_where_that_can_be_read(monkeypatch):
-    app = Frame[None]()
+    app = Frame[None](driver=None)
     async with app.run_test() as pilot:
         for system, theme in ((ColorSystem.STANDARD, SIGNAL), (ColorSystem.EIGHT_BIT, DAYLIGHT)):
             monkeypatch.setattr(app.console, "_color_system", system)

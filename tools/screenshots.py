@@ -55,7 +55,7 @@ def console(run: Recorded, look: "Look") -> "App[Any]":
     from interlock.console.apps.run import Console
 
     # By its name alone: where a picture is made is no part of it.
-    app = Console(run, look, summary=Path(run.directory.path.name) / run.directory.summary.name)
+    app = Console(run, look, summary=Path(run.directory.path.name) / run.directory.summary.name, driver=None)
     app.who = "operator at the console"
     return app
 
@@ -79,7 +79,7 @@ def comparison(run: Recorded, look: "Look") -> "App[Any]":
 
     other = Recorded(RunDirectory(run.directory.path.with_name(EARLIER)), name="eight-devices")
     other.play_to(1.0)
-    return viewer(document.load(run.directory.summary), document.load(other.directory.summary), look)
+    return viewer(document.load(run.directory.summary), document.load(other.directory.summary), look, driver=None)
 
 
 def setup(run: Recorded, look: "Look") -> "App[Any]":
@@ -91,7 +91,7 @@ def setup(run: Recorded, look: "Look") -> "App[Any]":
         shelf = run.directory.path.parent / "chunks" / name
         shelf.mkdir(parents=True)
         (shelf / "a_chunks.json").write_text(json.dumps([{"text": f"text {number}"} for number in range(count)]))
-    return Form(look, Machine(load({}, {})))
+    return Form(look, Machine(load({}, {})), driver=None)
 
 
 def search(run: Recorded, look: "Look") -> "App[Any]":
@@ -103,7 +103,7 @@ def search(run: Recorded, look: "Look") -> "App[Any]":
     from tools.recorded_answer import SHOWN, RecordedRetriever
 
     retriever = cast(SerialRetriever, RecordedRetriever())
-    return Frame[None](look, lambda: SearchScreen(retriever, SHOWN, Ask(limit=20), look))
+    return Frame[None](look, lambda: SearchScreen(retriever, SHOWN, Ask(limit=20), look), driver=None)
 
 
 def runs(run: Recorded, look: "Look") -> "App[Any]":
@@ -149,7 +149,7 @@ def runs(run: Recorded, look: "Look") -> "App[Any]":
         def open(self) -> None:
             self.push_screen(RunsScreen(Listed(), self.look, lambda: now))
 
-    return Shown(look)
+    return Shown(look, driver=None)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from textual.app import App
 from textual.color import Color
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
+from textual.driver import Driver
 from textual.filter import LineFilter
 from textual.screen import Screen
 
@@ -105,15 +106,12 @@ class Frame(App[T]):
     """
 
     def __init__(
-        self,
-        look: Look | None = None,
-        first: "Callable[[], Screen[Any]] | None" = None,
-        *,
-        runs_in: Path | None = None,
-    ) -> None:
+        self, look: Look | None = None, first: "Callable[[], Screen[Any]] | None" = None,
+        *, runs_in: Path | None = None, driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:  # fmt: skip
         """`first` makes the screen that opens, `runs_in` is the directory whose runs are listed: that of the settings
         where none is named."""
-        super().__init__(driver_class=HangupSafeDriver)
+        super().__init__(driver_class=driver)
         self.look = look or Look()
         self._first, self._runs_in = first, runs_in
         self.next: Sequence[str] = ()
@@ -194,20 +192,26 @@ class Frame(App[T]):
         return self.theme
 
 
-def viewer(document: "Document", other: "Document | None" = None, look: Look | None = None) -> Frame[None]:
+def viewer(
+    document: "Document", other: "Document | None" = None, look: Look | None = None,
+    *, driver: type[Driver] | None = HangupSafeDriver,
+) -> Frame[None]:  # fmt: skip
     """Make the application of `interlock view`: summaries that were read, on the screen until they are left."""
     from interlock.console.screens.summary import SummaryScreen
 
     runs_in = Path(document.name).absolute().parent.parent if document.size is not None else None
-    return Frame(look, lambda: SummaryScreen(document, other, look), runs_in=runs_in)
+    return Frame(look, lambda: SummaryScreen(document, other, look), runs_in=runs_in, driver=driver)
 
 
 class Runs(Frame[None]):
     """`interlock runs`, or `watch` of many of them, on a terminal: a list, until one is chosen."""
 
-    def __init__(self, look: Look, runs: "RunList | None" = None, chosen: Path | None = None, told: str = "") -> None:
+    def __init__(
+        self, look: Look, runs: "RunList | None" = None, chosen: Path | None = None, told: str = "",
+        *, driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:  # fmt: skip
         """`chosen` is the run that the cursor begins at, `told` what is said first."""
-        super().__init__(look)
+        super().__init__(look, driver=driver)
         self.runs, self._chosen, self._told = runs, chosen, told
 
     @property
@@ -225,12 +229,15 @@ class Form(Frame["Filled"]):
 
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, look: Look, machine: "Machine", filled: "Filled | None" = None, failed: str = "") -> None:
+    def __init__(
+        self, look: Look, machine: "Machine", filled: "Filled | None" = None, failed: str = "",
+        *, driver: type[Driver] | None = HangupSafeDriver,
+    ) -> None:  # fmt: skip
         """`filled` is what stands in the form at first, `failed` why a run of it did not begin."""
         from interlock.console.screens.setup import Setup
 
         self._setup = Setup(machine, look, filled or machine.empty(), failed)
-        super().__init__(look, lambda: self._setup)
+        super().__init__(look, lambda: self._setup, driver=driver)
         self.animation_level = "none"  # a field is in sight at once, and few bytes are sent
 
     async def action_quit(self) -> None:

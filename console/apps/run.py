@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
+from textual.driver import Driver
 
 from interlock.console.actions import first_key, named
 from interlock.console.apps.base import Frame
@@ -51,11 +52,12 @@ class Console(Frame[Leave]):
         self, source: Source, look: Look | None = None,
         *, session: Session | None = None, summary: Path | None = None, listed: bool = False,
         painted: Callable[[], object] = lambda: None, uploaded: bool = False,
+        driver: type[Driver] | None = HangupSafeDriver,
     ) -> None:  # fmt: skip
         """`session` is that of a run of this process; `summary` is where that of another run is; `listed` whether it
         was chosen in a list that is gone back to; `painted` is called when there is something on the screen; where the
         run is `uploaded` at its end, the screen is left then."""
-        super().__init__(look)
+        super().__init__(look, driver=driver)
         self.source = source
         self.who = f"{user_name()} at the console"
         self._session = session

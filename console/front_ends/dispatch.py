@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from interlock.console.front_ends import headless
 from interlock.console.front_ends.exposing import exposed
 from interlock.console.front_ends.headless import Handler, handling, say
+from interlock.console.front_ends.web import in_browser
 from interlock.console.notifying import filled, notify
 from interlock.console.sources.session import Session, Work
 from interlock.console.streams import JsonLog
@@ -41,6 +42,8 @@ from interlock.engine.standing.judgement import judge, left_behind
 from interlock.widgets.formats import clock
 
 if TYPE_CHECKING:
+    from textual.driver import Driver
+
     from interlock.console.form import Filled
     from interlock.console.sources.journal import Watched
     from interlock.console.sources.runs import RunList
@@ -254,7 +257,8 @@ def watch_journal(
     was `listed` is left for its list by escape too."""
     from interlock.console.sources.journal import Replayed, Watched
 
-    if not takes_screens():
+    paged = in_browser()
+    if not paged and not takes_screens():
         if speed is not None:
             raise UsageError("--speed replays on a screen: drop it to have the run in lines")
         with closing(Watched(run)) as source:
@@ -265,13 +269,13 @@ def watch_journal(
 
     look = look_of(configuration)
     source = Replayed(run, speed) if speed is not None else Watched(run, steered=not look.readonly)
-    app = Console(source, look, summary=source.path.with_name(SUMMARY), listed=listed)
+    app = Console(source, look, summary=source.path.with_name(SUMMARY), listed=listed, driver=_driver(paged))
     try:
-        with quiet_descriptors():
+        with nullcontext() if paged else quiet_descriptors():
             app.run()
     finally:
         source.close()
-    if not listed and not app.next:
+    if not paged and not listed and not app.next:
         say(f"interlock: {safe(source.parting, LONG)}")
     return app.next
 
@@ -304,10 +308,11 @@ def list_runs(configuration: Configuration, runs: "RunList") -> Sequence[str]:
     from interlock.console.apps.base import Runs
     from interlock.console.look import look_of
 
-    look, chosen, told = look_of(configuration), None, ""
+    look, paged, chosen, told = look_of(configuration), in_browser(), None, ""
+    driver = _driver(paged)
     while True:
-        app = Runs(look, runs, chosen, told)
-        with quiet_descriptors():
+        app = Runs(look, runs, chosen, told, driver=driver)
+        with nullcontext() if paged else quiet_descriptors():
             app.run()
         words, told = app.next, ""
         if words[:1] != ["watch"]:
@@ -318,8 +323,19 @@ def list_runs(configuration: Configuration, runs: "RunList") -> Sequence[str]:
                 words = watch_journal(chosen, None, configuration, listed=True)
             except InterlockError as error:  # it went meanwhile, or was damaged
                 words, told = (), str(error)
-        if words:
+        if words or getattr(driver, "closed", False):
             return words
+
+
+def _driver(paged: bool) -> "type[Driver]":
+    """Choose what draws for a page, or on the terminal."""
+    if paged:
+        from interlock.console.terminal.page import PageDriver
+
+        return PageDriver
+    from interlock.console.terminal.driver import HangupSafeDriver
+
+    return HangupSafeDriver
 
 
 def set_up(configuration: Configuration, filled: "Filled | None" = None, failed: str = "") -> "Filled | None":
