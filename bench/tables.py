@@ -237,6 +237,14 @@ def growth(found: Any) -> Iterator[Row]:
         yield "small chunks, planned", f"{big['small_chunks']:,}", seconds, mib, "", beside
 
 
+def forms(found: Any) -> Iterator[Row]:
+    for each in (found or {"forms": []})["forms"]:
+        last = each["sizes"][-1]
+        peaks = (f"{last[name] / 2**20:.0f}" for name in ("VmHWM", "RssAnon"))
+        a_row = met_or_bold(f"{each['VmHWM a row']:.0f}", each["VmHWM a row"] <= found["flat"])
+        yield each["form"], f"{last['rows']:,}", each["us a row"], *peaks, a_row, f"{each['RssAnon a row']:.0f}"
+
+
 def late(*found: Any) -> Iterator[Row]:
     """What re-ordering by token vectors is worth in each form, on each collection."""
     there = [each for each in found if each]
@@ -311,6 +319,9 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "campaigns": lambda: figures(["campaign", "", "trials", "tried", "failures"], ["campaigns"], campaigns),
     "growth": lambda: figures(
         ["of", "largest", "CPU s", "peak MiB", "exponent, time", "exponent, memory"], ["growth"], growth
+    ),
+    "forms": lambda: figures(
+        ["form", "rows", "CPU µs a row", "peak MiB", "of it anonymous", "bytes a row", "anonymous"], ["forms"], forms
     ),
     "time left": lambda: figures(
         ["runs", "moments with a word", "error", "of the whole run", "bias", "band", "held"],

@@ -22,6 +22,7 @@ SCRIPTS = {
     "cluster": ["--quick"],
     "encode": ["--quick"],
     "eta": ["--quick"],
+    "forms": ["--quick"],
     "kernels": ["--quick"],
     "law": ["--quick"],
     "memory": ["--quick"],
