@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench import corpora, evidence, machine
+from bench import evidence, machine
 from bench.growths import Ground
 from tests import builders
 
@@ -40,7 +40,7 @@ Rows = Iterator[Row]
 
 def rows_of(count: int) -> Rows:
     """So many rows of distinct texts, the same each time."""
-    words = [word for text in corpora.texts_of(None, few=True) for word in text.split()]
+    words = builders.WORDS * 2  # in the vocabulary of the tiny model: one token each
     for n in range(count):
         at = 7 * n % (len(words) - 11)
         yield {"id": f"r{n}", "text": " ".join([str(n), *words[at : at + 9 + n % 3]]), "source": f"page {n // 100}"}
@@ -175,10 +175,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     wanted = [(form, packing) for form in options.forms for packing in options.packings]
     wanted = [(form, packing) for form, packing in wanted if not packing or form in PACKED]
     with tempfile.TemporaryDirectory() as made:
-        ground, most = Ground(Path(made)), max(options.rows)
-        found = [measured(ground, *each, options.rows) for each in wanted]
-        if options.most > most:
-            found += [measured(ground, form, "", [most, options.most]) for form in options.largest]
+        ground = Ground(Path(made))
+        found = [measured(ground, *each, options.packed if each[1] else options.rows) for each in wanted]
     return {"machine": {**about, "load_after": machine.load()}, "flat": FLAT, "forms": found, "goals": {
         f"bytes a row, {each['form']}, to {each['sizes'][-1]['rows']:,}": machine.goal(
             each["VmHWM a row"], FLAT, at_most=True
@@ -200,7 +198,8 @@ if __name__ == "__main__":
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=[*FORMS], metavar="FORM")
     parser.add_argument("--packings", nargs="+", choices=("", ".gz", ".zst"), default=("", ".gz", ".zst"), metavar="P")
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000], metavar="N")
-    parser.add_argument("--largest", nargs="*", choices=FORMS, default=["JSON lines", "Parquet"], metavar="FORM")
-    parser.add_argument("--most", type=int, default=10_000_000, metavar="N", help="rows of the --largest forms")
-    machine.quick(parser, rows=[1_000, 2_000], packings=[""], most=0)
+    parser.add_argument(
+        "--packed", type=int, nargs="+", default=[100_000, 300_000], metavar="N", help="rows that are packed"
+    )
+    machine.quick(parser, rows=[1_000, 2_000], packings=[""])
     evidence.gather(parser, measure, show, SOURCES)

@@ -237,8 +237,8 @@ def growth(found: Any) -> Iterator[Row]:
         yield "small chunks, planned", f"{big['small_chunks']:,}", seconds, mib, "", beside
 
 
-def forms(found: Any) -> Iterator[Row]:
-    for each in (found or {"forms": []})["forms"]:
+def forms(*found: Any) -> Iterator[Row]:
+    for each in [form for result in found if result for form in result["forms"]]:
         last = each["sizes"][-1]
         peaks = (f"{last[name] / 2**20:.0f}" for name in ("VmHWM", "RssAnon"))
         a_row = met_or_bold(f"{each['VmHWM a row']:.0f}", each["VmHWM a row"] <= found["flat"])
@@ -321,7 +321,9 @@ PARTS: dict[str, Callable[[], Figures]] = {
         ["of", "largest", "CPU s", "peak MiB", "exponent, time", "exponent, memory"], ["growth"], growth
     ),
     "forms": lambda: figures(
-        ["form", "rows", "CPU µs a row", "peak MiB", "of it anonymous", "bytes a row", "anonymous"], ["forms"], forms
+        ["form", "rows", "CPU µs a row", "peak MiB", "of it anonymous", "bytes a row", "anonymous"],
+        ["forms", "forms-large"],
+        forms,
     ),
     "time left": lambda: figures(
         ["runs", "moments with a word", "error", "of the whole run", "bias", "band", "held"],
