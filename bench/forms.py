@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +173,13 @@ def measured(ground: Ground, form: str, packing: str, sizes: Sequence[int]) -> d
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     about = machine.describe()
-    wanted = [(form, packing) for form in options.forms for packing in options.packings]
+    wanted = [(form, packing) for packing in options.packings for form in options.forms]
     wanted = [(form, packing) for form, packing in wanted if not packing or form in PACKED]
-    with tempfile.TemporaryDirectory() as made:
+    found = []
+    with tempfile.TemporaryDirectory() as made, suppress(KeyboardInterrupt):  # keeps what there is
         ground = Ground(Path(made))
-        found = [measured(ground, *each, options.packed if each[1] else options.rows) for each in wanted]
+        for each in wanted:
+            found.append(measured(ground, *each, options.packed if each[1] else options.rows))
     return {"machine": {**about, "load_after": machine.load()}, "flat": FLAT, "forms": found, "goals": {
         f"bytes a row, {each['form']}, to {each['sizes'][-1]['rows']:,}": machine.goal(
             each["VmHWM a row"], FLAT, at_most=True
