@@ -179,6 +179,24 @@ def test_an_answer_that_was_lost_costs_a_second_request_and_no_second_point(uplo
     assert (report.points, report.retries) == (ROWS, 1)
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_port_of_this_machine_that_refuses_is_told_soon_unless_a_server_answered_there(upload, answered):
+    left = [9]
+
+    def refuse(request):
+        if left[0] and (request.method == "PUT" or not answered):
+            left[0] -= 1
+            raise httpx.ConnectError("[Errno 111] Connection refused")
+
+    upload.seen = refuse
+    if answered:  # it is started again, and is waited for
+        assert upload().retries == 9
+        return
+    with pytest.raises(UnavailableError, match="nothing listens at http://localhost:6333: start Qdrant there, or"):
+        upload()
+    assert sum(upload.clock.slept) < 5
+
+
 def test_a_server_that_says_when_to_come_back_is_left_alone_until_then(upload):
     upload.bridge.before = failing(2, refusal(429, "busy", **{"Retry-After": "17"}))
     upload()

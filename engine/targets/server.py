@@ -1,9 +1,9 @@
 """A Qdrant server through its own typed client: every request in one place, repeated while it is worth it.
 
 What may pass (no connection, no whole answer in time, 5xx, 429, an answer of another form) is tried again for as long
-as the patience lasts; what would be refused again is told at once, and a right that a key lacks by its name. Points go
-over gRPC where the server's port is known to be that of the same collection (`grpc_port`); whatever gRPC does not do,
-REST does.
+as the patience lasts; what would be refused again is told at once, a port of this machine where nothing listens within
+seconds, and a right that a key lacks by its name. Points go over gRPC where the server's port is known to be that of
+the same collection (`grpc_port`); whatever gRPC does not do, REST does.
 """
 
 import json
@@ -13,7 +13,9 @@ import ssl
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from errno import ECONNREFUSED
 from functools import partial
+from math import inf
 from threading import local
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +35,8 @@ LARGEST = 256 << 20
 OLDEST = (1, 16)
 """The version from which collections keep metadata."""
 LONGEST_REASON = 300
+REFUSALS = 3
+"""Refused connections after which a port of this machine that never answered is asked a last time, in four seconds."""
 ITS_VERSION = "its version"
 READ, WRITE, MANAGE = "read access to the collection", "write access to the collection", "global manage access"
 """What a key has to have for a request."""
@@ -65,6 +69,7 @@ class QdrantServer(AbstractContextManager["QdrantServer"]):
         self.address, self.key, self.patience = address, key, patience
         self.here = _Request()
         self._written = False
+        self._refusals: float = REFUSALS if address.loopback else inf
         hooks = {"request": [self._measure], "response": [self._bound]}
         self.client = self.connected(key, transport=transport, event_hooks=hooks)
 
@@ -111,6 +116,7 @@ class QdrantServer(AbstractContextManager["QdrantServer"]):
         """Have the answer read with a bound."""
         import httpx
 
+        self._refusals = inf  # it is there, and what is started again comes back
         self.here.pause = response.headers.get("Retry-After", "")
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise ValueError("packed")
@@ -300,6 +306,11 @@ class QdrantServer(AbstractContextManager["QdrantServer"]):
         hopeless = isinstance(source, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.TooManyRedirects)
         if hopeless or "CERTIFICATE_VERIFY_FAILED" in said:
             return UsageError(f"{self.address.url} cannot be asked ({said}): check the URL, or set SSL_CERT_FILE")
+        self._refusals -= f"[Errno {ECONNREFUSED}]" in said
+        if self._refusals < 0:
+            return UnavailableError(
+                f"nothing listens at {self.address.url}: start Qdrant there, or name the URL where it listens"
+            )
         return TransientError(said)
 
     def shown(self, said: object) -> str:
