@@ -189,7 +189,7 @@ async def test_what_costs_something_is_shown_first_and_pending_until_the_engine_
         await pilot.press("y")
         assert asked(recorded) == [("cpu_fallback", "no")]
         await pilot.press("x")
-        assert "batches on cuda:" in whole(app)
+        assert "Current leases end" in whole(app)
         await pilot.press("y", "P")
         assert "side by side*" in text_of(app)[0] and "PAUSING" in text_of(app)[0]
         assert {each.who for each in recorded.controls.pending()} == {app.who}
@@ -375,7 +375,7 @@ async def test_the_end_of_a_run_is_summed_up_once_what_lies_over_it_is_answered(
     assert app.return_value is Leave.OVER
 
 
-async def test_events_are_narrowed_while_one_types_opened_filtered_and_exported(recorded):
+async def test_events_are_narrowed_while_one_types_opened_and_filtered(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
         listed = app.main._events.listed
@@ -396,10 +396,9 @@ async def test_events_are_narrowed_while_one_types_opened_filtered_and_exported(
         assert "q Quit" in text_of(app)[-1]
         await pilot.press("enter", "enter")
         assert isinstance(app.screen, EventScreen) and "rung" in whole(app)
-        await pilot.press("escape", "slash", "end", "space", *"mitigation:", "enter", "e")
+        await pilot.press("escape", "slash", "end", "space", *"mitigation:", "enter")
         assert "/smaller mitigation:" in whole(app)
-        (file,) = recorded.directory.path.glob("events-*.txt")
-        assert file.read_text().count("\n") == len(listed()) > 3
+        assert len(listed()) > 3
 
 
 async def test_what_went_wrong_is_counted_until_a_key_shows_it(recorded):
@@ -705,14 +704,12 @@ async def test_the_past_of_a_watched_run_is_gone_through_by_keys_that_a_run_of_i
         assert source.position == now - source.step
         await pilot.press("x", "S")
         assert "this is the past" in text_of(app)[-1] and isinstance(app.screen, Main)
-        await pilot.press("m", "N", "N")
+        await pilot.press("N", "N")
         wrong = app.main._events.chosen
         assert wrong.severity in ("warning", "error") or wrong.word == "mitigation"
         assert f"at {duration(source.position)} " in text_of(app)[0]
         await pilot.press("n", "left_square_bracket")
         assert source.position < source._past.times[wrong.seq]
-        await pilot.press("M")
-        assert source.position == now - source.step
         await pilot.press("home", "space")
         assert not source.paused and source.position < now / 2
         await pilot.press("end")

@@ -6,8 +6,6 @@ from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, several
 from interlock.engine.standing.health import goes_on
 from interlock.engine.standing.outlook import time_left
-from interlock.widgets.formats import clock
-from interlock.widgets.panes.events import Line
 
 
 def label(
@@ -73,8 +71,3 @@ def stopping(snapshot: Snapshot) -> list[str]:
         f"{done:,} of {several(of, 'batch', 'batches')} committed{time}.",
         "Committed batches are kept, whatever you choose.",
     ]
-
-
-def exported(line: Line) -> str:
-    """Write an event as it stands in a file: in UTC, with its severity and its kind."""
-    return f"{clock(line.at, '%Y-%m-%dT%H:%M:%SZ', utc=True)} {line.severity:<7} {line.word:<10} {line.text}"
