@@ -164,12 +164,15 @@ def raw(path: Path, opener: Callable[[str, int], int]) -> RawIOBase:
 def walk(
     place: Path, onerror: Callable[[OSError], object] | None = None
 ) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder with the names of those in it, which may be cut to go into fewer, and of its files.
+    """Yield each folder but for those of runs, with the names of those in it, which may be cut to go into fewer, and of
+    its files.
 
     Raises FileNotFoundError for one in storage that holds nothing: it has no folders of its own.
     """
     if not isinstance(place, Url):
-        yield from ((Path(folder), folders, names) for folder, folders, names in os.walk(place, onerror=onerror))
+        for folder, folders, names in os.walk(place, onerror=onerror):
+            if not _is_run(folders, names):
+                yield Path(folder), folders, names
         return
     tree: dict[tuple[str, ...], tuple[dict[str, None], list[str]]] = {}
     for name in _insist(place, _names):
@@ -183,8 +186,16 @@ def walk(
     while left:
         above_all = left.pop()
         inner, names = tree[above_all]
-        yield place.joinpath(*above_all), (folders := list(inner)), names
+        if not _is_run(folders := list(inner), names):
+            yield place.joinpath(*above_all), folders, names
         left += [(*above_all, folder) for folder in reversed(folders)]
+
+
+def _is_run(folders: list[str], names: list[str]) -> bool:
+    """Whether a folder is what a run wrote, of which nothing is input; then it is left."""
+    if found := {"run.json", "journal.jsonl"}.issubset(names):
+        folders.clear()
+    return found
 
 
 class ObjectReader(RawIOBase):

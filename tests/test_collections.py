@@ -1,7 +1,9 @@
 """Which directories are collections, what Qdrant will call them, and which names are never followed."""
 
 import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,10 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Settings, embed, plan
+from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover, overlooked, qdrant_name, refuse_path
+from interlock.engine.corpus.corpus import read_corpus
+from interlock.engine.corpus.rereading import reread
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import Refusal
 from tests.builders import ROOT, corpus, interlock, unprivileged
+
+PINNED = "b77901d4b5b0f53ad63c362a6ee00e78dfe401cf997910671b74155eaa065273"
+"""The SHA-256 of ids that records had before directories gave them fields."""
 
 
 def refused(root, name="Docs"):
@@ -68,26 +76,92 @@ def test_a_chunk_file_beside_collections_makes_one_of_all_and_is_warned_of(tmp_p
     assert said.endswith("move them into a directory of their own to have Docs; More as collections")
 
 
-def test_files_that_only_look_like_chunk_files_are_told(tmp_path):
+def test_files_that_are_not_read_are_counted_by_their_endings_in_one_line(tmp_path):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
     (root / ".venv" / "deep").mkdir(parents=True)
-    for name in ("Docs/a.json", "Docs/b.JSONL", "c.parquet", "d.tsv", "Docs/readme.md", ".venv/deep/a.json"):
+    (root / "Docs" / "pictures").mkdir()
+    for name in ("a.json", "b.JSONL", "x.tar.gz", "pictures/1.png", "pictures/2.PNG", "pictures/notes", ".hidden.csv"):
+        (root / "Docs" / name).write_text("[]")
+    for name in ("c.parquet", ".venv/deep/a.json", "Docs/README.md", "LICENSE", "_SUCCESS", "Docs/.a.jsonl.crc"):
         (root / name).write_text("[]")
-    assert list(overlooked(root, discover(root))) == [
-        "4 files not read (Docs/a.json; Docs/b.JSONL; c.parquet and 1 more): chunk files (*_chunks.json, *.jsonl) are, "
-        "where there are some, else tables, else other JSON; name a file of these forms alone to read it"
-    ]
+    (said,) = overlooked(root, discover(root))
+    assert said.startswith(
+        "7 files not read (1 .json, 1 .jsonl, 1 .parquet, 2 .png, 1 .tar.gz, 1 without ending; first Docs/a.json): "
+        "chunk files (*_chunks.json, *.jsonl) are, where there are some, else tables, else other JSON; name such a file"
+    )
+    for kind in range(8):
+        (root / "Docs" / f"x.{kind}").touch()
+    assert "1 .0, 1 .1, 8 other; first" in next(overlooked(root, discover(root)))
 
 
-def test_tables_in_forms_that_are_not_read_and_values_in_names_of_partitions_are_told(tmp_path):
-    root = corpus(tmp_path / "in", {"Events": {"year=2023/a.jsonl": ["a"], "year=2024/a.jsonl": ["b"]}})
-    (told,) = overlooked(root, discover(root))
-    assert told.startswith("no field comes of a partition's name (year=2023; year=2024): write the table without part")
-    assert any("(year=2023; year=2024)" in each for each in overlooked(root / "Events", discover(root / "Events")))
-    for name in ("b.csv.bz2", "c.XLSX", "readme.md"):
-        (root / "Events" / name).write_bytes(b"x")
-    said, _ = overlooked(root, discover(root))
-    assert said.startswith("2 files not read (Events/b.csv.bz2; Events/c.XLSX): ")
+def test_what_runs_wrote_is_no_input(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    embed(root, Settings(roster=[tiny_a], out=tmp_path / "runs"), progress="none")
+    shutil.copytree(tmp_path / "runs", root / "Docs" / "old")
+    assert (discover(root)[0].files, [*overlooked(root, discover(root))]) == (("a_chunks.json",), [])
+
+
+def test_a_hidden_chunk_file_is_read_as_any_other(tmp_path):
+    root = corpus(tmp_path / "in", {"Docs": {".hidden.jsonl": ["a"], "deep/.more/b.jsonl": ["b"]}})
+    assert discover(root)[0].files == (".hidden.jsonl", "deep/.more/b.jsonl")
+
+
+def test_a_quiet_run_tells_what_is_not_read_and_ends_well(tmp_path, tiny_a):
+    root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
+    (root / "Docs" / "a.txt").write_text("a text")
+    done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=0)
+    (line,) = done.stderr.splitlines()
+    assert "warning: 1 file not read (Docs/a.txt)" in line
+
+
+def test_a_collection_is_named_in_either_form_of_unicode(tmp_path):
+    root = corpus(tmp_path / "in", {"Caf\u00e9": {"a_chunks.json": ["a"]}, "Tee": {"a_chunks.json": ["a"]}})
+    assert [each.name for each in discover(root, ["Cafe\u0301"])] == ["Caf\u00e9"]
+
+
+def test_what_directories_say_as_partitions_are_fields_of_each_record(tmp_path):
+    files = {"year=2023/lang=d%C3%A9/a.jsonl": ["a"], "year=__HIVE_DEFAULT_PARTITION__/a=b=c/x=/a.jsonl": ["b"]}
+    root = corpus(tmp_path / "in", {"Events": files | {"year=7/b.jsonl": [{"text": "c", "year": 7, "k": 1}]}})
+    (found,) = discover(root)
+    records = {each.text: json.loads(each.record) for each in ChunkReader(found)}
+    assert records == {
+        "a": {"year": "2023", "lang": "d\u00e9"},
+        "b": {"year": None, "a": "b=c", "x": ""},
+        "c": {"year": 7, "k": 1},
+    }
+    assert not [*overlooked(root, [found])]
+    (told,) = [each for each in overlooked(root / "Events", discover(root / "Events")) if "partition" in each]
+    assert told.endswith(f"name the directory above {root / 'Events'} to have them as one")
+    inner = {each.name: [json.loads(one.record) for one in ChunkReader(each)] for each in discover(root / "Events")}
+    assert inner["year=2023"] == [records["a"]]
+
+
+def test_a_field_of_the_record_wins_over_its_directory_and_a_difference_is_told(tmp_path):
+    rows = [{"text": "a", "n": 1}, {"text": "b", "n": None}, {"text": "c", "n": "1"}, {"text": "d", "n": True}]
+    root = corpus(tmp_path / "in", {"Docs": {"n=1/a.jsonl": rows, "n=2/n=1/b.jsonl": ["e"]}})
+    reader = ChunkReader(discover(root)[0])
+    assert [json.loads(each.record)["n"] for each in reader] == [1, None, "1", True, "2"]
+    (told,) = reader.counts.told("Docs")
+    said = "Docs: a directory says n=1 above None of n=1/a.jsonl record 2, which is kept: rename it, or drop the field"
+    assert told == said
+
+
+def test_records_that_their_partition_alone_tells_apart_are_all_kept(tmp_path):
+    row = {"text": "a", "metadata": {"chunk_id": "k", "source_path": "s"}}
+    names = {f"lang={lang}/a.jsonl": [row, row] for lang in ("de", "en", "fr", "it")}
+    chunks = list[Chunk]()
+    corpus_of = read_corpus(discover(corpus(tmp_path / "in", {"Docs": names})), lambda _: None, chunks.append)
+    assert [json.loads(each.record)["lang"] for each in chunks] == ["de", "en", "fr", "it"]
+    assert chunks[0].chunk_id == "k" and len({each.point_id for each in chunks}) == 4
+    assert (corpus_of.rows[0].counts.same, list(reread(corpus_of.rows[0], corpus_of.digests))) == (4, chunks)
+
+
+def test_a_field_of_a_directory_changes_no_id(tmp_path):
+    rows = [{"text": "a", "id": 1}, {"text": "b"}, {"text": "b"}, {"text": "c", "metadata": {"chunk_id": "k"}}]
+    rows += [{"text": "d", "page": 2, "metadata": {"chunk_id": "k"}}, {"text": "b", "metadata": {"source_path": "s"}}]
+    root = corpus(tmp_path / "in", {"Docs": {"part=1/a.jsonl": rows, "part=2/a.jsonl": rows}})
+    found = [(each.text, each.chunk_id, each.point_id) for each in ChunkReader(discover(root)[0])]
+    assert hashlib.sha256(json.dumps(found).encode()).hexdigest() == PINNED
 
 
 def test_a_hidden_directory_with_chunk_files_is_warned_of(tmp_path, tiny_a):

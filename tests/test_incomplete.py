@@ -111,6 +111,7 @@ WAYS = {
     "a file that is allowed": Way(
         beside(b"["), "1 file refused (b_chunks.json", "completed", 0, ("--max-refused", "0,files")
     ),
+    "a file, with what allows it": Way(beside(b"["), "or allow it with --max-refused 0,files"),
     "the same under --strict": Way(
         beside(b"["), "1 file refused", "completed", 3, ("--max-refused", "0,files", "--strict")
     ),

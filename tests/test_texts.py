@@ -115,6 +115,26 @@ def test_rows_that_are_objects_keep_all_their_fields(tmp_path):
         assert json.loads(found.payload) == ({"page": 1} if number > 3 else {})
 
 
+def test_documents_and_objects_of_any_class_keep_all_that_json_can_hold(tmp_path):
+    parts = {"text": "a", "id": "k", "lang": "de", "when": datetime.date(2024, 1, 2), "page": None}
+    made = dataclasses.make_dataclass("Made", [*parts, "metadata"])(**parts, metadata={"m": 1})
+    plain = type("Plain", (), {})()
+    vars(plain).update(parts, metadata=SimpleNamespace(to_dict=lambda: {"m": 1}), _own=1, odd=object())
+    bare = type("Bare", (), {})()
+    vars(bare).update(parts)
+    known = SimpleNamespace(page_content="a", id_="k", type="Document", metadata={"m": 1}, node_id="n")
+    for number, each in enumerate((made, plain, bare, known)):
+        (found,) = read([each], tmp_path / str(number))
+        assert (found.text, found.chunk_id) == ("a", "k")
+        assert json.loads(found.payload) == ({} if each is bare else {"m": 1})
+        others = (
+            {"type": "Document", "node_id": "n"}
+            if each is known
+            else {"lang": "de", "when": "2024-01-02", "page": None}
+        )
+        assert json.loads(found.record) == {**others, "id": "k"}
+
+
 class Parsed(str):
     """A text of a class of its own, as Beautiful Soup and lxml give them."""
 

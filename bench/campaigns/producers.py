@@ -181,7 +181,7 @@ def _tables(kind: str, room: Room, report: Report) -> None:
         (place / name).write_bytes(data)
         (found,) = discover(place.parent)
         (rows,) = read_corpus([found], lambda _: None).rows
-        told = name in found.unread if number == 0 else rows.refusals.broken == 1
+        told = name in found.unread.first.values() if number == 0 else rows.refusals.broken == 1
         report.tried[f"{kind} {'refused' if number else 'told'}"] += 1
         report.wrong += [f"{name} of {kind} is not told"] * (not told or rows.chunks != 3)
 

@@ -13,13 +13,23 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from interlock.engine.corpus.collections import Collection
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.forms import form_of
-from interlock.engine.corpus.identity import Counts, IdentityMaker, digest_of, large_in, named
-from interlock.engine.corpus.naming import BEIR, NOTHING, TEXTS, Naming, Said, found_in, looked_up, other, unnamed
+from interlock.engine.corpus.identity import (
+    UNUSED,
+    Counts,
+    IdentityMaker,
+    digest_of,
+    joined,
+    large_in,
+    named,
+    partitions_above,
+)
+from interlock.engine.corpus.naming import BEIR, TEXTS, Naming, Said, found_in, looked_up, other, spelt, unnamed
 from interlock.engine.corpus.records import TOO_DEEP, cause, depth_of, records
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import safe
 
+NOTHING = Said()
 MAX_DEPTH = 110  # the store takes deeper metadata, but never gives it back
 RECORD = "record"
 """The name in a payload under which a record's other fields are kept."""
@@ -103,6 +113,8 @@ class ChunkReader:
         """The file and the record that were read last."""
         self.identities = IdentityMaker(collection.qdrant_collection, by_ordinal=collection.by_ordinal)
         self._bad: tuple[bytes | None, str] = (None, "")
+        self._partitions = list[tuple[str, str | None]]()  # what the directories above the file say
+        self._without_id = False
         self._example = b""  # what the first record has beside its text
 
     @property
@@ -131,6 +143,8 @@ class ChunkReader:
         # One was taken; the file itself is refused; one is refused for more than no text, has one, is no object.
         used = whole = odd = filled = alien = False
         count = 0
+        self._partitions = partitions_above(path, within)
+        self._without_id = not (naming.id or naming.usual_ids or self.counts.unused)
         for number, data in records(path, within, partial(self.hashes.__setitem__, name), naming.texts):
             self.place = name, number or 0
             if form.is_table and number == 1 and (lack := _lack(data, naming)):  # so lacks each row below it
@@ -190,11 +204,18 @@ class ChunkReader:
         text = said.title if bare else f"{said.title} {record.text}" if said.title else record.text
         counts = self._counts_of(digest_of(text) if self.collection.shard else b"")
         counts.records += 1
-        known = self.identities.of(file, record.text, *fields, own=said.id)
+        known = self.identities.of(file, record.text, *fields, own=said.id, beside=self._partitions)
         if known is None:
             counts.same += 1
             return None
-        place = f"{safe(file, NAME)} record {number:,}" if bare or known.given else ""
+        among = fields[-1] if self._without_id and others and "chunk_id" not in fields[0] else {}
+        unused = next((name for name in UNUSED if named(among.get(name))), "") if among else ""
+        beside = (others, fields[-1] if others else {}, self._partitions)
+        others, unlike = joined(*beside) if self._partitions else (others, "")
+        place = f"{safe(file, NAME)} record {number:,}" if bare or known.given or unused or unlike else ""
+        counts.unlike = counts.unlike or (unlike and f"{unlike} of {place}")
+        if unused:
+            counts.unused, self._without_id = f"{unused} {place}", False
         if known.given:
             given, source, now = (safe(each, NAME) for each in (known.given, known.source, known.chunk_id))
             counts.renamed += 1
@@ -255,7 +276,7 @@ def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> 
         raise _Refused(f'no field "{name}" with an id{also}{there}: add it{otherwise}')
     title = looked_up(fields, inner, naming.title) if naming.title else None
     told = _decode(bytes(title), str, f"$.{naming.title}").strip() if title else ""
-    return Said(own, told, naming.title in fields or naming.title in inner)
+    return Said(own, told, any(spelt(naming.title, each) in each for each in (fields, inner)))
 
 
 def _fields(data: bytes, naming: Naming) -> dict[str, Raw]:
@@ -273,8 +294,9 @@ def _fields(data: bytes, naming: Naming) -> dict[str, Raw]:
         fields["text"] = fields.pop(usual)
         if "metadata" not in fields and bytes(fields.get("meta", b""))[:1] == b"{":
             fields["metadata"] = fields.pop("meta")
-    if wanted not in fields:
+    if (its := spelt(wanted, fields)) not in fields:
         raise _Refused(unnamed(fields, wanted))
+    fields[wanted] = fields.pop(its)
     return fields
 
 

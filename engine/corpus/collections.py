@@ -16,15 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from interlock.engine import storage
-from interlock.engine.corpus.forms import OTHERS, PACKINGS, READ, copies_in, form_of, stem_of
-from interlock.engine.corpus.naming import BEIR, USUAL, Naming, Shard
+from interlock.engine.corpus.forms import PACKINGS, PAGES, READ, Unread, copies_in, form_of, stem_of
+from interlock.engine.corpus.naming import BEIR, USUAL, Naming, Shard, spelt
 from interlock.engine.errors import UsageError, meant, near
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import argument, command, few, several
 
-ALIKE = (".md", ".html", ".pdf", ".docx")
-"""Endings, in any case, of files whose texts people may expect to be read, where there are no others."""
 CORPUS, QUERIES = (tuple(f"{name}.jsonl{packing}" for packing in ("", *PACKINGS)) for name in ("corpus", "queries"))
 """What BEIR's form calls its texts and its questions, beside `qrels`."""
 NOTHING = 9
@@ -42,8 +40,8 @@ class Collection:
     files: tuple[str, ...]
     refusals: tuple[Refusal, ...] = field(default=())
     within: Path = Path("/")
-    unread: tuple[str, ...] = ()
-    """Files beside them that hold texts, by their ending, and are not read."""
+    unread: Unread = field(default_factory=Unread)
+    """Files beside them that are not read."""
     naming: Naming = USUAL
     by_ordinal: bool = False  # equal texts without ids are told apart by their order alone, as earlier versions did
     shard: Shard | None = None  # the share of its texts that is taken
@@ -87,12 +85,12 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
         skipped = "".join(f"; {each}" for each in overlooked(root, found))
-        pages = any(name.lower().endswith((".txt", *ALIKE)) for name in _listed(root)[1])
-        if any(name.lower().endswith(ALIKE) for collection in found for name in collection.unread) or pages:
+        if any(kind in PAGES for kind in _not_read(root, found).files):
             words = ["chunk", argument(root), "--out", f"chunks/{entire.name}/pages.jsonl"]
             skipped += f"; to make a chunk file of documents use `{command(words)}`"
         raise UsageError(f"{root} has no chunk files or tables: name the directory above them ({READ}){skipped}")
     names = {collection.name for collection in found}
+    wanted = [spelt(name, names) for name in wanted]
     if missing := [name for name in wanted if name not in names]:
         hint = meant(missing[0], names)
         raise UsageError(f"no collection {', '.join(map(repr, missing))}{hint}: available {', '.join(sorted(names))}")
@@ -162,15 +160,12 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
         return
     here = root.resolve()
     entire = next((each for each in found if each.root == here), None)
-    unread = [name if entire else f"{each.name}/{name}" for each in found for name in each.unread]
     read_of = (form.rank for each in found for name in each.files[:1] if (form := form_of(name)))
     rank = min(read_of, default=NOTHING)
-    if not entire:
-        unread += [name for name in _listed(root)[1] if _is_alike(name, rank)]
-    if unread:
-        shown = few([printable(name) for name in sorted(unread)], 3)
+    if (unread := _not_read(root, found)).files:
         read = "chunk files (*_chunks.json, *.jsonl) are, where there are some, else tables, else other JSON"
-        yield f"{several(len(unread), 'file')} not read ({shown}): {read}; name a file of these forms alone to read it"
+        files, shown = several(unread.files.total(), "file"), printable(unread.told())
+        yield f"{files} not read ({shown}): {read}; name such a file alone, or make one of it (pages: interlock chunk)"
     for each in (each for each in found if each.naming == BEIR):
         what = "is a test collection of BEIR's form, so titles are put before texts and _id is the id"
         yield f"{printable(each.name)} {what}: name other fields with --text-field"
@@ -178,10 +173,8 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
     for place in sorted(each for each in splits if here in each.parents and (each / "dataset_dict.json").exists()):
         name = printable(str(place.relative_to(here)))
         yield f"the splits in {name} are one collection together: name that directory to have each as one"
-    folders = {part for each in found for name in each.files for part in Path(each.name, name).parts[:-1]}
-    if parts := sorted(part for part in folders if "=" in part):
-        said, instead = few([printable(part) for part in parts], 3), "pass what pandas reads to interlock.embed"
-        yield f"no field comes of a partition's name ({said}): write the table without partitions, or {instead}"
+    if not entire and (parts := [printable(each.name) for each in found if each.files and "=" in each.name]):
+        yield f"each partition is a collection ({few(parts, 3)}): name the directory above {root} to have them as one"
     if entire:
         if inner := sorted({Path(name).parts[0] for name in entire.files if "/" in name}):
             yield (
@@ -206,7 +199,7 @@ def _listed(root: Path) -> tuple[list[str], list[str]]:
     def refuse(error: OSError) -> None:
         raise error
 
-    _, folders, names = next(storage.walk(root, refuse))
+    _, folders, names = next(storage.walk(root, refuse), (root, [], []))
     return folders, names
 
 
@@ -214,7 +207,7 @@ def _collection(directory: Path, root: Path, rank: int) -> Collection:
     if refusal := refuse_path(directory, root):
         name = printable(directory.name)
         return Collection(name, "", directory, (), (Refusal(name, None, refusal),))
-    files, unread, refusals, beir = list[str](), list[str](), list[Refusal](), ""
+    files, unread, refusals, beir = list[str](), Unread(), list[Refusal](), ""
     with suppress(OSError):  # a directory that is closed; the walk itself refuses it
         if (directory / "qrels").exists() and any((directory / name).exists() for name in QUERIES):
             beir = next((name for name in CORPUS if (directory / name).exists()), "")
@@ -225,16 +218,29 @@ def _collection(directory: Path, root: Path, rank: int) -> Collection:
         if reason := refuse_path(path, root):
             refusals.append(Refusal(printable(relative), None, reason))
         elif beir and (relative in QUERIES or relative.startswith("qrels/")):
-            unread.append(relative)
+            unread.add(relative)
         elif _is_read(path.name, rank):
             files.append(relative)
     refused, naming = tuple(sorted(refusals, key=str)), BEIR if beir else USUAL
-    return Collection(directory.name, "", directory, tuple(sorted(files)), refused, root, tuple(unread), naming)
+    return Collection(directory.name, "", directory, tuple(sorted(files)), refused, root, unread, naming)
 
 
-def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: list[str]) -> Iterator[Path]:
-    """Files that are read, and every link to a directory (for `refuse_path` to judge), below `directory`; what only
-    may hold texts goes to `unread`."""
+def _not_read(root: Path, found: Sequence[Collection]) -> Unread:
+    """The files under `root` that are not read, in the collections `found` and beside them."""
+    unread, here = Unread(), root.resolve()
+    for each in found:
+        for kind, name in each.unread.first.items():
+            unread.add((each.root / name).relative_to(here).as_posix(), each.unread.files[kind])
+    if not any(each.root == here for each in found):
+        names = _listed(root)[1]
+        for name in names:
+            unread.see(Path(name), names)
+    return unread
+
+
+def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: Unread) -> Iterator[Path]:
+    """Files that are read, and every link to a directory (for `refuse_path` to judge), below `directory`; others are
+    counted in `unread`, but for those that are plainly nobody's texts."""
 
     def refuse(error: OSError) -> None:
         name = Path(os.fsdecode(error.filename or directory)).relative_to(directory).as_posix()
@@ -252,14 +258,10 @@ def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: list[str]
         for name in names:
             if _is_read(name, rank) and name not in copies:
                 yield folder / name
-            elif name in copies or _is_alike(name, rank):
-                unread.append((within / name).as_posix())
-
-
-def _is_alike(name: str, rank: int) -> bool:
-    """Whether a file may hold texts and is none of those that are read."""
-    alike = (*OTHERS, *ALIKE) if rank == NOTHING else OTHERS
-    return not _is_read(name, rank) and (form_of(name) is not None or name.lower().endswith(alike))
+            elif name in copies:
+                unread.add((within / name).as_posix())
+            else:
+                unread.see(within / name, names)
 
 
 def refuse_path(path: Path, root: Path) -> str | None:

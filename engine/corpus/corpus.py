@@ -316,7 +316,7 @@ def _tell_read(rows: Rows, corpus: Corpus, emit: Emit) -> None:
             same=rows.counts.same,
             renamed=rows.counts.renamed,
             refused_files=rows.refusals.broken,
-            unread=len(rows.collection.unread),
+            unread=rows.collection.unread.alike,
             seconds=round(rows.seconds, 3),
             elsewhere=rows.rest,
         )

@@ -8,14 +8,16 @@ import errno
 import gzip
 import hashlib
 import os
+import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from decimal import Decimal
 from io import BufferedIOBase, BufferedReader, RawIOBase
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
@@ -36,13 +38,18 @@ TABLES: dict[str, Layout] = {
 PACKINGS = (".gz", ".zst")
 READ = f"{', '.join((*(f'*{ending}' for ending in CHUNKS), *TABLES, '.json'))}, each also {' or '.join(PACKINGS)}"
 """What is said of the files that are read."""
-OTHERS = (
-    ".txt", ".tab", ".psv", ".jsonlines", ".json5", ".xlsx", ".xls", ".ods", ".parq", ".orc", ".avro",
-    ".bz2", ".xz", ".lz4", ".zip", ".7z", ".tar", ".tgz",
-)  # fmt: skip
-"""Endings, in any case, of files that may hold tables or texts, in forms that are not read."""
-BESIDE = ("dataset_info.json", "state.json", "dataset_dict.json")
+BESIDE = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
 """What `datasets` writes beside its tables."""
+PAGES = (".txt", ".md", ".html", ".pdf", ".docx")
+"""Endings of documents."""
+KINDS = 6
+"""Endings of files that are not read that are told apart."""
+_ASIDE = re.compile(
+    r"_SUCCESS|_(?:common_)?metadata|_(?:started|committed)_\d+|(?:README|LICEN[CS]E)(?:\.\w+)?|.*\.(?:crc|md5|sha\d+)"
+    r"|(?:md5|sha\d+)sums?(?:\.txt)?|dataset_(?:infos?|dict)\.json",
+    re.IGNORECASE,
+)
+_ENDING = re.compile(r"(?:\.\w{1,9})?\.(?:gz|zst|bz2|xz|lz4)$|\.\w{1,9}$", re.IGNORECASE)
 MAX_RECORD_BYTES = 4 << 20
 Found = tuple[int | None, bytes | str]
 """A record's number from 1 and its bytes, or why it is refused; without a number, why (the rest of) the file is."""
@@ -80,6 +87,39 @@ def form_of(name: str) -> FileForm | None:
         if lower.endswith(ending):
             return FileForm(layout, 1, packing, ending not in CHUNKS)
     return FileForm("list", 2, packing) if lower.endswith(".json") and lower not in BESIDE else None
+
+
+@dataclass
+class Unread:
+    """How many files of each ending are not read, and the first of them."""
+
+    files: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, files: int = 1) -> None:
+        """Count files that end as the first of them does, in whatever letters; of packed ones both endings."""
+        kind = ending[0].lower() if (ending := _ENDING.search(name)) else "without ending"
+        self.files[kind] += files
+        self.first[kind] = min(self.first.get(kind, name), name)
+
+    def see(self, path: PurePath, names: Collection[str]) -> None:
+        """Count a file unless it is plainly nobody's texts: hidden, or one with a mark, sums or a word on the `names`
+        that it stands among."""
+        saved = path.name == "state.json" and any(name.endswith(".arrow") for name in names)
+        if not (saved or _ASIDE.fullmatch(path.name) or any(part[0] == "." for part in path.parts)):
+            self.add(path.as_posix())
+
+    @property
+    def alike(self) -> int:
+        """How many have an ending of which others are read."""
+        return sum(files for kind, files in self.files.items() if form_of(f"_{kind}"))
+
+    def told(self) -> str:
+        """Say how many of which ending there are, those first of which others are read, and one of them by name."""
+        kinds = sorted(self.files, key=lambda kind: (form_of(f"_{kind}") is None, -self.files[kind], kind))
+        shown, total = [f"{self.files[kind]:,} {kind}" for kind in kinds[:KINDS]], self.files.total()
+        shown += [f"{sum(self.files[kind] for kind in kinds[KINDS:]):,} other"] * (len(kinds) > KINDS)
+        return f"{', '.join(shown)}; first " * (total > 1) + self.first[kinds[0]]
 
 
 def stem_of(name: str) -> str:

@@ -10,16 +10,19 @@ import hashlib
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.corpus.places import DIGEST, Numbered, windows
-from interlock.engine.record.words import several
+from interlock.engine.record.words import safe, several
 
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
 DIGITS = 12
@@ -68,6 +71,13 @@ def digest_of_texts(digests: Digests) -> str:
 SOURCES = ("source_path", "source_file", "filename")
 """Fields of the metadata that name a source, the first that does."""
 Fields = Mapping[str, object]
+Partition = tuple[str, str | None]
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""What stands in a directory's name for no value."""
+SIGNS = 80
+"""Signs of a field and its values that are told."""
+UNUSED = ("id", "_id", "doc_id", "chunk_id")
+"""What may be meant as the id of a record in a chunk file."""
 
 
 @dataclass
@@ -76,7 +86,8 @@ class Counts:
     `refused` those that are none, and `renamed` those whose chunk id another had; `first` says which that was and how
     it is known. `titled` have a field for the title, where one is named; of those that are `bare`, as the `first_bare`,
     it is the whole text. The first field with a whole number beyond 64 bits is `large`, with the record that it is of.
-    The chunks of other shards have so many `words`, where these are counted."""
+    The first where a directory's name says otherwise is `unlike`, and `unused` what may be an id and is not. The
+    chunks of other shards have so many `words`, where these are counted."""
 
     records: int = 0
     same: int = 0
@@ -88,6 +99,8 @@ class Counts:
     bare: int = 0
     first_bare: str = ""
     large: str = ""
+    unlike: str = ""
+    unused: str = ""
 
     @property
     def chunks(self) -> int:
@@ -111,6 +124,11 @@ class Counts:
         if self.large:
             number = f"{collection}: a whole number beyond 64 bits ({self.large} first)"
             yield f"{number} is a text in a store and on a server: write it as a text to have it so in files too"
+        if self.unlike:
+            yield f"{collection}: a directory says {self.unlike}, which is kept: rename it, or drop the field"
+        if self.unused:
+            name, place = self.unused.split(" ", 1)
+            yield f"{collection}: {name!r} of {place} is no id in a chunk file: add --id-field {name} to have it so"
 
 
 class IdentityMaker:
@@ -122,16 +140,17 @@ class IdentityMaker:
         self._taken = Numbered(np.dtype([("point", DIGEST), ("whole", "V8")]))
         self._numbers: dict[tuple[str, str], int] = {}
 
-    def of(self, file: str, text: str, *fields: Fields, own: str = "") -> ChunkIdentity | None:
+    def of(self, file: str, text: str, *fields: Fields, own: str = "", beside: object = ()) -> ChunkIdentity | None:
         """Identify the next record of `file` by its text, its metadata and its other fields, of which one may be its
-        `own` id; None for one that was there before with all of these."""
+        `own` id; None for one that was there before with all of these and what is true `beside`."""
         metadata = fields[0]
         source = next(filter(None, map(named, map(metadata.get, SOURCES))), file) if metadata else file
         given = own or named(metadata.get("chunk_id"))
         name = given or hashlib.sha256(text.encode()).hexdigest()[:32]
         held = msgspec.json.encode((text, fields), order="sorted")  # whatever the order of its fields
-        whole = (hash(held) or 1).to_bytes(8, "little", signed=True)
-        names = self._further(source, name, held, fields)
+        aside = msgspec.json.encode(beside) if given and beside else b""  # else the id would be another for it
+        whole = (hash(held + aside) or 1).to_bytes(8, "little", signed=True)
+        names = self._further(source, name, held, aside, fields)
         while True:
             point = point_of(self._collection, source, chunk_id := next(names))
             known = len(self._taken)
@@ -148,12 +167,14 @@ class IdentityMaker:
         """The ids of all points in order; none is given any more then."""
         return self._taken.records["point"]
 
-    def _further(self, source: str, name: str, held: bytes, fields: Sequence[Fields]) -> Iterator[str]:
+    def _further(self, source: str, name: str, held: bytes, aside: bytes, fields: Sequence[Fields]) -> Iterator[str]:
         """The ids of a record of this name, each for where the one before is another's."""
         yield name
         if said := sorted(each for one in fields for each in _said(one)):
             yield f"{name}-{_digest(msgspec.json.encode(said))}"
         yield (whole := f"{name}-{_digest(held)}")
+        if aside:
+            yield f"{name}-{_digest(held + aside)}"
         yield from self._numbered(source, whole)
 
     def _numbered(self, source: str, name: str) -> Iterator[str]:
@@ -161,6 +182,34 @@ class IdentityMaker:
         for ordinal in count(self._numbers.get((source, name), 1) + 1):
             self._numbers[source, name] = ordinal
             yield f"{name}-{ordinal}"
+
+
+def partitions_above(path: Path, within: Path) -> list[Partition]:
+    """Return the fields and values that the names of directories between a file and `within` say (`lang=de`), as Hive
+    has them: percent signs for others, no value under its name for that."""
+    folders = path.parent.relative_to(within).parts if within in path.parents else ()
+    parted = (map(_unquoted, each.split("=", 1)) for each in folders if "=" in each[1:])
+    return [(name, None if value == NULL else value) for name, value in parted]
+
+
+def _unquoted(text: str) -> str:
+    with suppress(UnicodeDecodeError):
+        return unquote(text, errors="strict")
+    return text
+
+
+def joined(others: bytes, fields: Fields, partitions: Sequence[Partition]) -> tuple[bytes, str]:
+    """Add what directories say to the object `others`, a record's own `fields` beside text and metadata; and say which
+    of it is not what the record has, which is kept."""
+    added, unlike = dict[str, object](), ""
+    for name, value in partitions:
+        held = fields.get(name, added.get(name))
+        if name not in fields and name not in added:
+            added[name] = value
+        elif str(held).lower() != str(value).lower():  # 1 is "1", true "true"
+            unlike = unlike or safe(f"{name}={value} above {held}", SIGNS)
+    more = msgspec.json.encode(added)
+    return others[:-1] + b"," * bool(others and added) + more[bool(others) :], unlike
 
 
 def named(value: object) -> str:

@@ -7,10 +7,11 @@ without the names in it; and which shard of a run a text falls to, where one is 
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
+from unicodedata import normalize
 
 import msgspec
 from msgspec import Raw
@@ -76,9 +77,6 @@ class Said:
     titled: bool = False
 
 
-NOTHING = Said()
-
-
 def unnamed(fields: Mapping[str, Raw], wanted: str) -> str:
     """Say that a record has no field `wanted`: what it has instead, with a sample of each, and which may be meant."""
     if not (there := found_in(fields)):
@@ -133,9 +131,17 @@ def _sample(value: bytes) -> str:
     return safe(said if isinstance(said, str) else value.decode(errors="replace"), SIGNS)
 
 
+def spelt(name: str, there: Iterable[str]) -> str:
+    """Return the one that is called so where none is in these signs alone, but in those that Unicode holds for the
+    same, as names of files may be on a Mac; else the name as it is."""
+    if name.isascii() or name in there:
+        return name
+    return next((each for each in there if normalize("NFC", each) == normalize("NFC", name)), name)
+
+
 def looked_up(fields: Mapping[str, Raw], metadata: Mapping[str, Raw], name: str) -> Raw | None:
     """Return the field of a record, else of its metadata, that is called so; None where both are null or not there."""
-    found = (each[name] for each in (fields, metadata) if name in each)
+    found = (each[its] for each in (fields, metadata) if (its := spelt(name, each)) in each)
     return next((value for value in found if bytes(value) != b"null"), None)
 
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, bounded, lost, read_bytes
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import human_bytes, safe, several
 
 ROWS = 1000
 """Rows that are turned into Python at once."""
@@ -73,6 +73,9 @@ def rows_of_cells(handle: BufferedReader, *, tabs: bool) -> Iterator[Found]:
             return
         while _BEGUN.search(names := _QUOTED.sub("", "".join(head))) and len(head) < LINES:
             head.append(lines.readline(MAX_RECORD_BYTES))
+        if any(len(line) == MAX_RECORD_BYTES and line[-1] not in "\r\n" for line in head):
+            yield None, f"the names of its columns are longer than {human_bytes(MAX_RECORD_BYTES)}: shorten them"
+            return
         delimiter = said[1] if said else "\t" if tabs else max(DELIMITERS, key=names.count)
         yield from _cells(csv.reader(chain(head, lines), delimiter=delimiter, strict=True))
     finally:

@@ -65,7 +65,7 @@ def collection_status(state: RunState, name: str) -> tuple[Status, str]:
     return "completed", out
 
 
-MEND = "mend what was refused and run again with --reuse, or allow it with --max-refused"
+MEND = "mend what was refused and run again with --reuse, or allow it with --max-refused "
 ALL = Allowance(0, 100.0, files=True)
 
 
@@ -124,8 +124,10 @@ def run_status(state: RunState) -> tuple[Status, str]:
     if not bad:
         return "completed", reason
     status: Status = "failed" if any(collection.status == "failed" for collection in bad) else "incomplete"
+    config = state.started.config if state.started else {}
+    allowed = allowance([each.read for each in state.collections.values()], config)
     mend = any(not left_out(state, collection.name)[1] for collection in bad)
-    return status, reason + f"; {MEND}" * mend
+    return status, reason + f"; {MEND}{allowed}" * mend
 
 
 def _parked_texts(state: RunState, name: str) -> str:

@@ -164,34 +164,42 @@ def _write_lines(texts: Iterable[object], file: Path, naming: Naming) -> None:
 
 
 def _record(item: object) -> Mapping[str, object]:
-    """An item as a record, with the id that a document has; one of an Arrow column is a value of Python's first."""
+    """An item as a record, of a document with its other fields; one of an Arrow column is a value of Python's first."""
     item = item.as_py() if hasattr(item, "as_py") else item
     if isinstance(item, str):
         return {"text": item}
     if isinstance(item, Mapping):
         return item
-    if row := _row(item):
-        return row
-    text = next((value for name in _TEXTS if isinstance(value := getattr(item, name, None), str)), None)
-    if text is None:
-        raise TypeError(f"{item!r:.100}")
-    said: object = next((value for name in _METADATA if (value := getattr(item, name, None)) is not None), {})
-    metadata = dict(said if isinstance(said, Mapping) else _mapping(said))
-    said_ids = (getattr(item, name, None) for name in _IDS)
-    own = next((each for each in said_ids if named(each) or isinstance(each, UUID)), None)
-    return {"text": text, "metadata": metadata, **({} if own is None else {"id": own})}
-
-
-def _row(item: object) -> Mapping[str, object]:
-    """The fields of an object that is a row, and no document with metadata: of a named tuple, a row of pandas, a
-    namespace, a class of attrs, a dataclass, a model of pydantic or msgspec; nothing of any other."""
     if isinstance(item, msgspec.Struct):
         return msgspec.structs.asdict(item)
     if callable(method := getattr(item, "_asdict", None)):
         return dict(method())
-    of_pandas = type(item).__module__.partition(".")[0] == "pandas"
-    if not of_pandas and any(getattr(item, name, None) is not None for name in _METADATA):
-        return {}
+    of_pandas, row = type(item).__module__.partition(".")[0] == "pandas", _row(item)
+    about = next((name for name in _METADATA if getattr(item, name, None) is not None), "")
+    if row and (of_pandas or not about):
+        return row
+    text = next((name for name in _TEXTS if isinstance(getattr(item, name, None), str)), "")
+    if not text:
+        raise TypeError(f"{item!r:.100}")
+    said: object = getattr(item, about) if about else {}
+    metadata = dict(said if isinstance(said, Mapping) else _mapping(said))
+    ids = {name: getattr(item, name, None) for name in _IDS}
+    own = next((name for name, each in ids.items() if named(each) or isinstance(each, UUID)), "")
+    others = dict[str, object]()
+    for name, value in (row or getattr(item, "__dict__", {})).items():
+        with suppress(TypeError, ValueError, RecursionError):  # what is no JSON, and not asked for
+            if (
+                name not in (text, about, own)
+                and (row or name[0] != "_")
+                and msgspec.json.encode(value, enc_hook=_plain)
+            ):
+                others[name] = value
+    return {**others, "text": getattr(item, text), "metadata": metadata, **({"id": ids[own]} if own else {})}
+
+
+def _row(item: object) -> Mapping[str, object]:
+    """The fields of a row of pandas, a namespace, a class of attrs, a dataclass, a model of pydantic or any other that
+    says of itself what it holds; nothing of any other."""
     if isinstance(item, SimpleNamespace):
         return vars(item)
     if own := fields(item) if is_dataclass(item) else getattr(type(item), "__attrs_attrs__", ()):
