@@ -347,12 +347,12 @@ def test_times_below_zero_are_shown_as_such_and_what_is_none_as_a_question(secon
     assert words.duration(seconds) == shown
 
 
-def test_a_pace_that_is_no_number_is_not_taken_over(tmp_path):
-    told = {"model": "m", "dtype": "float32", "status": "completed", "tokens": 10**9, "seconds": 1e-308}
+def test_a_pace_that_is_no_number_is_not_taken_over(home, tmp_path):
+    told = summary_of(home / "runs" / "one")
+    for each in told["collections"][0]["passes"]:
+        each |= {"tokens": 10**9, "seconds": 1e-308}
     (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "summary.json").write_text(
-        json.dumps({"device_kind": "cpu", "collections": [{"passes": [told]}]})
-    )
+    (tmp_path / "r" / "summary.json").write_text(json.dumps(told))
     assert paces(tmp_path, "cpu") == {}
     (tmp_path / "p").mkdir()
     os.mkfifo(tmp_path / "p" / "summary.json")  # nobody waits for who would write it

@@ -36,7 +36,7 @@ from interlock.engine.record.inputs import resume_words
 from interlock.engine.record.rundir import RunDirectory
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.standing import runs
-from interlock.engine.standing.closed import closed_run
+from interlock.engine.standing.closed import closed_run, read_of
 from interlock.engine.standing.health import Health, health
 from interlock.engine.standing.judgement import CALM, Attention, DeviceUse, attention, judge, left_behind
 from interlock.engine.standing.runs import delete, overview, overviews, state_of
@@ -115,7 +115,7 @@ def test_files_that_were_refused_are_counted_though_not_all_of_them_are_told(out
         said["collections"][0] |= {"refused": 150, "refusals": told, "refused_files": files}
         summary.write_text(json.dumps(said))
         closed = closed_run(out / "over")
-        assert closed and closed.collections[0].read.refused_files == counted
+        assert closed and read_of(closed.collections[0]).refused_files == counted
 
 
 def test_a_run_that_was_resumed_and_killed_is_not_taken_for_closed_by_its_old_summary(out):

@@ -4,121 +4,63 @@ import math
 import os
 from collections import Counter
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from interlock.engine.record import atomic, journal
 from interlock.engine.record.events import CollectionRead, RunClosed
-from interlock.engine.record.facts import Setting
 from interlock.engine.record.rundir import JOURNAL, SUMMARY
+from interlock.engine.record.summary import CollectionSummary, Summary, load
 from interlock.engine.standing.judgement import Attention
 from interlock.engine.standing.outcome import covered
 
 TAIL_BYTES = 64 << 10  # of a journal's end are looked at for the entry that closes a run
 
 
-class _Pass(msgspec.Struct):
-    model_pass: int
-    model: str
-    dtype: str = ""
-    status: str = ""
-    tokens: int = 0
-    seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
+def read_of(place: CollectionSummary) -> CollectionRead:
+    """Tell what was read of a collection, as far as its summary says; of an older one the refused files that were
+    told."""
+    told = sum(each.record is None for each in place.refusals)
+    files = told if place.refused_files is None else place.refused_files
+    return CollectionRead("", "", 0, place.chunks, 0, place.refused, 0.0, same=place.same, refused_files=files)
 
 
-class _Parked(msgspec.Struct):
-    row: int
+def attention_of(said: Summary) -> Attention:
+    """Count what an operator should look at in a run that was closed."""
+    # A step of a whole lease stands in every collection of its pass.
+    steps: Counter[bytes] = Counter()
+    for place in said.collections:
+        steps |= Counter(map(msgspec.json.encode, place.mitigations))
+    refused = sum(place.refused for place in said.collections)
+    allowed = sum(place.refused for place in said.collections if covered(read_of(place), said.configuration))
+    nodes = said.nodes or []
+    return Attention(
+        lost=max(len(said.losses), sum(bool(each.lost) for each in said.devices)),
+        parked=len({each.row for place in said.collections for each in place.parked}),
+        warnings=len(said.warnings)
+        + len(said.residues)
+        + sum(len(each.warnings) for each in said.collections)
+        + sum(bool(each.refused) for each in nodes),
+        mitigations=steps.total(),
+        refused=refused - allowed,
+        allowed=allowed,
+        nodes=sum(len(each.lost) for each in nodes),
+    )
 
 
-class _Refusal(msgspec.Struct):
-    record: int | None = None
+def models_of(said: Summary) -> tuple[str, ...]:
+    """Name the models of its passes, in their order."""
+    models = {each.model_pass: each.model for place in said.collections for each in place.passes}
+    return tuple(models[number] for number in sorted(models))
 
 
-class _Collection(msgspec.Struct):
-    chunks: int
-    refused: int
-    passes: list[_Pass]
-    mitigations: list[msgspec.Raw]
-    parked: list[_Parked]
-    warnings: list[msgspec.Raw]
-    missing: list[msgspec.Raw] = []
-    same: int = 0
-    refusals: list[_Refusal] = []
-    refused_files: int | None = None
-
-    @property
-    def read(self) -> CollectionRead:
-        """What was read, as far as the summary says; of an older one the refused files that were told."""
-        told = sum(each.record is None for each in self.refusals)
-        files = told if self.refused_files is None else self.refused_files
-        return CollectionRead("", "", 0, self.chunks, 0, self.refused, 0.0, same=self.same, refused_files=files)
-
-
-class _Device(msgspec.Struct):
-    name: str = ""
-    lost: str = ""
-
-
-class _Node(msgspec.Struct):
-    lost: list[str] = []
-    refused: str = ""
-
-
-class ClosedRun(msgspec.Struct):
-    """What a list needs of a run's summary; the rest, which may be many megabytes, is not looked at."""
-
-    status: str
-    reason: str
-    exit_code: int | None
-    started_at: datetime
-    finished_at: datetime
-    device_kind: str
-    chunks: str
-    collections: list[_Collection]
-    warnings: list[msgspec.Raw]
-    configuration: dict[str, Setting] = {}
-    residues: list[msgspec.Raw] = []
-    devices: list[_Device] = []
-    losses: list[msgspec.Raw] = []
-    nodes: list[_Node] = []
-    share_done: float | None = None
-
-    @property
-    def attention(self) -> Attention:
-        """Count what an operator should look at."""
-        # A step of a whole lease stands in every collection of its pass.
-        steps: Counter[bytes] = Counter()
-        for place in self.collections:
-            steps |= Counter(bytes(each) for each in place.mitigations)
-        refused = sum(place.refused for place in self.collections)
-        allowed = sum(place.refused for place in self.collections if covered(place.read, self.configuration))
-        return Attention(
-            lost=max(len(self.losses), sum(bool(each.lost) for each in self.devices)),
-            parked=len({each.row for place in self.collections for each in place.parked}),
-            warnings=sum(map(len, (self.warnings, self.residues, *(each.warnings for each in self.collections))))
-            + sum(bool(each.refused) for each in self.nodes),
-            mitigations=steps.total(),
-            refused=refused - allowed,
-            allowed=allowed,
-            nodes=sum(len(each.lost) for each in self.nodes),
-        )
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Name the models of its passes, in their order."""
-        models = {each.model_pass: each.model for place in self.collections for each in place.passes}
-        return tuple(models[number] for number in sorted(models))
-
-
-def closed_run(directory: Path) -> ClosedRun | None:
+def closed_run(directory: Path) -> Summary | None:
     """Read the summary of a run whose journal ends with its close; None for any other."""
     if (closed := close_of(directory / JOURNAL)) is None:
         return None
     try:
-        said = msgspec.json.decode(atomic.content(directory / SUMMARY), type=ClosedRun)
+        said = load(atomic.content(directory / SUMMARY))
     except (OSError, ArithmeticError, ValueError, RecursionError, msgspec.MsgspecError):
         return None
     # Another one is that of an earlier session.
@@ -144,11 +86,11 @@ def paces(out: Path, kind: str) -> dict[tuple[str, str], float]:
     known: dict[tuple[str, str], float] = {}
     for path in sorted(out.glob("*/summary.json"), key=written_at)[-RUNS_ASKED:]:
         with suppress(OSError, ArithmeticError, RecursionError, msgspec.MsgspecError):  # a bad one hurts no other
-            told = msgspec.json.decode(atomic.content(path), type=ClosedRun)
+            told = load(atomic.content(path))
             sums: dict[tuple[str, str], tuple[int, float]] = {}
             passes = [each for found in told.collections for each in found.passes if told.device_kind == kind]
             for each in passes:  # over all collections: a few texts alone tell a pace badly
-                if each.status == "completed" and each.tokens > 0 and each.seconds:
+                if each.status == "completed" and each.tokens > 0 and each.seconds and each.seconds > 0:
                     tokens, seconds = sums.get((each.model, each.dtype), (0, 0.0))
                     sums[each.model, each.dtype] = tokens + each.tokens, seconds + each.seconds
             found_paces = {which: tokens / seconds for which, (tokens, seconds) in sums.items()}

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from interlock.engine.record.rundir import JOURNAL, SCRATCH, SOCKET, RunDirector
 from interlock.engine.record.snapshot import snapshot
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import argument, command
-from interlock.engine.standing.closed import closed_run, written_at
+from interlock.engine.standing.closed import attention_of, closed_run, models_of, read_of, written_at
 from interlock.engine.standing.health import Health, ended
 from interlock.engine.standing.judgement import DeviceUse, Judgement, judge, left_behind, need, uploaded
 from interlock.engine.standing.outcome import allowance
@@ -203,28 +204,28 @@ def _closed(directory: Path) -> Overview | None:
     if (said := closed_run(directory)) is None:
         return None
     try:
-        began, latest = said.started_at.timestamp(), said.finished_at.timestamp()
+        began, latest = (datetime.fromisoformat(each).timestamp() for each in (said.started_at, said.finished_at))
     except (OSError, ArithmeticError, ValueError):
         return None
     lost = [each.name for each in said.devices if each.lost]
     return Overview(
         path=directory,
         health=ended(said.status, said.reason, lost=lost, exit_code=said.exit_code),
-        attention=said.attention,
+        attention=attention_of(said),
         share_done=1.0 if said.status == "completed" else said.share_done and min(1.0, max(0.0, said.share_done)),
         devices=tuple(
             DeviceUse(each.name, None, "error" if each.lost else "ok", bool(each.lost)) for each in said.devices
         ),
         began_at=began,
         latest_at=latest,
-        models=said.models,
+        models=models_of(said),
         chunks_read=sum(place.chunks for place in said.collections),
         device_kind=said.device_kind,
         chunks=said.chunks,
         rehearsed=rehearsed(said.configuration),
         config=said.configuration,
         exit_code=said.exit_code,
-        allows=allowance([each.read for each in said.collections], said.configuration),
+        allows=allowance(map(read_of, said.collections), said.configuration),
     )
 
 
