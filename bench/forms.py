@@ -9,13 +9,10 @@ import csv
 import gzip
 import itertools
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,8 +30,7 @@ from tests import builders
 SOURCES = ("engine/corpus", "engine/flows/plan.py", "engine/storage.py")
 FLAT = 30
 """Bytes that a row may add to the peak."""
-PER_FILE, PER_BATCH, SECONDS = 10_000, 5_000, 0.01
-PEAKS = ("VmHWM", "RssAnon")
+PER_FILE, PER_BATCH = 10_000, 5_000
 Row = dict[str, str]
 Rows = Iterator[Row]
 
@@ -131,23 +127,15 @@ def pack(place: Path, packing: str) -> None:
 
 def planned(ground: Ground, place: Path, count: int) -> dict[str, float]:
     """Plan what lies there: CPU seconds, and the peaks of all resident and of anonymous memory, in bytes."""
-    command = [sys.executable, "-m", "interlock", *map(str, ground.plan(place)), "--text-field", "text"]
-    environment = builders.environment(machine.SINGLE_THREAD)
-    peaks = dict.fromkeys(PEAKS, 0)
+    command = builders.command(*ground.plan(place), "--text-field", "text")
     with tempfile.TemporaryFile("w+") as out:
-        child = subprocess.Popen(command, env=environment, stdout=out)
-        while not (ended := os.wait4(child.pid, os.WNOHANG))[0]:
-            told = Path(f"/proc/{child.pid}/status").read_text()
-            for name, size in re.findall(rf"({'|'.join(PEAKS)}):\s+(\d+)", told):
-                peaks[name] = max(peaks[name], int(size) << 10)
-            time.sleep(SECONDS)
-        child.returncode = os.waitstatus_to_exitcode(ended[1])
+        took = machine.watched(command, builders.environment(machine.SINGLE_THREAD), out)
         out.seek(0)
         said = out.read()
     counted = re.search(r"^\S+ +[\d,]+ +([\d,]+) +([\d,]+) +0 +0 ", said, re.MULTILINE)
-    if child.returncode or not counted or {int(each.replace(",", "")) for each in counted.groups()} != {count}:
-        raise SystemExit(f"{place.name}: {child.returncode}, not {count:,} rows:\n{said[:2000]}")
-    return {"cpu_seconds": round(ended[2].ru_utime + ended[2].ru_stime, 2), **peaks}
+    if not counted or {int(each.replace(",", "")) for each in counted.groups()} != {count}:
+        raise SystemExit(f"{place.name}: not {count:,} rows:\n{said[:2000]}")
+    return {"cpu_seconds": round(took["cpu"], 2), **{name: took[name] for name in machine.PEAKS}}
 
 
 def measured(ground: Ground, form: str, packing: str, sizes: Sequence[int]) -> dict[str, Any]:
@@ -166,7 +154,7 @@ def measured(ground: Ground, form: str, packing: str, sizes: Sequence[int]) -> d
         before, last = found[-2:]
         more = last["rows"] - before["rows"]
         told["us a row"] = round(1e6 * (last["cpu_seconds"] - before["cpu_seconds"]) / more, 1)
-        told |= {f"{name} a row": round((last[name] - before[name]) / more, 1) for name in PEAKS}
+        told |= {f"{name} a row": round((last[name] - before[name]) / more, 1) for name in machine.PEAKS}
     print(json.dumps(told), flush=True)
     return told
 
@@ -190,7 +178,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     heads = ["form", "rows", "MB", "CPU s", "peak MiB", "of it anonymous"]
     machine.table(heads, [
-        [each["form"], f"{s['rows']:,}", s["bytes"] // 10**6, s["cpu_seconds"], *(s[name] >> 20 for name in PEAKS)]
+        [each["form"], f"{s['rows']:,}", s["bytes"] // 10**6, s["cpu_seconds"], *(s[n] >> 20 for n in machine.PEAKS)]
         for each in result["forms"] for s in each["sizes"]
     ])  # fmt: skip
     machine.goals(result["goals"])

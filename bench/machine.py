@@ -8,8 +8,12 @@ import importlib.metadata
 import os
 import platform
 import random
+import re
 import statistics
+import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 SINGLE_THREAD = {
@@ -20,6 +24,8 @@ SINGLE_THREAD = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+PEAKS, SECONDS = ("VmHWM", "RssAnon"), 0.01
+"""The most that was resident, and what is anonymous of it now; how often that is looked at."""
 VERSIONS = ("torch", "sentence-transformers", "transformers", "tokenizers")
 
 
@@ -35,6 +41,26 @@ def quick(parser: argparse.ArgumentParser, **small: Any) -> None:
     """Add `--quick`: the script in seconds, with these options; options that come after it still count."""
     about = "the shortest form, in seconds: proves that the script works, and its figures mean nothing"
     parser.add_argument("--quick", nargs=0, action=_Quick, const=small, default=False, help=about)
+
+
+def watched(
+    command: Sequence[str], environment: Mapping[str, str], stdout: Any = subprocess.DEVNULL
+) -> dict[str, float]:
+    """What a process takes: CPU and wall seconds, and the peaks of all resident and of anonymous memory, in bytes.
+
+    Raises SystemExit where it fails.
+    """
+    peaks, began = dict.fromkeys(PEAKS, 0), time.monotonic()
+    child = subprocess.Popen(command, env=environment, stdout=stdout)
+    while not (ended := os.wait4(child.pid, os.WNOHANG))[0]:
+        told = Path(f"/proc/{child.pid}/status").read_text()
+        for name, size in re.findall(rf"({'|'.join(PEAKS)}):\s+(\d+)", told):
+            peaks[name] = max(peaks[name], int(size) << 10)
+        time.sleep(SECONDS)
+    child.returncode = os.waitstatus_to_exitcode(ended[1])
+    if child.returncode:
+        raise SystemExit(f"{command[1:4]} ended with {child.returncode}")
+    return {"cpu": ended[2].ru_utime + ended[2].ru_stime, "wall": time.monotonic() - began, **peaks}
 
 
 def describe() -> dict[str, Any]:

@@ -7,7 +7,7 @@ speaks of has changed since.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench import cluster_tables, retrieval_tables
+from bench import cluster_tables, retrieval_tables, run_tables
 from bench.figures import Figures, Row, beside_goal, current, figures, goal_of, median_of, met_or_bold, spread_of
 from bench.overview import measured
 
@@ -237,14 +237,6 @@ def growth(found: Any) -> Iterator[Row]:
         yield "small chunks, planned", f"{big['small_chunks']:,}", seconds, mib, "", beside
 
 
-def forms(*found: Any) -> Iterator[Row]:
-    for each in [form for result in found if result for form in result["forms"]]:
-        last = each["sizes"][-1]
-        peaks = (f"{last[name] / 2**20:.0f}" for name in ("VmHWM", "RssAnon"))
-        a_row = met_or_bold(f"{each['VmHWM a row']:.0f}", each["VmHWM a row"] <= found["flat"])
-        yield each["form"], f"{last['rows']:,}", each["us a row"], *peaks, a_row, f"{each['RssAnon a row']:.0f}"
-
-
 def late(*found: Any) -> Iterator[Row]:
     """What re-ordering by token vectors is worth in each form, on each collection."""
     there = [each for each in found if each]
@@ -301,6 +293,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "start": lambda: figures(["process", "CPU s", "wall s", "wall to first batch s"], ["start"], processes),
     "overhead": lambda: figures(["part", "s", "of the run"], ["overhead"], overhead),
     **retrieval_tables.PARTS,
+    **run_tables.PARTS,
     "term weights": lambda: figures(["collection", "texts", "queries", "stemmed", "words as they are"], ["bm25"], bm25),
     "search": lambda: figures(["", "CPU ms"], ["search"], search),
     "upload": lambda: figures(["way", "bytes a point", "CPU µs a point", "wall µs a point"], ["upload"], upload),
@@ -319,11 +312,6 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "campaigns": lambda: figures(["campaign", "", "trials", "tried", "failures"], ["campaigns"], campaigns),
     "growth": lambda: figures(
         ["of", "largest", "CPU s", "peak MiB", "exponent, time", "exponent, memory"], ["growth"], growth
-    ),
-    "forms": lambda: figures(
-        ["form", "rows", "CPU µs a row", "peak MiB", "of it anonymous", "bytes a row", "anonymous"],
-        ["forms", "forms-large"],
-        forms,
     ),
     "time left": lambda: figures(
         ["runs", "moments with a word", "error", "of the whole run", "bias", "band", "held"],

@@ -23,6 +23,7 @@ SCRIPTS = {
     "encode": ["--quick"],
     "eta": ["--quick"],
     "forms": ["--quick"],
+    "idle": ["--quick"],
     "kernels": ["--quick"],
     "law": ["--quick"],
     "memory": ["--quick"],
@@ -36,6 +37,7 @@ SCRIPTS = {
     "start": ["--quick"],
     "upload": ["--quick"],
     "walk": [],
+    "whole": ["--quick"],
     "law_plans": ["--quick"],
     "against": ["HEAD", "--quick"],
 }

@@ -33,7 +33,7 @@ from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import few, in_collection, safe, several
 
 WINDOW, BEAT = 512, 1.0
-BLOCK = 256 * WINDOW
+BLOCK = 64 * WINDOW
 """Distinct texts of a collection that are planned for themselves, some windows; with no more it is one block."""
 SAMPLE, SIGNS = 256, 256
 FEW = 3
