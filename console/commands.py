@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.console.cli import configuration, parse, parser
-from interlock.console.writing import check_outputs, check_summary
+from interlock.console.writing import check_outputs, check_summary, warn
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.record.facts import Setting
 from interlock.engine.record.inputs import UPLOADED
@@ -145,9 +145,24 @@ def runs(options: argparse.Namespace) -> int:
 
     settings = configuration(options)
     out = settings.settings.out
+    if options.shards:
+        return _check_shards(options.runs or [out])
+    if options.runs:
+        raise UsageError("runs: directories are for --shards: add it, or name one with --out")
     if not (options.json or options.plain) and takes_screens():
         return _go_on(list_runs(settings, RunList(out)), settings)
     return _print_runs([out], latest, as_json=options.json)
+
+
+def _check_shards(places: Sequence[Path]) -> int:
+    from interlock.engine.standing.shards import unions
+
+    found = unions(places)
+    for each in found:
+        print("\n".join(safe(line, 1000) for line in each.told))
+        for fault in each.faults:
+            warn(fault)
+    return ExitCode.FAILED if any(each.faults for each in found) else ExitCode.COMPLETED
 
 
 def _print_runs(places: Sequence[Path], rank: "Rank", *, as_json: bool = False) -> int:

@@ -76,8 +76,12 @@ def demo(command: argparse.ArgumentParser) -> None:
 def runs(command: argparse.ArgumentParser) -> None:
     """List every run under --out, the latest first: how it stands and why, progress, ETA, what to look at, devices,
     age, models, rows, its size on disk, and the process that has it in use. On a terminal a screen opens in which a run
-    is watched, viewed, resumed, compared or deleted.
+    is watched, viewed, resumed, compared or deleted. With --shards: whether those of a run (`run --shard K/N`) are all
+    there, complete and of the same texts and settings, and whether their counts add up; exit code 1 where not.
     """
+    text = "with --shards: run directory, or a directory of runs (default: --out)"
+    command.add_argument("runs", type=PATH, nargs="*", metavar="RUN_DIR", help=text)
+    command.add_argument("--shards", action="store_true", help="check that the shards of a run are all there")
     command.add_argument("--plain", action="store_true", help="print a table to stdout instead")
     command.add_argument("--json", action="store_true", help="machine-readable")
     settings(command, "out", *(item.name for item in fields(ScreenSettings)))

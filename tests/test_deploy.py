@@ -5,9 +5,11 @@ time, and what is handed to Kubernetes runs commands that there are.
 import json
 import re
 import shlex
+import subprocess
 
 import pytest
 
+from interlock.console.cli import configuration as settings_of
 from interlock.console.cli import parser
 from interlock.console.front_ends.exposing import KEY
 from interlock.engine.record import events as ev
@@ -212,3 +214,17 @@ def test_the_job_runs_a_command_that_the_parser_takes_and_is_scraped_where_it_li
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     mounted = {each["name"] for each in container["volumeMounts"]}
     assert mounted == {each["name"] for each in job["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_the_indexed_job_runs_each_shard_once():
+    (job,) = (each for each in documents() if each.get("spec", {}).get("completionMode") == "Indexed")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (of,) = {job["spec"][name] for name in ("completions", "parallelism")}
+    shards = []
+    for index in range(of):
+        script = (
+            f"JOB_COMPLETION_INDEX={index}; set -- {container['args'][0].removeprefix('exec ')}; printf '%s\\n' \"$@\""
+        )
+        words = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+        shards.append(settings_of(parser().parse_args(words[1:])).settings.shard)
+    assert shards == [f"{number}/{of}" for number in range(1, of + 1)]

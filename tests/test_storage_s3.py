@@ -115,6 +115,20 @@ def test_a_run_from_s3_exports_to_s3_what_one_from_disk_exports_to_disk_and_hold
     sent = {name.rpartition("/")[2]: system.cat_file(name) for name in system.find("bucket/files/Docs")}
     assert made.keys() == sent.keys()
     assert {name for name in made if made[name] != sent[name]} <= {"export.json", "manifest.json"}  # each names its run
+    assert call("export", tmp_path / "runs" / "s3", "--to", "s3://bucket/files")[0] == 0  # over its own
+    system.pipe_file("bucket/files/Docs/fused.npy", b"another's")
+    code, _, told = call("export", tmp_path / "runs" / "s3", "--to", "s3://bucket/files")
+    assert (code, "was not written by an export, or changed since" in told) == (2, True), told
+    for number in (1, 2):
+        run_id = f"part{number}"
+        embed("s3://bucket/run", Settings(out=tmp_path / "runs", run_id=run_id, shard=f"{number}/2", **settings))
+        assert call("export", tmp_path / "runs" / run_id, "--to", "s3://bucket/parts")[0] == 0
+        assert call("export", tmp_path / "runs" / run_id, "--to", "s3://bucket/parts")[0] == 0
+    parts = {name.rpartition("/")[2] for name in system.find("bucket/parts/Docs")}
+    kinds = (("fused", "npy"), ("export", "json"))
+    assert {f"{name}-0000{number}-of-00002.{end}" for number in (1, 2) for name, end in kinds} <= parts
+    code, _, told = call("export", tmp_path / "runs" / "s3", "--to", "s3://bucket/parts")
+    assert (code, "of other texts, settings or shards" in told) == (2, True), told
     written = [file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file()]
     for secret in (b"AKIAOPENSESAME", b"open-sesame"):
         assert not any(secret in data for data in (*written, *sent.values(), out.encode(), told.encode()))

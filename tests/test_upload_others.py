@@ -12,7 +12,7 @@ import qdrant_edge as edge
 
 from interlock.engine.errors import InterlockError, UnavailableError, UsageError
 from interlock.engine.targets.layout import MARK, METADATA, Topology, topology_of
-from interlock.engine.targets.target import same_json
+from interlock.engine.vectors.points import same_json
 from tests.edge_bridge import SPREAD
 from tests.uploads import ROWS, Uploads, answered, embedded, key_of
 

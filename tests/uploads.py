@@ -145,13 +145,14 @@ class Uploads:
         patience: float = 100.0,
         key: str = "",
         through: httpx.MockTransport | None = None,
+        wanted: str | None = None,
         **options: Any,
     ) -> UploadReport:
         clock = self.clock
         waits = Patience(patience, lambda *said: self.told.append(str(said)), clock, clock.sleep, lambda: 0.0)
         link = through or transport(self.bridge, lambda request: self.seen(request))
         with QdrantServer(Address.parse(URL), ApiKey(key) if key else None, waits, link) as server:
-            collection, asked = opened(run or self.run), UploadOptions(**options)
+            collection, asked = opened(run or self.run, wanted), UploadOptions(**options)
             return CollectionUpload(
                 collection,
                 server,

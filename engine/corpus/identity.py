@@ -14,14 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from interlock.engine.corpus.naming import Shards, shard_in
 from interlock.engine.corpus.places import DIGEST, Numbered, windows
+from interlock.engine.record.inputs import union_of
 from interlock.engine.record.words import safe, several
 
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
@@ -66,6 +68,12 @@ def digest_of_texts(digests: Digests) -> str:
     for part in windows(0, len(digests), digests):
         digest.update(digests[part].tobytes())
     return digest.hexdigest()
+
+
+def shards_of(inputs: Mapping[str, Any], chunks: int) -> Shards | None:
+    """Return which shard a run with these inputs is, of a collection with so many chunks in all; None: it is whole."""
+    shard = shard_in(inputs.get("shard", ""))
+    return Shards(shard.of, union_of(inputs), chunks, own=shard.number) if shard else None
 
 
 SOURCES = ("source_path", "source_file", "filename")

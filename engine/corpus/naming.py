@@ -14,10 +14,10 @@ from functools import lru_cache
 from unicodedata import normalize
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
-from interlock.engine.record.words import quoted, safe
+from interlock.engine.record.words import few, quoted, safe
 
 TEXTS = ("page_content", "content")
 """What other producers call a text, whose metadata may be their `meta`."""
@@ -198,6 +198,30 @@ class Shard:
     def has(self, digest: bytes) -> bool:
         """Tell whether a text with this digest, or what else is known by one, falls to it."""
         return int.from_bytes(digest[:8], "little") % self.of == self.number - 1
+
+
+class Shards(Struct, frozen=True):
+    """Which of so many shards a collection holds: `there` says by number how many of all its `chunks` each brought, and
+    `union` what makes them shards of one run; `own` is the number of the one that tells it."""
+
+    of: int
+    union: str
+    chunks: int
+    there: dict[str, int] = {}
+    own: int = 0
+
+    @property
+    def shard(self) -> Shard:
+        """The one that tells it."""
+        return Shard(self.own, self.of)
+
+    def gap(self, collection: str) -> str:
+        """Say which a collection lacks; empty where all its chunks are there, for a shard may have none of them."""
+        missing = [f"{each}/{self.of}" for each in range(1, self.of + 1) if str(each) not in self.there]
+        if sum(self.there.values()) >= self.chunks:
+            return ""
+        lacks = few(missing).replace("; ", ", ")
+        return f"{collection} has {len(self.there):,} of {self.of:,} shards: deliver {lacks} too"
 
 
 def part_of(shard: Shard | None, name: str) -> str:

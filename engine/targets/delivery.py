@@ -6,7 +6,7 @@ the builder of its deliveries.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 import numpy as np
+from msgspec import structs
 from msgspec.structs import asdict
 
 from interlock.engine.compute.parts.outputs import PassFiles
@@ -22,7 +24,8 @@ from interlock.engine.compute.parts.terms import SparseFile
 from interlock.engine.compute.parts.tokens import TokenFile
 from interlock.engine.corpus.corpus import Corpus, Onlooker, Rows
 from interlock.engine.corpus.features import features_of, no_features
-from interlock.engine.corpus.naming import whole_name
+from interlock.engine.corpus.identity import shards_of
+from interlock.engine.corpus.naming import Shards, whole_name
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record import atomic
@@ -139,7 +142,7 @@ def deliver(delivery: Delivery, to: Destination, emit: Emit) -> list[Loss]:
         delivery, store = narrowed(_projected(delivery, to, emit), to.formats, to.precision), None
         sinks: dict[Path, Sink] = {}
         if to.store:
-            store = stack.enter_context(_opened(delivery, to.store))
+            store = stack.enter_context(_opened(delivery, to.store, to.run))
             sinks[store.path] = partial(_into, store, delivery.spec)
         for path in files.write(delivery, to.formats, to.place(name), sinks):
             artefact = ArtefactWritten(
@@ -154,7 +157,7 @@ def deliver(delivery: Delivery, to: Destination, emit: Emit) -> list[Loss]:
         if store:  # what it holds is compared with the plan, and what is stale there seen to
             seen, warning = mirrored(store, delivery.rows, verified(delivery, store), to.run.id, remove=to.prune)
             if seen.ok:
-                store.settle()
+                store.settle(_sharded(delivery, to.run, store.manifest, delivery.rows.chunks))
             emit(StoreVerified(collection=name, qdrant_collection=delivery.spec.collection, **asdict(seen)))
             if warning:
                 emit(Warned(message=warning, collection=name))
@@ -169,13 +172,26 @@ def _into(store: Store, spec: CollectionSpec, window: Window) -> None:
     put(points_of(window, store.dims, spec.bm25, spec.payload), store)
 
 
-def _opened(delivery: Delivery, directory: Path) -> Store:
+def _sharded(delivery: Delivery, run: RunDirectory, there: Mapping[str, object], own: int) -> dict[str, object]:
+    """What the manifest of a store says of the shards of a run, of which this one has brought its `own` chunks."""
+    rows = delivery.rows
+    if not (made := shards_of(run.inputs(), rows.chunks + rows.elsewhere.chunks)):
+        return {}
+    with suppress(msgspec.ValidationError):  # one that is damaged holds none
+        had = msgspec.convert(there.get("shards"), Shards)
+        made = structs.replace(made, there=had.there if (had.union, had.chunks) == (made.union, made.chunks) else {})
+    others = {number: count for number, count in made.there.items() if number != str(made.own)}
+    now = structs.replace(made, there=others | ({str(made.own): own} if own else {}))
+    return {"shards": msgspec.to_builtins(now)}
+
+
+def _opened(delivery: Delivery, directory: Path, run: RunDirectory) -> Store:
     """The store at `directory`, ready to be written to."""
     reduces = delivery.projection
     digest = hashlib.sha256(to_bytes(reduces)).hexdigest() if reduces is not None else ""
-    spec = stores.kept_in(manifest_at(directory / delivery.spec.collection), delivery.spec)
-    spec = replace(spec, projection=digest)
-    manifest = {**spec.manifest, "unfinished": True}  # until it is found whole
+    there = manifest_at(directory / delivery.spec.collection)
+    spec = replace(stores.kept_in(there, delivery.spec), projection=digest)
+    manifest = {**spec.manifest, "unfinished": True, **_sharded(delivery, run, there, 0)}  # until it is found whole
     return Store.open_for_write(directory, spec.collection, spec.dims, manifest, spec.sparse, spec.tokens, reduces)
 
 

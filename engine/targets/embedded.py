@@ -224,9 +224,9 @@ class Store(AbstractContextManager["Store"]):
         with working(self.path, "closing"):
             self._held.close()  # the engine's close is a flush and an unlock
 
-    def settle(self) -> None:
-        """Say in the manifest that what was delivered is all there."""
-        self.manifest = {key: value for key, value in self.manifest.items() if key != "unfinished"}
+    def settle(self, shards: dict[str, object]) -> None:
+        """Say in the manifest that what was delivered is all there, of a run in `shards` which of them are."""
+        self.manifest = {key: value for key, value in self.manifest.items() if key != "unfinished"} | shards
         shard.write_manifest(self.path, self.manifest)
 
     def count(self, among: Ids | None = None, where: "edge.Filter | None" = None) -> int:

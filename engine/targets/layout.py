@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+import msgspec
+from msgspec import structs
+
+from interlock.engine.corpus.naming import Shards
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import NAME_RULE, nameable
 from interlock.engine.record.words import differences, few
@@ -152,10 +156,30 @@ def unindexed(there: "CollectionInfo") -> bool:
     return bool(there.config.hnsw_config and there.config.hnsw_config.m == UNINDEXED)
 
 
-def mark_of(there: "CollectionInfo") -> dict[str, Any]:
-    """Read what the latest upload has left in the metadata."""
-    found = (there.config.metadata or {}).get(MARK)
+def key_of(shards: Shards | None) -> str:
+    """Return the key of the mark of an upload: each shard has its own, so that several go on at once."""
+    return f"{MARK}_{shards.own}_of_{shards.of}" if shards else MARK
+
+
+def mark_of(there: "CollectionInfo", key: str = MARK) -> dict[str, Any]:
+    """Read what the latest upload, or that of the shard with this `key`, has left in the metadata."""
+    found = (there.config.metadata or {}).get(key)
     return found if isinstance(found, dict) else {}
+
+
+def superseded(there: "CollectionInfo", union: str) -> dict[str, Any]:
+    """Say which marks go once shards of this `union`, or all of a run (empty), are uploaded: those of others."""
+    keys = (key for key in there.config.metadata or {} if key.startswith(MARK))
+    held = {key: mark_of(there, key) for key in keys if union or key != MARK}
+    return {key: {} for key, mark in held.items() if mark and mark.get("shards", {}).get("union") != (union or None)}
+
+
+def shards_in(there: "CollectionInfo") -> Shards | None:
+    """Read which shards of a run were uploaded; None where it was not cut."""
+    marks = [mark_of(there, key) for key in there.config.metadata or {} if key.startswith(MARK)]
+    told = [msgspec.convert(mark["shards"], Shards) for mark in marks if "shards" in mark]
+    held = {number: count for each in told for number, count in each.there.items()}
+    return structs.replace(told[0], there=held) if told else None
 
 
 def layout_in(there: "CollectionInfo", where: str) -> CollectionLayout:
@@ -171,6 +195,8 @@ def layout_in(there: "CollectionInfo", where: str) -> CollectionLayout:
         {name: each.size for name, each in named.items() if bool(each.multivector_config) is late}
         for late in (False, True)
     ]
+    shards = shards_in(there)
+    told = told | ({"shards": msgspec.to_builtins(shards)} if shards else {})
     return CollectionLayout(widths[0], [*(params.sparse_vectors or {})], widths[1], told)
 
 

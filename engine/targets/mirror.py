@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from interlock.engine.corpus.corpus import Rows
-from interlock.engine.corpus.identity import Digests, digest_of
+from interlock.engine.corpus.identity import digest_of
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import Verification
 from interlock.engine.record.words import argument, command, few, several
@@ -53,7 +53,10 @@ def verified(delivery: Delivery, store: Store) -> Verification:
     rows = delivery.sample
     late = rows[:: -(-len(rows) // TOKEN_SAMPLE)] if delivery.tokens else rows[:0]  # a point's tokens may be large
     tokens = (replace(each, vectors={}, sparse={}) for each in points_at(delivery, late, (), tokens=True))
-    return verify(store, planned, _sampled(delivery, store, rows), tokens)
+    others, own = 0, delivery.rows
+    if own.collection.shard and store.stale:  # what other shards brought is not stale
+        others = store.stale - sum(len(page.stale) for page in _left(store, own))
+    return verify(store, planned, _sampled(delivery, store, rows), tokens, others)
 
 
 def _sampled(delivery: Delivery, store: Store, rows: Places) -> Iterator[Point]:
@@ -68,15 +71,20 @@ def _sampled(delivery: Delivery, store: Store, rows: Places) -> Iterator[Point]:
 
 
 def verify(
-    store: Store, planned: Iterable[Mapping[str, bytes]], sample: Iterable[Point], late: Iterable[Point] = ()
+    store: Store,
+    planned: Iterable[Mapping[str, bytes]],
+    sample: Iterable[Point],
+    late: Iterable[Point] = (),
+    others: int = 0,
 ) -> Verification:
     """Read the store back and compare it with what was `planned`: by id the digest of each text, a window at a time.
 
     ok: every planned point is there with its text, there is no other but the stale ones, which an earlier delivery
-    wrote, every point of the `sample` has just its dense and sparse vectors, and every one of `late` its tokens.
+    wrote, and so many `others` of other shards, every point of the `sample` has just its dense and sparse vectors, and
+    every one of `late` its tokens.
     """
     held = texts_held(store, planned)
-    points, stale = store.count(), store.stale
+    points, stale = store.count(), store.stale - others
     least = MIN_QUANTISED if store.quantise != "none" else MIN_COSINE
     compared = compare(sample, lambda ids: store.read(ids, [*store.dims, *store.sparse]), least, payloads=False)
     tokens = compare(late, lambda ids: store.read(ids, store.tokens), least, payloads=False)
@@ -86,6 +94,7 @@ def verify(
     if worst is not None:
         vectors = f"vectors of {several(compared.points, 'point')} compared, worst cosine {worst:.7f}"
     texts = f"{several(held.expected - len(held.missing), 'text')} compared; {vectors}"
+    elsewhere = f", {others:,} of other shards" * bool(others)
     told = "".join(f"; {len(ids)} {fault}: {few([*ids])}" for fault, ids in faults.items() if ids)
     return Verification(
         store=str(store.path.parent),
@@ -94,8 +103,8 @@ def verify(
         stale=stale,
         sampled=compared.points,
         worst_cosine=worst,
-        ok=points - stale == held.expected and not any(faults.values()),
-        detail=f"{points:,} points ({held.expected:,} expected, {stale:,} stale); {texts}{told}",
+        ok=points - stale - others == held.expected and not any(faults.values()),
+        detail=f"{points:,} points ({held.expected:,} expected, {stale:,} stale{elsewhere}); {texts}{told}",
     )
 
 
@@ -129,33 +138,32 @@ def mirrored(store: Store, rows: Rows, seen: Verification, run: str, *, remove: 
     if not seen.stale or not seen.ok:
         return seen, ""
     kept = f"{store.path} still holds {several(seen.stale, 'point')}"
-    if refused := len(rows.refusals):
+    if refused := len(rows.refusals) + rows.elsewhere.refused:
         unread = f"{several(refused, 'record or file', 'records or files')} of {rows.collection.name}"
         return seen, (
             f"{kept} of chunks that this run did not see; {unread} could not be used and may be some of them, so none "
             "was marked or removed: fix those, then run again"
         )
     if not remove:
-        for page in _left(store, rows.points):
+        for page in _left(store, rows):
             store.mark(page.stale, run)
         return seen, (
             f"{kept} of chunks that are no longer in the corpus, and searches mark them: "
             f"`{command(['prune', argument(store.path.parent)])}` removes them, and so does a run with --prune"
         )
-    pruned, _ = prune(store, _left(store, rows.points), IDS)
+    pruned, _ = prune(store, _left(store, rows), IDS)
     points = store.count()
-    left_over = points - seen.expected
+    left_over = seen.stale - (seen.points - points)
     detail = f"{seen.detail}; {pruned:,} stale removed"
     return msgspec.structs.replace(
         seen, points=points, stale=left_over, pruned=pruned, ok=not left_over, detail=detail
     ), ""
 
 
-def _left(store: Store, planned: Digests) -> Iterator[OtherPoints]:
-    """The points of the store that are not `planned`, a page at a time."""
-    return others(
-        store, planned.copy().view("u8").reshape(-1, 2)[:, 0]
-    )  # whole, for a view: they are a field of records
+def _left(store: Store, rows: Rows) -> Iterator[OtherPoints]:
+    """The points of the store that are not planned, and not of other shards, a page at a time."""
+    planned = rows.points.copy().view("u8").reshape(-1, 2)[:, 0]  # whole, for a view: they are a field of records
+    return others(store, planned, shard=rows.collection.shard)
 
 
 def marked(store: Store) -> list[str]:
@@ -182,7 +190,7 @@ def unplanned(directory: Path, rows: Rows) -> str:
         return ""
     try:
         with Store.open_for_read(directory, name) as store:
-            stale = sum(len(page.stale) for page in _left(store, rows.points))
+            stale = sum(len(page.stale) for page in _left(store, rows))
     except UsageError as error:
         return str(error)
     return f"{directory / name} holds {several(stale, 'point')} whose chunks are not in the corpus" if stale else ""

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from qdrant_edge import EdgeShard
 
 MANIFEST = "manifest.json"
-FREE = ("run", "calibrated", "unfinished")
-"""What in a manifest says nothing of what the vectors mean: who wrote last, whether to its end, and weights."""
+FREE = ("run", "calibrated", "unfinished", "shards")
+"""What in a manifest says nothing of what the vectors mean: who wrote last, whether to its end, shards, weights."""
 CONFIG = "edge_config.json"  # the engine's own
 LEFT = ".atomicwrite*"  # directories in which the engine was about to write when it was killed
 LOCKED = "wal"  # the directory that the engine holds a lock on while a shard is open

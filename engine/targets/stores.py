@@ -34,9 +34,9 @@ from interlock.engine.targets.shard import ELSEWHERE
 from interlock.engine.vectors import UNSAID_SHARE
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.fusion import PROJECTION, Vectors
-from interlock.engine.vectors.manifest import CollectionSpec, Reduced
+from interlock.engine.vectors.manifest import CollectionSpec
 from interlock.engine.vectors.points import NESTED
-from interlock.engine.vectors.precision import ALL, Keep, Quantise, VectorForm
+from interlock.engine.vectors.precision import ALL, Keep, Quantise, Reduced, VectorForm
 
 
 def collections(directory: Path) -> list[str]:

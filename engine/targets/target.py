@@ -12,26 +12,24 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from math import isclose
 from typing import Any, Protocol
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.corpus.identity import point_of
+from interlock.engine.corpus.identity import digest_of, point_of
+from interlock.engine.corpus.naming import Shard
 from interlock.engine.errors import InterlockError
 from interlock.engine.record.words import several
 from interlock.engine.targets.connection import begun
-from interlock.engine.vectors.points import Point, Vector, storable
+from interlock.engine.vectors.points import Point, Vector, same_json, storable
 
 MOST_POINTS, MOST_BYTES = 256, 8_000_000
 """Of one upsert."""
 MIN_COSINE, MIN_QUANTISED = 1 - 1e-5, 0.999
 """Between a dense vector as delivered and as it is kept, at unit length and perhaps in float16; in eight bits a number
 it has lost more."""
-ROUNDED = 1e-15
-"""The share by which a decimal in a payload may be off: Qdrant reads numbers to some units in the last place."""
 TOGETHER = 10
 """Points that are read back whole at a time."""
 IDENTITY = ("source", "chunk_id")
@@ -278,17 +276,6 @@ def cosine(delivered: Vector, kept: Vector | None) -> float:
     return found if np.isfinite(found) else 0.0  # NaN would slip through min() as if it were fine
 
 
-def same_json(wanted: Any, found: Any) -> bool:
-    """Tell whether two values of JSON are the same, each number of the same type: neither 1.0 nor true is 1."""
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        return wanted.keys() == found.keys() and all(same_json(wanted[key], found[key]) for key in wanted)
-    if isinstance(wanted, list) and isinstance(found, list):
-        return len(wanted) == len(found) and all(map(same_json, wanted, found))
-    if isinstance(wanted, float) and isinstance(found, float):
-        return isclose(wanted, found, rel_tol=ROUNDED, abs_tol=0)
-    return type(wanted) is type(found) and bool(wanted == found)
-
-
 @dataclass(frozen=True)
 class OtherPoints:
     """Of a page of points those that are not planned: the ids of `stale` ones, which an earlier delivery put there, and
@@ -298,8 +285,11 @@ class OtherPoints:
     foreign: int
 
 
-def others(target: Target, planned: npt.NDArray[np.uint64], collection: str = "") -> Iterator[OtherPoints]:
-    """Look at all points of a target that are not `planned` (`halves` of ids), a page at a time.
+def others(
+    target: Target, planned: npt.NDArray[np.uint64], collection: str = "", shard: Shard | None = None
+) -> Iterator[OtherPoints]:
+    """Look at all points of a target that are not `planned` (`halves` of ids), a page at a time; of a `shard` at those
+    whose texts fall to it.
 
     The id of a point of ours follows from the name of its `collection` and from `source` and `chunk_id` in its payload:
     what has another id, or no such payload, was put there by nobody here. Without a name the target is ours alone.
@@ -308,6 +298,9 @@ def others(target: Target, planned: npt.NDArray[np.uint64], collection: str = ""
     for page in target.ids():
         ours = [each for each in page if isinstance(each, str)]
         unknown = [ours[place] for place in np.flatnonzero(~np.isin(halves(ours), known))]
+        if shard:
+            texts = target.payloads(unknown, ["text"]) if unknown else {}
+            unknown = [each for each in unknown if shard.has(digest_of(str(texts.get(each, {}).get("text"))))]
         stale = unknown
         if collection:
             payloads = target.payloads(unknown, IDENTITY) if unknown else {}

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from interlock.engine.targets.collection import PAGE, ServerCollection
 from interlock.engine.targets.connection import MOST_STREAMS, TransientError
 from interlock.engine.targets.files.exported import ExportedCollection
 from interlock.engine.targets.indexing import IndexWait
-from interlock.engine.targets.layout import MARK, mark_of, unclaimed, unindexed
+from interlock.engine.targets.layout import key_of, mark_of, superseded, unclaimed, unindexed
 from interlock.engine.targets.server import MANAGE, WRITE, Forbidden, QdrantServer
 from interlock.engine.targets.target import MOST_POINTS, compare, deliver, lacking, prune
 from interlock.engine.targets.upload_plan import (
@@ -35,15 +36,18 @@ from interlock.engine.targets.upload_plan import (
     UploadReport,
     alias_before,
     as_held,
+    as_sent,
     behind,
+    create,
     differing,
     layout_of,
+    shard_told,
     switch_alias,
     target_of,
     unplanned,
     unproved,
 )
-from interlock.engine.vectors.points import Point, digested
+from interlock.engine.vectors.points import Point
 
 if TYPE_CHECKING:
     from qdrant_client.models import CollectionInfo
@@ -76,6 +80,7 @@ class CollectionUpload:
         self._target = ServerCollection(server, target_of(collection, options), self._layout)
         place = hashlib.sha256(server.address.url.encode()).hexdigest()[:8]
         self._stem, self._sent = directory / f"{self._target.name}-{place}", 0
+        self._key, self._others = key_of(collection.shards), dict[str, Any]()
         self._found: object = None
         """The mark that the collection had before."""
         self._marked = self._may_change = True
@@ -120,12 +125,16 @@ class CollectionUpload:
                     f"another writer, then repeat it {again}, pass --alias NAME to upload beside it, or delete it there"
                 )
             pruned, foreign = self._prune(journal)
-            wait = IndexWait(self._server, target, options.settle, self._some, self._say, journal.stand)
-            wait.until_built(self._described, self._clock, self._sleep)
+            some = partial(as_sent, collection, SAMPLE, options)
+            wait = IndexWait(self._server, target, options.settle, some, self._say, journal.stand)
+            if gap := shard_told(self._server, target.name, self._described, collection):
+                self._say(f"{gap}: its indexes and an alias wait for them")
+            else:
+                wait.until_built(self._described, self._clock, self._sleep)
             points = self._counted()  # indexes may take hours, and others do not wait for them
             self._check_mark(journal)
             collection.check()
-            if alias:
+            if alias and not gap:
                 previous = switch_alias(self._server, alias, target.name, previous, self._say)
         return UploadReport(
             url=self._server.address.url,
@@ -137,7 +146,7 @@ class CollectionUpload:
             fingerprint=collection.fingerprint,
             rows=collection.rows,
             points=points,
-            stale=points - collection.rows,
+            stale=0 if collection.shards else points - collection.rows,
             pruned=pruned,
             foreign=foreign,
             compared=compared.points,
@@ -158,8 +167,8 @@ class CollectionUpload:
         """Make the collection, or see that it is the one that it should be, has what was acknowledged, and that the key
         may do all that is to be done."""
         target, there = self._target, self._server.describe(self._target.name)
-        if there is None:
-            self._create()
+        if there is None and not create(self._server, target.name, self._layout):
+            raise self._refused(f"may not make {target.name}, which is not there")
         there = there or self._described()
         self._layout.check(there, target.where)
         target.obey(there, self._collection.rows)
@@ -168,10 +177,11 @@ class CollectionUpload:
         for key, kind in self._layout.indexes.items():
             if key not in (there.payload_schema or {}):
                 target.index(key, kind)
-        mark = self._found = mark_of(there).get("upload")
+        self._others = superseded(there, collection.shards.union if (collection := self._collection).shards else "")
+        mark = self._found = mark_of(there, self._key).get("upload")
         if self._options.incremental:
             self._collection = as_held(self._collection, there)
-            if there.points_count and AVERAGE not in mark_of(there):
+            if there.points_count and AVERAGE not in mark_of(there, self._key):
                 self._say(f"{target.name} was last uploaded without --incremental: points without a digest are sent")
             self._begin(journal)
         elif mark != journal.mark:
@@ -190,15 +200,6 @@ class CollectionUpload:
             raise self._refused("may not switch an alias, nor change a collection")
         if unindexed(there):
             raise self._refused(f"may not change {target.name}, which builds no index (m = 0)")
-
-    def _create(self) -> None:
-        try:
-            self._server.create(self._target.name, self._layout.request)
-        except Forbidden:
-            raise self._refused(f"may not make {self._target.name}, which is not there") from None
-        except InterlockError:  # an attempt whose answer was lost may have made it
-            if self._server.describe(self._target.name) is None:
-                raise
 
     def _claim(self) -> None:
         """Say of an empty collection that somebody else made what its points mean; all else of it stays."""
@@ -225,8 +226,10 @@ class CollectionUpload:
         told: dict[str, Any] = {"run": ours.run_id, "fingerprint": ours.fingerprint, "upload": journal.mark}
         if self._options.incremental:
             told[AVERAGE] = ours.bm25.average_length if ours.bm25 else 0.0
+        if ours.shards:
+            told["shards"] = msgspec.to_builtins(ours.shards)
         try:
-            self._server.change(self._target.name, metadata={MARK: told})
+            self._server.change(self._target.name, metadata={**self._others, self._key: told})
         except Forbidden:
             self._may_change, self._marked = False, self._found == journal.mark
         if self._marked:
@@ -241,7 +244,7 @@ class CollectionUpload:
 
         def look() -> None:
             nonlocal mark
-            mark = mark_of(self._described())
+            mark = mark_of(self._described(), self._key)
             if mark.get("upload") == self._found != journal.mark:
                 raise TransientError(f"{self._target.name} does not show the mark of this upload yet")  # nor a peer
 
@@ -257,7 +260,7 @@ class CollectionUpload:
         if written:
             with suppress(Forbidden):
                 ours = {**mark, "run": self._collection.run_id, "upload": ""}
-                self._server.change(self._target.name, metadata={MARK: ours})
+                self._server.change(self._target.name, metadata={self._key: ours})
         who = f" (of run {mark['run']})" if "run" in mark else ""
         raise InterlockError(
             f"another upload{who} writes to {where}: wait for its end, then repeat the command, or pass "
@@ -315,11 +318,6 @@ class CollectionUpload:
         with self._server.patience.turn:
             journal.acknowledge(rows)
         self._progress(rows, self._collection.rows)
-
-    def _some(self) -> Iterator[Point]:
-        """Read some points, as they are sent."""
-        points = self._collection.sampled(SAMPLE)
-        return map(digested, points) if self._options.incremental else points
 
     def _counted(self) -> int:
         """How many points there are, of which all rows are some. Raises InterlockError where they are not."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,16 @@ from msgspec import Struct
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.targets.collection import PAGE, REST_BYTES, ServerCollection
 from interlock.engine.targets.files.exported import ExportedCollection
-from interlock.engine.targets.layout import CollectionLayout, Quantisation, Topology, VectorType, check_named, mark_of
+from interlock.engine.targets.layout import (
+    CollectionLayout,
+    Quantisation,
+    Topology,
+    VectorType,
+    check_named,
+    key_of,
+    mark_of,
+    shards_in,
+)
 from interlock.engine.targets.server import Forbidden, QdrantServer
 from interlock.engine.targets.target import MOST_POINTS, OtherPoints, batches, compare, halves, others, size_of
 from interlock.engine.vectors.points import DIGEST, Point, digested, for_client
@@ -66,10 +76,10 @@ class UploadPlan(Struct, frozen=True, kw_only=True):
 
 class UploadReport(Struct, frozen=True, kw_only=True):
     """What an upload came to: `rows` are those of the run, all of them found there by their ids; `points` all that the
-    collection holds, of which `stale` are not of the run; `sent` are those that this process sent, and `transport`
-    how: grpc, rest, grpc+rest, or none; `pruned` are those that it removed, and `foreign` those that no upload put
-    there, where it was asked to prune; `unchanged` those that were there already, where it was incremental. `unproved`
-    says what the server did not let it see."""
+    collection holds, of which `stale` are of no shard of the run; `sent` are those that this process sent, and
+    `transport` how: grpc, rest, grpc+rest, or none; `pruned` are those that it removed, and `foreign` those that no
+    upload put there, where it was asked to prune; `unchanged` those that were there already, where it was incremental.
+    `unproved` says what the server did not let it see."""
 
     schema_version: str = "1"
     url: str
@@ -121,7 +131,8 @@ def target_of(collection: ExportedCollection, options: UploadOptions) -> str:
         return collection.qdrant_collection
     check_named(options.alias)
     asked = [options.topology.asked] if options.topology.asked else []
-    kept = [collection.fingerprint, options.vector_type, options.quantisation, *asked]
+    union = collection.shards and [collection.shards.union, {**collection.manifest, "run": None}]
+    kept = [union or collection.fingerprint, options.vector_type, options.quantisation, *asked]
     target = f"{options.alias}-{hashlib.sha256(msgspec.json.encode(kept)).hexdigest()[:8]}"
     check_named(target)
     return target
@@ -169,8 +180,40 @@ def plan_of(collection: ExportedCollection, options: UploadOptions, server: Qdra
 
 def as_held(collection: ExportedCollection, there: "CollectionInfo") -> ExportedCollection:
     """Return a collection with the average length by which the points that are there have their BM25 vectors."""
-    told = mark_of(there).get(AVERAGE)
+    told = mark_of(there, key_of(collection.shards)).get(AVERAGE)
     return replace(collection, average=float(told) if isinstance(told, float | int) else 0.0)
+
+
+def as_sent(collection: ExportedCollection, most: int, options: UploadOptions) -> Iterator[Point]:
+    """Read at most so many points, as they are sent."""
+    points = collection.sampled(most)
+    return map(digested, points) if options.incremental else points
+
+
+def create(server: QdrantServer, name: str, layout: CollectionLayout) -> bool:
+    """Make a collection; whether the key may."""
+    try:
+        server.create(name, layout.request)
+    except Forbidden:
+        return False
+    except InterlockError:  # an attempt whose answer was lost may have made it
+        if server.describe(name) is None:
+            raise
+    return True
+
+
+def shard_told(
+    server: QdrantServer, name: str, described: Callable[[], "CollectionInfo"], collection: ExportedCollection
+) -> str:
+    """Say in its mark, where the key may, that all of a shard is there, and return what is still missing of the
+    collection; empty where nothing is, or it is not cut."""
+    if not (own := collection.shards):
+        return ""
+    with suppress(Forbidden):
+        now = msgspec.structs.replace(own, there={str(own.own): collection.rows})
+        mark = {**mark_of(described(), key_of(own)), "shards": msgspec.to_builtins(now)}
+        server.change(name, metadata={key_of(own): mark})
+    return found.gap(name) if (found := shards_in(described())) else ""
 
 
 def differing(collection: ExportedCollection, target: ServerCollection | None) -> Iterator[Point | None]:
@@ -199,8 +242,8 @@ def behind(collection: ExportedCollection, target: ServerCollection, first: int,
 
 def unplanned(target: ServerCollection, collection: ExportedCollection) -> Iterator[OtherPoints]:
     """Look at the points of a target that are not of the collection, a page at a time."""
-    known = np.concatenate([halves(ids) for ids in collection.ids()])
-    return others(target, known, collection.qdrant_collection)
+    known, own = np.concatenate([halves(ids) for ids in collection.ids()]), collection.shards
+    return others(target, known, collection.qdrant_collection, own.shard if own else None)
 
 
 def unproved(exact: bool, marked: bool) -> list[str]:

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from interlock.engine.corpus.naming import Shards
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import Precision, check_key, name_of_output
 from interlock.engine.record.facts import MissingModel, RosterEntry, TermForm, TokenForm
@@ -23,7 +24,7 @@ from interlock.engine.vectors import UNSAID_SHARE
 from interlock.engine.vectors.bm25 import BM25, Words, WordWeights
 from interlock.engine.vectors.fusion import Fusion, Vectors, fuse, shares
 from interlock.engine.vectors.points import NESTED, PayloadForm
-from interlock.engine.vectors.precision import ALL, Keep, Quantise, VectorForm
+from interlock.engine.vectors.precision import ALL, Keep, Quantise, Reduced, VectorForm
 
 M = TypeVar("M", bound=Struct)
 
@@ -78,13 +79,6 @@ class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
     missing: dict[str, str] = {}
 
 
-class Reduced(Struct, frozen=True, kw_only=True):
-    """How fused vectors were brought to `dim` dimensions: by the matrix in `projection.npy`, of this SHA-256."""
-
-    dim: Annotated[int, Meta(ge=1)]
-    sha256: str
-
-
 class CalibratedWeights(Struct, frozen=True, kw_only=True):
     """How much each dense model counts in a question where nobody says it, 0 for nothing: chosen by so many judged
     `queries`, in the place of what counted `before`. The vectors are as they were."""
@@ -108,7 +102,8 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     they are, `payload` where its points have metadata. `calibrated` are weights that an evaluation chose, if one did.
     `chunk_sparse` is the name of the terms that chunks brought; a term's index is the first 32 bits of its SHA-1.
     `missing` are models of the run that it lacks, with all they give: the others' weights are those of a roster without
-    them. Sparse lists count `sparse_share` where a question says none. `unfinished`: a delivery is not found whole yet.
+    them. Sparse lists count `sparse_share` where a question says none. `unfinished`: a delivery is not found whole yet;
+    `shards`: those of a run that are there.
     """
 
     schema_version: str
@@ -128,6 +123,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     calibrated: CalibratedWeights | None = None
     missing: list[str] = []
     unfinished: bool = False
+    shards: Shards | None = None
     run: Origin
 
     @property
@@ -141,7 +137,8 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What of its run it lacks and why, and what counts instead; empty where it lacks nothing."""
         if self.unfinished or not self.missing:
             again = f"finish run {self.run.run_id} (see `interlock ctl RUN_DIR status`), or repeat its export"
-            return f"{self.collection} is not whole: {again}" if self.unfinished else ""
+            lacks = self.shards.gap(self.collection) if self.shards else ""
+            return f"{self.collection} is not whole: {again}" if self.unfinished else lacks
         lacks = ", ".join(f"{name} ({why})" if (why := self.run.missing.get(name)) else name for name in self.missing)
         left = ", ".join(f"{name}={weight:.3g}" for name, weight in self.weights.items())
         return f"{self.collection} was delivered without {lacks}; it is searched by the rest: {left}"

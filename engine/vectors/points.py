@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
+from math import isclose
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -224,3 +225,18 @@ def _storable(value: object) -> object:
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return str(value)
     return value
+
+
+ROUNDED = 1e-15
+"""The share by which a decimal in a payload may be off: Qdrant reads numbers to some units in the last place."""
+
+
+def same_json(wanted: Any, found: Any) -> bool:
+    """Tell whether two values of JSON are the same, each number of the same type: neither 1.0 nor true is 1."""
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        return wanted.keys() == found.keys() and all(same_json(wanted[key], found[key]) for key in wanted)
+    if isinstance(wanted, list) and isinstance(found, list):
+        return len(wanted) == len(found) and all(map(same_json, wanted, found))
+    if isinstance(wanted, float) and isinstance(found, float):
+        return isclose(wanted, found, rel_tol=ROUNDED, abs_tol=0)
+    return type(wanted) is type(found) and bool(wanted == found)

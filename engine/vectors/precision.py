@@ -8,9 +8,10 @@ and after.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from interlock.engine.errors import UsageError
@@ -230,3 +231,10 @@ def stored_bytes(widths: Mapping[str, int], quantise: Quantise) -> int:
     """Return the bytes of a chunk's dense vectors of these `widths` in a store, which adds a number to each that it
     quantises."""
     return sum(width + 4 if quantise == "int8" else 4 * width for width in widths.values())
+
+
+class Reduced(Struct, frozen=True, kw_only=True):
+    """How fused vectors were brought to `dim` dimensions: by the matrix in `projection.npy`, of this SHA-256."""
+
+    dim: Annotated[int, Meta(ge=1)]
+    sha256: str

@@ -21,7 +21,8 @@ import numpy as np
 from interlock.engine.compute.parts.files import header_of
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.chunks import Chunk, parted
-from interlock.engine.corpus.naming import whole_name
+from interlock.engine.corpus.identity import shards_of
+from interlock.engine.corpus.naming import Shards, whole_name
 from interlock.engine.errors import InterlockError, UsageError, near, remedy
 from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
@@ -126,13 +127,11 @@ class _ExportedTokens:
         self.width, self._starts, self._records = width, _ExportedArray(starts), _ExportedArray(vectors)
 
     def counts(self, rows: Places) -> Places:
-        counts: Places = np.diff(self._starts.part(rows[0], rows[-1] + 2))
-        return counts
+        return np.asarray(np.diff(self._starts.part(rows[0], rows[-1] + 2)), np.int64)
 
     def take(self, rows: Places) -> TokenRows:
         starts = self._starts.part(rows[0], rows[-1] + 2)
-        records = self._records.part(starts[0], starts[-1])
-        return TokenRows(starts - starts[0], records, np.diff(starts) == 0)
+        return TokenRows(starts - starts[0], self._records.part(starts[0], starts[-1]), np.diff(starts) == 0)
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class ExportedCollection:
     `unread` says what of the corpus the run may not have seen, empty for nothing. `files` are all that is read, as the
     run recorded them. `average` is the average length of a text by which points that are there have their BM25, 0 for
     none: it stays while that of these texts is `NEAR` it, so that few other texts do not change the vectors of all.
-    `elsewhere` is what other shards of the run count.
+    `elsewhere` is what other shards count, `shards` which this is.
     """
 
     run_id: str
@@ -166,6 +165,7 @@ class ExportedCollection:
     form: PayloadForm
     average: float = 0.0
     elsewhere: Mapping[str, int] = field(default_factory=dict)
+    shards: Shards | None = None
 
     @classmethod
     def open(
@@ -177,8 +177,7 @@ class ExportedCollection:
 
         directory = run.directory.exports(summary.name)
         written = {whole_name(each.path): each for each in summary.exports}
-        roster = remaining(run.roster, summary.missing)
-        tokens = token_dims(roster)
+        tokens = token_dims(remaining(run.roster, summary.missing))
         names = [TABLE, *(f"{name}{end}" for name in tokens for end in ("-starts.npy", ".npy"))]
         for name in (each for each in names if each not in written):
             refuse_at_work(run.directory.path, f"there is no {name} of {summary.name}")
@@ -200,8 +199,8 @@ class ExportedCollection:
         spec = spec_of(run.summary, run.roster, summary, dims.get(FUSED, 0))
         manifest = told(replace(spec, payload=payload or spec.payload).manifest)
         form = read_manifest(manifest, dims, [*terms, *([BM25] if language else [])], tokens).payload
-        contents = {name: written[name].sha256 for name in names}
-        known = msgspec.json.encode([contents, {**manifest, "run": None}], order="sorted")
+        held = {name: written[name].sha256 for name in names}
+        known = hashlib.sha256(msgspec.json.encode([held, {**manifest, "run": None}], order="sorted")).hexdigest()
         return cls(
             run.summary.run_id,
             summary.name,
@@ -211,7 +210,7 @@ class ExportedCollection:
             dims,
             terms,
             manifest,
-            hashlib.sha256(known).hexdigest(),
+            known,
             run.directory.uploads,
             _unread(summary),
             files,
@@ -220,6 +219,7 @@ class ExportedCollection:
             language,
             form,
             elsewhere=summary.elsewhere,
+            shards=shards_of(run.directory.inputs(), summary.chunks + summary.elsewhere.get("chunks", 0)),
         )
 
     @property

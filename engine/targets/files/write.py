@@ -6,8 +6,9 @@ directory that may hold other things only what an export wrote is ever replaced:
 SHA-256, and is written before a file gets its name, so that each is known to be ours whenever this is killed.
 """
 
+import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -138,8 +139,10 @@ def staging(directory: Path) -> Iterator[Path]:
 def read_record(directory: Path, name: str = RECORD, union: str = "") -> ExportRecord:
     """Read what exports have written there; nothing, where no record is of this name. Raises UsageError for one that is
     damaged, and for one of a part that is of no such `union`."""
-    found = ExportRecord(schema_version="1")
-    for path in directory.glob(EXPORTS):
+    found, names = ExportRecord(schema_version="1"), list[str]()
+    with suppress(FileNotFoundError):
+        names = next((names for _, _, names in storage.walk(directory)), [])
+    for path in (directory / each for each in fnmatch.filter(names, EXPORTS)):
         try:
             record = msgspec.json.decode(atomic.content(path), type=ExportRecord)
         except FileNotFoundError:
