@@ -21,6 +21,7 @@ from bench.campaigns import (
     signals,
     silence,
     tokenizers,
+    trees,
     values,
 )
 
@@ -39,6 +40,7 @@ CAMPAIGNS = [
     values.CAMPAIGN,
     pairs.CAMPAIGN,
     producers.CAMPAIGN,
+    trees.CAMPAIGN,
     heads.CAMPAIGN,
     tokenizers.CAMPAIGN,
     servers.CAMPAIGN,
