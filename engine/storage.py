@@ -6,11 +6,13 @@ in the machine's role; a URL holds none.
 """
 
 import errno
+import fnmatch
 import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from io import FileIO, RawIOBase
 from pathlib import Path, PosixPath
@@ -91,6 +93,12 @@ class Url(PosixPath):
     def unlink(self, missing_ok: bool = False) -> None:
         if not missing_ok or self.exists():
             _insist(self, lambda system, key: system.rm_file(key))
+
+    def glob(self, pattern: str) -> Generator["Url", None, None]:
+        """Yield the objects in a folder whose names are of a pattern; none where nothing is."""
+        with suppress(FileNotFoundError):
+            names = [name for name in _insist(self, _names) if "/" not in name]
+            yield from (self / name for name in fnmatch.filter(names, pattern))
 
     def is_symlink(self) -> bool:
         return False

@@ -49,7 +49,7 @@ def service(monkeypatch):
 
 @pytest.fixture
 def on_disk(tmp_path):
-    docs = {"a.jsonl": sentences(20), "deep/er/b::c_chunks.json": sentences(5, start=50)}
+    docs = {"a.jsonl": sentences(20), "deep/er=%2F/b::c_chunks.json": sentences(5, start=50)}
     root = corpus(tmp_path / "root", {"Docs": docs, ".hidden": {"c.jsonl": ["x"]}})
     (root / "Docs" / "seen.txt").write_text("unread")
     (root / "Tables").mkdir()
@@ -66,7 +66,8 @@ def put(service, root, place):
 
 def read(root):
     found = discover(root)
-    read = read_corpus(found, lambda _: None)
+    fields = list[bytes]()
+    read = read_corpus(found, lambda _: None, lambda chunk: fields.append(chunk.whole_payload))
     points = [rows.points.tolist() for rows in read.rows]
     refused = [rows.refusals.told for rows in read.rows]
     told = [each.replace(str(root), "ROOT") for each in overlooked(root, found)]
@@ -78,6 +79,7 @@ def read(root):
         refused,
         told,
         glance(root),
+        fields,
     )
 
 
