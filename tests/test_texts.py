@@ -122,11 +122,14 @@ def test_documents_and_objects_of_any_class_keep_all_that_json_can_hold(tmp_path
     vars(plain).update(parts, metadata=SimpleNamespace(to_dict=lambda: {"m": 1}), _own=1, odd=object())
     bare = type("Bare", (), {})()
     vars(bare).update(parts)
+    slotted = type("Slotted", (), {"__slots__": [*parts, "_own"]})()
+    for name, value in parts.items():
+        setattr(slotted, name, value)
     known = SimpleNamespace(page_content="a", id_="k", type="Document", metadata={"m": 1}, node_id="n")
-    for number, each in enumerate((made, plain, bare, known)):
+    for number, each in enumerate((made, plain, bare, slotted, known)):
         (found,) = read([each], tmp_path / str(number))
         assert (found.text, found.chunk_id) == ("a", "k")
-        assert json.loads(found.payload) == ({} if each is bare else {"m": 1})
+        assert json.loads(found.payload) == ({} if each in (bare, slotted) else {"m": 1})
         others = (
             {"type": "Document", "node_id": "n"}
             if each is known

@@ -90,9 +90,10 @@ def _compared(kept: Payloads, ours: Payloads, chunks: int) -> list[str]:
 def _grow(root: Path, rng: random.Random) -> None:
     """One to three directories of files of one rank mostly, with foreign ones among them."""
     rank = rng.choice((0, 0, 1, 1, 1, 2))
-    for top in rng.sample((*FOLDERS[:3], "d.jsonl", *PARTS[:3:2]), rng.randrange(1, 4)):
+    for top in rng.sample((".", *FOLDERS[:3], "d.jsonl", *PARTS[:3:2]), rng.randrange(1, 4)):
         for number in range(rng.randrange(1, 6)):
             above = rng.choices((*FOLDERS, *PARTS), k=rng.choice((0, 0, 1, 2, 3)))
+            above = [each for each in above if top != "." or each not in (FOLDERS[3], ".hid")]  # no collections
             folder = root.joinpath(top, *above)
             folder.mkdir(parents=True, exist_ok=True)
             of = rank if rng.random() < 0.8 else rng.choice((1, 2))

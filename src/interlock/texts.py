@@ -186,7 +186,8 @@ def _record(item: object) -> Mapping[str, object]:
     ids = {name: getattr(item, name, None) for name in _IDS}
     own = next((name for name, each in ids.items() if named(each) or isinstance(each, UUID)), "")
     others = dict[str, object]()
-    for name, value in (row or getattr(item, "__dict__", {})).items():
+    names = chain(getattr(item, "__dict__", ()), *(vars(kind).get("__slots__", ()) for kind in type(item).__mro__))
+    for name, value in (row or {name: getattr(item, name, None) for name in names}).items():
         with suppress(TypeError, ValueError, RecursionError):  # what is no JSON, and not asked for
             if (
                 name not in (text, about, own)
