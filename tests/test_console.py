@@ -189,7 +189,7 @@ async def test_what_costs_something_is_shown_first_and_pending_until_the_engine_
         await pilot.press("y")
         assert asked(recorded) == [("cpu_fallback", "no")]
         await pilot.press("x")
-        assert "Current leases end" in whole(app)
+        assert "batches on cuda:" in whole(app)
         await pilot.press("y", "P")
         assert "side by side*" in text_of(app)[0] and "PAUSING" in text_of(app)[0]
         assert {each.who for each in recorded.controls.pending()} == {app.who}
@@ -243,9 +243,20 @@ async def test_a_control_that_would_be_refused_is_refused_at_once_and_nothing_is
             assert asked(recorded) == [] and "*" not in text_of(app)[0]
 
 
-async def test_a_switch_that_would_change_nothing_cannot_be_confirmed(recorded):
+async def test_a_switch_that_would_change_nothing_cannot_be_confirmed_and_one_that_is_ready_late_disturbs_nobody(
+    recorded,
+):
     recorded.play_to(FAR)
+    ready, foresee = [], recorded.foresee
+    recorded.foresee = lambda schedule: foresee(schedule) if ready else None
     async with shown(recorded) as (app, pilot):
+        await pilot.press("x", "slash")
+        ready.append(True)
+        await seen(app, pilot)
+        assert isinstance(app.screen, Find)
+        await pilot.press("enter")
+        await seen(app, pilot)
+        assert isinstance(app.screen, Main) and asked(recorded) == []
         recorded.play_until(lambda now: sum(each.batches_done < each.batches for each in now.passes) == 1)
         await seen(app, pilot)
         await pilot.press("x")
@@ -375,7 +386,7 @@ async def test_the_end_of_a_run_is_summed_up_once_what_lies_over_it_is_answered(
     assert app.return_value is Leave.OVER
 
 
-async def test_events_are_narrowed_while_one_types_opened_and_filtered(recorded):
+async def test_events_are_narrowed_while_one_types_opened_filtered_and_exported(recorded):
     recorded.play_to(FAR)
     async with shown(recorded, (120, 40)) as (app, pilot):
         listed = app.main._events.listed
@@ -396,9 +407,10 @@ async def test_events_are_narrowed_while_one_types_opened_and_filtered(recorded)
         assert "q Quit" in text_of(app)[-1]
         await pilot.press("enter", "enter")
         assert isinstance(app.screen, EventScreen) and "rung" in whole(app)
-        await pilot.press("escape", "slash", "end", "space", *"mitigation:", "enter")
+        await pilot.press("escape", "slash", "end", "space", *"mitigation:", "enter", "e")
         assert "/smaller mitigation:" in whole(app)
-        assert len(listed()) > 3
+        (file,) = recorded.directory.path.glob("events-*.txt")
+        assert file.read_text().count("\n") == len(listed()) > 3
 
 
 async def test_what_went_wrong_is_counted_until_a_key_shows_it(recorded):
@@ -704,12 +716,14 @@ async def test_the_past_of_a_watched_run_is_gone_through_by_keys_that_a_run_of_i
         assert source.position == now - source.step
         await pilot.press("x", "S")
         assert "this is the past" in text_of(app)[-1] and isinstance(app.screen, Main)
-        await pilot.press("N", "N")
+        await pilot.press("m", "N", "N")
         wrong = app.main._events.chosen
         assert wrong.severity in ("warning", "error") or wrong.word == "mitigation"
         assert f"at {duration(source.position)} " in text_of(app)[0]
         await pilot.press("n", "left_square_bracket")
         assert source.position < source._past.times[wrong.seq]
+        await pilot.press("M")
+        assert source.position == now - source.step
         await pilot.press("home", "space")
         assert not source.paused and source.position < now / 2
         await pilot.press("end")

@@ -28,6 +28,7 @@ from interlock.console.main import main
 from interlock.console.sources.journal import Watched
 from interlock.console.sources.session import Session
 from interlock.engine.compute.controls import STOP, Controls
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.record import rundir
 from interlock.engine.record.atomic import occupant
@@ -156,7 +157,7 @@ def test_ten_thousand_random_bytes_only_cut_off_who_sent_them(served):
     "line",
     [
         b"{}", b"[]", b"null", b'{"do":"halt","more":1}', b'{"do":"change","control":1,"value":"yes"}', b"[" * 900,
-        b'{"do":"inquire","since":"other"}', b"x" * (said.LONGEST + 1), b"\xff\xfe",
+        b'{"do":"foresee","schedule":"other"}', b"x" * (said.LONGEST + 1), b"\xff\xfe",
     ],
 )  # fmt: skip
 def test_what_is_no_request_cuts_off_who_said_it_and_changes_nothing(served, line):
@@ -395,6 +396,18 @@ def test_two_watchers_see_what_the_other_asked_until_the_journal_has_the_answer(
             each.close()
 
 
+def test_a_watcher_is_shown_what_a_schedule_would_do_as_the_run_itself_foresees_it(running):
+    watcher = Watched(running, steered=True)
+    try:
+        until(lambda: watcher.controls and watcher.snapshot().passes)
+        found = []
+        until(lambda: found.append(watcher.foresee(Schedule.SHARED)) or found[-1])
+        assert found[0] is None and not found[-1].unknown
+        assert all(lease.batches and lease.devices for lease in found[-1].leases)
+    finally:
+        watcher.close()
+
+
 def test_the_status_of_a_run_that_was_asked_to_stop_says_so(tmp_path):
     run, asked = Recorded(rundir.RunDirectory(tmp_path / "r")), Controls()
     run.play_to(0.3)
@@ -412,9 +425,10 @@ def test_asking_a_run_that_cannot_be_reached_never_waits_and_says_so(tmp_path):
         until(lambda: "no control socket" in remote.unreached)
         began = time.monotonic()
         remote.ask("pause", "yes", "me")
+        assert remote.foresee(Schedule.SHARED) is None
         assert time.monotonic() - began < 0.1
         until(lambda: remote.told().startswith("no answer"))
-        assert remote.pending() == []
+        assert remote.pending() == [] and remote.foresee(Schedule.SHARED).unknown
     finally:
         remote.close()
 

@@ -24,6 +24,9 @@ class Told(list):
 class Nothing:
     """What is steered, where nothing is left."""
 
+    def preview(self, schedule):
+        return None
+
     def unaffected_by(self, schedule):
         return False
 
@@ -54,6 +57,7 @@ def test_pending_controls_are_refused_when_no_cells_are_left(control):
     controls.end(told)
     assert [event.reason for event in told] == ["nothing is left to compute"]
     assert controls.pending() == []
+    assert controls.preview(Schedule.SHARED) is None
 
 
 @pytest.mark.parametrize("control", VALUES)
@@ -101,18 +105,23 @@ def test_another_schedule_is_refused_for_a_single_model(run_of):
 def test_switching_exclusive_off_on_the_cpu_makes_both_models_resident(
     run_of,
 ):
-    controls, asked = Controls(), []
+    controls, foreseen = Controls(), []
     run = run_of(controls, devices="cpu")
     emit = run.recorder.emit
 
     def watched(event: ev.AnyEvent):
-        if isinstance(event, ev.BatchCommitted) and not asked:
-            asked.append(event)
+        if isinstance(event, ev.BatchCommitted) and not foreseen:
+            foreseen.append(controls.preview(Schedule.SHARED))
             controls.ask("schedule", "shared", "ada")
         return emit(event)
 
     run._emit = watched
     assert run.go() == ExitCode.COMPLETED
+    (then,) = foreseen
+    assert [(assignment.model_pass, assignment.devices) for assignment in then.assignments] == [
+        (0, ("cpu",)),
+        (1, ("cpu",)),
+    ]
     alone, *together = events_of(run.directory.path, ev.LeaseGranted)
     assert (alone.schedule, {lease.schedule for lease in together}) == ("exclusive", {"shared"})
     granted = [type(event.body).__name__ for event in entries(run.directory.path)]

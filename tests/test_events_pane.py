@@ -13,6 +13,7 @@ from textual.events import MouseScrollDown, MouseScrollUp
 
 from interlock.console.screens import event as detail
 from interlock.console.screens.event import EventScreen
+from interlock.console.text.dialog_text import exported
 from interlock.engine.record import events as ev
 from interlock.engine.record.events import Entry
 from interlock.engine.record.words import safe
@@ -345,3 +346,7 @@ async def test_copying_the_detail_puts_its_json_on_the_clipboard(monkeypatch):
         assert msgspec.json.decode(app.clipboard, type=Entry) == shown_entry
         sent = next(text for text in written if text.startswith("\x1b]52;c;"))
         assert base64.b64decode(sent[7:-1]).decode() == app.clipboard
+
+
+def test_a_line_whose_time_is_none_is_saved_all_the_same():
+    assert exported(Line(0, 1e300, "note", "run", "a")) == "--:--:-- note    run        a"

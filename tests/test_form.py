@@ -22,7 +22,7 @@ from interlock.console.form import (
 )  # fmt: skip
 from interlock.console.look import Look
 from interlock.console.screens.ask import Dialog
-from interlock.console.screens.entry import completed
+from interlock.console.screens.entry import Browse, completed
 from interlock.console.screens.lists import Listing
 from interlock.console.screens.planning import plan_rows
 from interlock.console.screens.setup import Setup
@@ -309,7 +309,7 @@ async def test_models_are_ticked_and_devices_chosen_from_lists_of_those_that_are
         assert devices.value == "sim:2xT4"
 
 
-async def test_a_path_is_completed_and_leaving_asks_only_where_something_was_typed(place):
+async def test_a_path_is_taken_from_the_tree_or_completed_and_leaving_asks_only_where_something_was_typed(place):
     async with shown() as (app, pilot):
         await pilot.press("ctrl+g")
         await until(pilot, "no runs in runs yet")
@@ -322,6 +322,12 @@ async def test_a_path_is_completed_and_leaving_asks_only_where_something_was_typ
         await pilot.press("tab")  # nobody touched it
         assert runs.value == "runs" and app.screen.focused is not runs
         chunks.focus()
+        await pilot.press("ctrl+o")
+        assert isinstance(app.screen, Browse)
+        await until(pilot, "empty")
+        await pilot.press("down", "enter")
+        assert chunks.value == "chunks/"
+        fill(app, chunks="")
         await pilot.press("e")
         await shows(pilot, lambda: chunks._suggestion)
         await pilot.press("tab")
@@ -369,10 +375,11 @@ async def test_the_field_with_the_focus_the_command_and_the_keys_are_in_sight_at
 
 async def test_a_plan_of_many_chunks_waits_for_the_key_that_the_settings_give_it_and_all_is_ascii(place, monkeypatch):
     monkeypatch.setattr("interlock.console.screens.setup.UNASKED", 100)
-    keys = {"run": "f5", "plan": "f7", "leave": "f8"}
+    keys = {"run": "f5", "browse": "f6", "plan": "f7", "leave": "f8"}
     async with shown((120, 40), keys=keys, ascii=True) as (app, pilot):
+        assert any("or f6 for a tree" in line for line in lines_of(app))
         said = " ".join(lines_of(app)[-1].split())
-        assert said == "f5 Run f7 Plan ^g Earlier runs tab Next field f1 Help f8 Quit"
+        assert said == "f5 Run f7 Plan f6 Tree ^g Earlier runs tab Next field f1 Help f8 Quit"
         fill(app, chunks="chunks")
         await until(pilot, "press f7 for it")
         await pilot.press("down")

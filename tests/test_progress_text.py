@@ -8,9 +8,12 @@ import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
 
+from interlock.console.control.protocol import Foreseen
 from interlock.console.front_ends.headless import Headless
 from interlock.console.sources.session import Session
+from interlock.console.text import dialog_text
 from interlock.console.text.progress_text import bar, interval, progress
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.record.rundir import RunDirectory
 from tests.builders import corpus, sentences, toml
 from tests.pty_harness import on_terminal
@@ -104,3 +107,8 @@ def test_a_notebooks_cell_gets_lines_since_it_keeps_what_would_be_written_over(t
         said = capsys.readouterr().err
         assert ("\r" in said) == (name == "shell")
         assert "left" in said or name == "shell"
+
+
+def test_what_would_move_is_nothing_where_all_is_done_and_not_known_where_nothing_is_leased_yet():
+    planned, done = (dialog_text.foreseen(Schedule.SHARED, Foreseen(), sample(at=at)) for at in (0.0, 3.0))
+    assert planned != done

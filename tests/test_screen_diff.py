@@ -1,14 +1,18 @@
 """What is sent with thrift looks exactly like what was painted, and is shorter."""
 
+import itertools
 import re
 
 import pyte
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rich.color import Color
 from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 
+from interlock.console.terminal import screen_diff as styles
 from interlock.console.terminal.screen_diff import RESET, ScreenDiff
 
 COLUMNS, ROWS = 24, 5
@@ -18,7 +22,6 @@ STRANGE = ["73", "4:3", "58;5;1"]
 WHOLE = ["bg", "bold", "italics", "underscore", "strikethrough", "reverse", "blink"]
 ATTRIBUTES = ["bold", "dim", "italic", "underline", "blink", "blink2", "reverse", "conceal", "strike"]
 ATTRIBUTES += ["underline2", "frame", "encircle", "overline"]
-UNKNOWN_TO_PYTE = re.compile(r"\x1b\[\?2026\$p|\x1b\[4:3m|(?<=[;\[])4:3;|;4:3(?=m)")
 WITHOUT_STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 sets = st.lists(st.sampled_from(CODES), min_size=1, max_size=4).map(lambda codes: f"\x1b[{';'.join(codes)}m")
@@ -51,7 +54,7 @@ def cells(stream: list[str]) -> list[list[tuple[object, ...]]]:
     screen = pyte.Screen(COLUMNS, ROWS)
     terminal = pyte.Stream(screen)
     for piece in stream:
-        terminal.feed(UNKNOWN_TO_PYTE.sub("", piece))
+        terminal.feed(piece.replace("\x1b[?2026$p", "").replace("\x1b[4:3m", ""))
     return [[_seen(screen.buffer[row][column]) for column in range(COLUMNS)] for row in range(ROWS)]
 
 
@@ -111,8 +114,34 @@ def test_a_reset_clears_unknown_codes_that_went_through(stream: list[str]) -> No
         assert re.search(r"\x1b\[(0|)(;|m)", after)
 
 
-def test_a_row_of_no_cells_costs_nothing() -> None:
-    assert ScreenDiff(COLUMNS, ROWS)("\x1b[2;25H\n\x1b[3;1Ha\x1b[5;1H") == "\x1b[3;1Ha\x1b[5;1H"
+def listed(lines: list[str], beside: str, *, whole: bool) -> str:
+    """A list of `lines` in rows 2 to 4 beside a column that has its own signs, as Textual paints it: whole with its
+    border, or the list alone."""
+    painted = {row: f"\x1b[{row};2H\x1b[32m{line:<16}{RESET}" for row, line in enumerate(lines, 2)}
+    if whole:
+        painted = {row: f"\x1b[{row};1H|{text[6:]}|\x1b[31m{beside * 6}{RESET}" for row, text in painted.items()}
+        painted |= {row: f"\x1b[{row};1H{'-' * COLUMNS}" for row in (1, ROWS)}
+    return "\n".join(text for _, text in sorted(painted.items())) + "\x1b[5;1H"
+
+
+@given(
+    st.lists(st.sampled_from(["a warning here", "LEASE AT REST", "1234567890"]), min_size=3, max_size=9),
+    st.lists(st.sampled_from(["x", "yz", " "]), min_size=7, max_size=7),
+)
+def test_a_list_that_goes_on_is_moved_and_every_cell_beside_it_stays_in_its_place(told: list[str], gaps: list[str]):
+    lines = [f"{at} {line}"[:16] for at, line in enumerate(told)]
+    frames = [listed(lines[at : at + 3], "=", whole=not at) for at in range(len(lines) - 2)]
+    frames = [each for frame, gap in zip(frames, gaps, strict=False) for each in (frame, f"\x1b[1;3H{gap}\x1b[5;1H")]
+    thrift = ScreenDiff(COLUMNS, ROWS)
+    assert cells([thrift(frame) for frame in frames]) == cells(frames)
+
+
+def test_a_list_that_goes_on_costs_its_new_line_and_a_row_of_no_cells_nothing() -> None:
+    thrift = ScreenDiff(COLUMNS, ROWS)
+    for at in range(3):
+        sent = thrift(listed([sign * 16 for sign in "abcdef"[at : at + 3]], "=", whole=not at))
+    assert sent.startswith("\x1b[2;4r\x1b[4;1H\n\x1b[r\x1b[4;1H") and set(re.findall("[a-f]", sent)) == {"e"}
+    assert thrift("\x1b[2;25H\n\x1b[3;1H\x1b[0m|\x1b[5;1H") == "\x1b[5;1H"
 
 
 def test_what_did_not_change_is_jumped_over_where_that_is_shorter() -> None:
@@ -124,18 +153,28 @@ def test_what_did_not_change_is_jumped_over_where_that_is_shorter() -> None:
 
 def test_only_the_change_in_a_row_is_sent_and_each_style_once() -> None:
     def painted(*texts: str) -> str:
-        colours = ["#4d5156", "#56b6c2", "#56b6c2", "#56b6c2"]
+        colours = ["#4d5156", "#56b6c2", "#d5d9de", "#56b6c2"]
         row = [
             Segment(text, Style(color=colour, bgcolor="#14181d")) for text, colour in zip(texts, colours, strict=True)
         ]
         return "\x1b[3;1H" + Console(color_system="truecolor", force_terminal=True)._render_buffer(row) + "\x1b[1;1H"
 
-    thrift, back = ScreenDiff(COLUMNS, ROWS), "48;2;20;24;29"
-    assert thrift(painted("│", "mo", "del", "│")) == (
-        f"\x1b[3;1H\x1b[38;2;77;81;86;{back}m│\x1b[0;38;2;86;182;194;{back}mmodel│\x1b[1;1H"
+    thrift = ScreenDiff(COLUMNS, ROWS)
+    assert thrift(painted("│", "model", "     ", "│")) == (
+        "\x1b[3;1H\x1b[38;2;77;81;86;48;2;20;24;29m│\x1b[38;2;86;182;194mmodel     │\x1b[1;1H"
     )
-    assert thrift(painted("│", "mo", "del", "│")) == "\x1b[1;1H"
-    assert thrift(painted("│", "mo", "dem", "│")) == "\x1b[3;6Hm\x1b[1;1H"
+    assert thrift(painted("│", "model", "     ", "│")) == "\x1b[1;1H"
+    assert thrift(painted("│", "modem", "     ", "│")) == "\x1b[3;6Hm\x1b[1;1H"
+
+
+@pytest.mark.parametrize("system", ["standard", "256", "truecolor"])
+def test_every_style_of_rich_is_known(system: str) -> None:
+    colours = [Color.parse(name) for name in ("default", "red", "bright_blue", "color(99)", "#102030")]
+    console = Console(color_system=system, force_terminal=True)
+    for front, back, name in itertools.product(colours, colours, ATTRIBUTES):
+        style = Style.from_color(front, back) + Style(**{name: True})
+        painted = console._render_buffer([Segment("a", style)])
+        assert styles.after(styles.PLAIN, painted[2 : painted.index("m")]) is not None
 
 
 def test_a_reset_alone_is_sent() -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from interlock.console.control.protocol import Foreseen, foreseen
 from interlock.engine.compute.controls import PAUSE_SECONDS, STOP, Controls
-from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.schedule import DeviceRoom, MemoryNeed, Placement, Schedule, next_placement
 from interlock.engine.errors import ExitCode
 from interlock.engine.record import events as ev
 from interlock.engine.record import journal, summary
@@ -94,6 +95,10 @@ class Recorded:
         """Those with a `seq` above `after`, and how many before them were dropped."""
         return self.recorder.drain(max(after, self.recorder.first - 1))
 
+    def foresee(self, schedule: Schedule) -> Foreseen:
+        """What another schedule would lease next."""
+        return foreseen(self._box.preview(schedule), unaffected=False)
+
     def told(self) -> str:
         """Nothing: what is asked here is answered at once."""
         return ""
@@ -160,3 +165,16 @@ class Recorded:
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Never: what follows in the recording stays as it was."""
         return False
+
+    def preview(self, schedule: Schedule) -> Placement | None:
+        """What the engine would lease next, by its own rule and what leases took in the recording."""
+        from interlock.engine.flows.weightless import HOST_ROOM
+
+        seen = self.snapshot()
+        left = [sorted(set(range(each.batches)) - set(each.cells)) for each in seen.passes]
+        sizes = [(each.model, self._leases[each.model].predicted_bytes) for each in seen.passes]
+        needs = [MemoryNeed(key, whole=size, streamed=size // 2, host=2 * size) for key, size in sizes]
+        room = next(iter(self._leases.values())).budget_bytes
+        healthy = [device.facts.name for device in seen.devices if not device.lost]
+        places = [*(DeviceRoom(name, "sim", room) for name in healthy), DeviceRoom("cpu", "cpu", HOST_ROOM)]
+        return next_placement(schedule, left, needs, places, 0, None, cpu_fallback=seen.cpu_fallback)

@@ -5,7 +5,7 @@ until somebody asks it to stop.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,11 +20,12 @@ from interlock.console.sources.session import Session, Source
 from interlock.console.terminal.driver import HangupSafeDriver
 from interlock.console.text.recap import recap
 from interlock.engine.errors import ExitCode, InterlockError
+from interlock.engine.record import atomic
 from interlock.engine.record.atomic import user_name
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.state import Pace
 from interlock.engine.record.summary import summarise
-from interlock.engine.record.words import safe
+from interlock.engine.record.words import safe, several
 from interlock.engine.standing.health import ended
 from interlock.widgets.text import wrapped
 
@@ -86,6 +87,7 @@ class Console(Frame[Leave]):
         told = self.source.told()
         self._follow_stop(told)
         self.main.update(snapshot)
+        self.main.foresee()
         if told:
             self.main.say(told)
         self.seen_seq = self.main.seen
@@ -152,6 +154,15 @@ class Console(Frame[Leave]):
             self.push_screen(SummaryScreen(document, None, self.look))
         except InterlockError as error:
             self.main.say(str(error))
+
+    def export(self, lines: Sequence[str]) -> str:
+        directory = self._summary_path.parent if self._summary_path else Path()
+        target = directory / f"events-{time.strftime('%H%M%S')}.txt"
+        try:
+            atomic.write_bytes(target, "".join(f"{line}\n" for line in lines).encode())
+        except (InterlockError, OSError) as error:
+            return f"not saved: {error}"
+        return f"saved {several(len(lines), 'event')} to {target}"
 
     @property
     def _summary_path(self) -> Path | None:

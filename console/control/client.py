@@ -17,6 +17,7 @@ import msgspec
 
 from interlock.console.control import protocol as said
 from interlock.console.control.protocol import name_of, peer_of, short
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record.events import ControlApplied, ControlRefused
 from interlock.engine.record.rundir import SOCKET
@@ -26,7 +27,7 @@ PATIENCE = 5.0
 BEAT = 0.5
 """Seconds after which a run is asked how its controls stand."""
 LONGEST = 1 << 20
-R = TypeVar("R", said.Answered, said.Standing)
+R = TypeVar("R", said.Answered, said.Standing, said.Foreseen)
 
 
 class UnreachableError(InterlockError):
@@ -109,6 +110,7 @@ class Remote:
         self._standing = said.Standing()
         self._asked: list[ControlApplied] = []
         self._requests: list[Callable[[Link], None]] = []
+        self._foreseen: dict[Schedule, said.Foreseen | None] = {}
         self._told = ""
         self._link: Link | None = None
         self._lock = threading.Lock()
@@ -159,6 +161,24 @@ class Remote:
             self._wake.set()
 
         self._request(halt)
+
+    def foresee(self, schedule: Schedule) -> said.Foreseen | None:
+        """Find what another schedule would lease next; None: it is being asked for, ask again."""
+        with self._lock:
+            if schedule in self._foreseen:
+                found = self._foreseen[schedule]
+                if found:
+                    del self._foreseen[schedule]
+                return found
+            self._foreseen[schedule] = None
+
+        def look(link: Link) -> None:
+            found = link.ask(said.Foresee(schedule.value), said.Foreseen)
+            with self._lock:
+                self._foreseen[schedule] = found
+
+        self._request(look)
+        return None
 
     def answered(self, answer: ControlApplied | ControlRefused) -> None:
         """Take from what is pending what the journal has an answer to."""
@@ -212,6 +232,7 @@ class Remote:
         with self._lock:
             self._told = f"no answer: {why}" if self._asked or self._requests else self._told
             self._standing, self._asked, self._requests = said.Standing(), [], []
+            self._foreseen = {schedule: said.Foreseen(unknown=why) for schedule in self._foreseen}
         self.unreached = why
 
 

@@ -10,12 +10,13 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from interlock.engine.compute.controls import VALUES
+from interlock.engine.compute.schedule import Placement
 from interlock.engine.record.events import ControlApplied
 from interlock.engine.record.rundir import SOCKET
 from interlock.engine.record.state import Control
@@ -43,7 +44,13 @@ class Halt(Struct, frozen=True, tag="halt", tag_field="do", forbid_unknown_field
     """Stop after the current batch."""
 
 
-Request = Inquiry | Change | Halt
+class Foresee(Struct, frozen=True, tag="foresee", tag_field="do", forbid_unknown_fields=True):
+    """What another schedule would lease next."""
+
+    schedule: Literal["exclusive", "rotating", "shared"]
+
+
+Request = Inquiry | Change | Halt | Foresee
 
 
 class Answered(Struct, frozen=True, tag=True, tag_field="is"):
@@ -64,7 +71,26 @@ class Standing(Struct, frozen=True, tag=True, tag_field="is"):
     answers: list[Control] = []
 
 
-Reply = Answered | Standing
+class NextLease(Struct, frozen=True):
+    """What a model would have: its pass, the batches that are left to it, and where."""
+
+    model_pass: int
+    batches: int
+    devices: tuple[str, ...]
+    streamed: bool = False
+
+
+class Foreseen(Struct, frozen=True, tag=True, tag_field="is"):
+    """What another schedule would lease next; without leases nothing is left, or it is not known yet."""
+
+    leases: list[NextLease] = []
+    unaffected: bool = False
+    """Whether what is leased now would stay just as it is."""
+    unknown: str = ""
+    """Why nobody can tell; empty where somebody could."""
+
+
+Reply = Answered | Standing | Foreseen
 REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 REPLIES: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 _encode = msgspec.json.Encoder().encode
@@ -80,6 +106,15 @@ def read(line: bytes, decoder: msgspec.json.Decoder[T]) -> T | None:
 def line_of(said: Request | Reply) -> bytes:
     """Write a request or a reply as a line."""
     return _encode(said) + b"\n"
+
+
+def foreseen(then: Placement | None, *, unaffected: bool) -> Foreseen:
+    """Tell of a placement what an operator is shown before the schedule is changed."""
+    leases = [
+        NextLease(each.model_pass, len(each.batches), tuple(each.devices), each.streamed)
+        for each in (then.assignments if then else ())
+    ]
+    return Foreseen(leases, unaffected)
 
 
 _CREDENTIALS = struct.Struct("3i")

@@ -14,6 +14,7 @@ from pathlib import Path
 from interlock.console.control import protocol as said
 from interlock.console.control.protocol import name_of, peer_of, short
 from interlock.engine.compute.controls import STOP, Controls
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, reason
 from interlock.engine.record.rundir import SOCKET
 from interlock.engine.record.state import Control
@@ -117,6 +118,10 @@ class Server:
                 if not (refused := controls.refusal(STOP)):
                     controls.stop(ExitCode.STOPPED, who)
                 return said.Answered(refused, before, who)
+            case said.Foresee(schedule=schedule):
+                wanted = Schedule(schedule)
+                then = controls.preview(wanted)
+                return said.foreseen(then, unaffected=then is not None and controls.unaffected_by(wanted))
 
 
 def _bound(directory: Path) -> socket.socket:

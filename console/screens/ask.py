@@ -169,8 +169,8 @@ class Find(ModalScreen[str | None]):
 AREAS = {
     "Run": ("exclusive", "fallback", "pause", "stop", "quit"),
     "Panes": ("pane", "zoom", "unzoom"),
-    "Past": ("step", "leap", "trouble", "faster", "slower"),
-    "Events": ("find", "first", "follow", "detail", "copy"),
+    "Past": ("step", "leap", "trouble", "set_mark", "to_mark", "faster", "slower"),
+    "Events": ("find", "first", "follow", "detail", "export", "copy"),
 }
 """What the actions of the main screen concern, by the first word of their calls; the rest is the screen itself."""
 LEGEND = (

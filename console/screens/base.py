@@ -66,6 +66,9 @@ class Host(Protocol):
     def show_summary(self) -> None:
         """Show the summary as it is on disk now."""
 
+    def export(self, lines: Sequence[str]) -> str:
+        """Write these lines beside the summary; return what to say of it."""
+
     def redraw(self) -> None:
         """Send the whole screen anew."""
 

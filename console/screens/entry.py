@@ -1,22 +1,28 @@
-"""The fields of the set-up form: a label, what is filled in, and below it what is wrong with it or what it may be."""
+"""The fields of the set-up form: a label, what is filled in, and below it what is wrong with it or what it may be.
+
+A directory may be chosen in a tree as well.
+"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
-from textual import events
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
 from textual.suggester import Suggester
 from textual.widget import Widget
-from textual.widgets import Input, Label, Static
+from textual.widgets import DirectoryTree, Input, Label, Static
 
 from interlock.console.form import ModelRow, directory, placed, toggled
 from interlock.console.screens.base import aside
 from interlock.console.text import form_text
+from interlock.engine.corpus.forms import form_of
 from interlock.engine.record.words import drawn
 from interlock.widgets.choices import Choices
 
@@ -161,3 +167,92 @@ class FormField(Vertical):
         self.set_class(bool(problem or hint), "told")
         self.query_one(Label).update(Text(f"X {self._label}" if problem else self._label))
         self.query_one(Static).update(Text(drawn(problem or hint, 500)))
+
+
+class Directories(DirectoryTree):
+    """Directories and chunk files, no other."""
+
+    ICON_NODE = "> "
+    ICON_NODE_EXPANDED = "v "
+    ICON_FILE = "  "
+
+    def filter_paths(self, paths: Iterable[Path]) -> Iterable[Path]:
+        return [path for path in paths if not path.name.startswith(".") and _told(path)]
+
+
+def _told(path: Path) -> bool:
+    try:
+        return form_of(path.name) is not None or path.is_dir()
+    except OSError:
+        return False
+
+
+class Browse(ModalScreen[str | None]):
+    """Gives the directory that was chosen, as somebody would type it here; None when it was left."""
+
+    DEFAULT_CSS = """
+    Browse { align: center middle; background: $background 60%; }
+    Browse > Vertical {
+        width: 100; max-width: 100%; height: 80%; min-height: 8;
+        border: round $accent; background: $surface; padding: 0 1;
+    }
+    Browse Static { width: 100%; height: auto; color: $text-muted; }
+    Browse DirectoryTree { height: 1fr; border: none; padding: 0; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "Back"),
+        Binding("enter", "choose", "Choose", priority=True),
+        Binding("left,h", "out", "Out"),
+        Binding("right,l", "focused.toggle_node", "Open"),
+        Binding("backspace", "above", "Above"),
+        Binding("j", "focused.cursor_down", show=False),
+        Binding("k", "focused.cursor_up", show=False),
+    ]
+
+    def __init__(self, typed: str) -> None:
+        """`typed` is a path of which what is there already is where one begins to look."""
+        super().__init__()
+        places = (Path(typed), *Path(typed).parents)
+        self._start = next((found for each in places if (found := directory(str(each)))), Path()).absolute()
+
+    def compose(self) -> ComposeResult:
+        with Vertical() as box:
+            box.border_title = "Choose a directory"
+            box.border_subtitle = "enter chooses  space opens  backspace goes up  esc cancels"
+            yield Static(Text(drawn(self._start)), id="place")
+            yield Directories(self._start)
+
+    def on_mount(self) -> None:
+        self._tree.focus()
+
+    @property
+    def _tree(self) -> DirectoryTree:
+        return self.query_one(DirectoryTree)
+
+    @on(DirectoryTree.NodeHighlighted)
+    def _show(self) -> None:
+        self.query_one("#place", Static).update(Text(drawn(self._chosen)))
+
+    @property
+    def _chosen(self) -> Path:
+        """The directory under the cursor, or that of the file there."""
+        node = self._tree.cursor_node
+        path = node.data.path if node and node.data else self._start
+        return path if path.is_dir() else path.parent
+
+    def action_choose(self) -> None:
+        chosen, here = self._chosen, Path.cwd()
+        below = chosen.is_relative_to(here) and chosen != here
+        self.dismiss(f"{chosen.relative_to(here)}/" if below else str(chosen))
+
+    def action_out(self) -> None:
+        """Close the directory, or go to the one it is in."""
+        node = self._tree.cursor_node
+        if node and node.is_expanded:
+            node.collapse()
+        elif node and node.parent:
+            self._tree.move_cursor(node.parent)
+
+    def action_above(self) -> None:
+        self._start = self._start.parent
+        self._tree.path = self._start

@@ -324,6 +324,9 @@ class Main(Seeking):
         elif line := self._events.chosen:
             self.say(copied(self.app, line.text, "the event"))
 
+    def action_export(self) -> None:
+        self.say(self.host.export([wording.exported(line) for line in self._events.listed()]))
+
     def action_summary(self) -> None:
         self.host.show_summary()
 

@@ -1,4 +1,4 @@
-"""What an operator does with the past of a run that is watched: go to any moment, find what went wrong.
+"""What an operator does with the past of a run that is watched: go to any moment, mark it, find what went wrong.
 
 The run itself goes on meanwhile, and its source goes on reading.
 """
@@ -9,6 +9,7 @@ from abc import abstractmethod
 from interlock.console.actions import ACTIONS, Action
 from interlock.console.screens.steering import Steering
 from interlock.console.sources.journal import Watched
+from interlock.engine.record.words import duration
 from interlock.widgets.panes.events import EventsPane
 
 PAST = {action.name.partition("(")[0] for action in ACTIONS if action.past}
@@ -18,6 +19,8 @@ class Seeking(Steering):
     """A screen that shows a run as it stands, or as it stood."""
 
     _events: EventsPane
+    _mark: float | None = None
+    """The moment that was marked, in seconds from the beginning of the run."""
 
     @abstractmethod
     def gone(self) -> None:
@@ -61,6 +64,17 @@ class Seeking(Steering):
             self.gone()
         else:
             self.say(f"nothing went wrong {'after' if way == 'next' else 'before'} this moment")
+
+    def action_set_mark(self) -> None:
+        if self._watched:
+            self._mark = self._watched.position
+            self.say(f"marked {duration(self._mark)}: {self.shown_key('to_mark')} goes back to it")
+
+    def action_to_mark(self) -> None:
+        if self._mark is None:
+            self.say(f"nothing is marked: {self.shown_key('set_mark')} marks a moment")
+        else:
+            self._go(self._mark)
 
     def _go(self, position: float) -> None:
         """Show the run as it was after so many seconds."""

@@ -21,7 +21,7 @@ from interlock.console.actions import SETUP, actions_of, bindings_of, line_key, 
 from interlock.console.form import FIELDS, ChunksSeen, Filled, Machine, command_of, problems, shelf, words_for
 from interlock.console.look import Look
 from interlock.console.screens.base import Keyed, aside
-from interlock.console.screens.entry import FormField, ModelChoices, Paths, TypedLine
+from interlock.console.screens.entry import Browse, FormField, ModelChoices, Paths, TypedLine
 from interlock.console.screens.layout import WIDE
 from interlock.console.screens.lists import Listing
 from interlock.console.screens.planning import PlanPane
@@ -171,7 +171,7 @@ class Setup(Keyed):
     def _hint(self, name: str) -> str:
         """What is known of what stands in a field; of the one with the cursor, what it may be."""
         if name == "chunks":
-            return form_text.chunks(self._seen, self.filled.text("chunks"))
+            return form_text.chunks(self._seen, self.filled.text("chunks"), self.shown_key("browse"))
         if self.focused is None or self.focused.id != name:
             return ""
         model = self.query_one(ModelChoices).model
@@ -294,6 +294,19 @@ class Setup(Keyed):
             self._field(next(iter(wrong))).focus()
         else:
             self.app.exit(self.filled)
+
+    def action_browse(self) -> None:
+        """Choose a directory for the field in which the cursor is, or for the chunks."""
+        focused = str(self.focused.id) if self.focused else ""
+        entry = self.query_one(f"#{focused if focused in PATHS else 'chunks'}", TypedLine)
+
+        def take(chosen: str | None) -> None:
+            if chosen is not None:
+                entry.take(chosen)
+                entry.action_end()
+                entry.focus()
+
+        self.app.push_screen(Browse(entry.value.strip()), take)
 
     @work(exclusive=True, group="earlier", exit_on_error=False)
     async def action_earlier(self) -> None:

@@ -1,6 +1,6 @@
 """What an operator may ask of a run from the main screen: each is pending until the engine answers, or refused at once.
 
-What costs time is told before it is asked for.
+What costs time is shown before it is asked for, as the engine foresees it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +28,8 @@ class Steering(Keyed):
     host: Host
     snapshot: Snapshot
     stopping = False
+    _wanted: Schedule | None = None
+    """The schedule that was asked about, until it is known what it would do."""
     recap_due = False
     """Whether the run has ended and nothing was said of that yet."""
     _question: Dialog | None = None
@@ -59,17 +61,29 @@ class Steering(Keyed):
         return f"cannot change {action.label}: {refusal}" if refusal else ""
 
     def action_exclusive(self) -> None:
-        """Ask for one model at a time, or models side by side."""
+        """Ask for one model at a time, or models side by side; what that does to the cells left is shown first."""
         if not self._controls("exclusive"):
             return
         if why := wording.no_other(self.snapshot):
             self.app.push_screen(Dialog("Nothing to change", [why], []))
             return
         exclusive = self.pending.get("schedule", self.snapshot.schedule) != Schedule.SHARED
-        wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
-        title = "Keep models resident side by side?" if exclusive else "Run one model at a time?"
-        lines, since = wording.reordered(self.snapshot)
-        self.confirm(title, lines, f"yes, from the next {since}", lambda: self._ask("schedule", wanted), "y,enter")
+        self._wanted = Schedule.SHARED if exclusive else Schedule.EXCLUSIVE
+        self.foresee()
+
+    def foresee(self) -> None:
+        """Ask about the schedule that is wanted once it is known what it would do; a run of another process is asked
+        for that first, and who opened something else meanwhile is not asked any more."""
+        if not (wanted := self._wanted) or not (then := self.source.foresee(wanted)):
+            return
+        self._wanted = None
+        if not self.is_active:
+            return
+        lines = wording.staying(self.snapshot) if then.unaffected else wording.foreseen(wanted, then, self.snapshot)
+        shared = wanted is Schedule.SHARED
+        title = "Keep models resident side by side?" if shared else "Run one model at a time?"
+        since = "the next batch" if then.leases and not then.unaffected else "the next lease"
+        self.confirm(title, lines, f"yes, from {since}", lambda: self._ask("schedule", wanted), "y,enter")
 
     def action_fallback(self) -> None:
         """Allow or forbid the CPU to models and batches: allowed it costs time, forbidden it may cost rows."""

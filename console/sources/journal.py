@@ -16,7 +16,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from interlock.console.control.client import Remote
+from interlock.console.control.protocol import Foreseen
 from interlock.console.sources.past import Moment, Past
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import InterlockError, UsageError, reason
 from interlock.engine.record.atomic import held
 from interlock.engine.record.events import ControlApplied, ControlRefused, Entry
@@ -113,6 +115,9 @@ class Watched:
     @property
     def unsteered(self) -> str:
         return f"cannot steer: {self._remote.unreached}" if self._remote else "--readonly: controls are off"
+
+    def foresee(self, schedule: Schedule) -> Foreseen | None:
+        return self._remote.foresee(schedule) if self._remote else Foreseen(unknown=self.unsteered)
 
     def told(self) -> str:
         return self._remote.told() if self._remote else ""

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from interlock.console.control.client import Remote
+from interlock.console.control.protocol import Foreseen, foreseen
 from interlock.console.control.server import steerable
 from interlock.engine.compute.controls import NO, Controls
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record import summary
 from interlock.engine.record.events import Entry, RunClosed
@@ -165,6 +167,9 @@ class Source(Protocol):
     def unsteered(self) -> str:
         """Why nothing can be asked; empty where something can."""
 
+    def foresee(self, schedule: Schedule) -> Foreseen | None:
+        """Find what another schedule would lease next; None: that is being asked for, ask again."""
+
     def told(self) -> str:
         """Take what an operator must hear of what was asked; mostly nothing."""
 
@@ -230,6 +235,11 @@ class Live:
     def entries(self, after: int) -> tuple[list[Entry], int]:
         work = self._session.work
         return work.recorder.drain(max(after, work.recorder.first - 1)) if work else ([], 0)
+
+    def foresee(self, schedule: Schedule) -> Foreseen:
+        controls = self._session.controls
+        then = controls.preview(schedule)
+        return foreseen(then, unaffected=then is not None and controls.unaffected_by(schedule))
 
     def told(self) -> str:
         return ""

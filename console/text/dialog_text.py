@@ -1,11 +1,15 @@
 """What the console says when it asks, labels or exports something, as pure text from plain state."""
 
 from interlock.console.actions import Action
+from interlock.console.control.protocol import Foreseen
+from interlock.engine.compute.schedule import Schedule
 from interlock.engine.record.facts import on_host
 from interlock.engine.record.snapshot import Snapshot
 from interlock.engine.record.words import duration, several
 from interlock.engine.standing.health import goes_on
 from interlock.engine.standing.outlook import time_left
+from interlock.widgets.formats import clock, placed
+from interlock.widgets.panes.events import Line
 
 
 def label(
@@ -24,14 +28,36 @@ def label(
     return action.label
 
 
-def reordered(snapshot: Snapshot) -> tuple[list[str], str]:
-    """Tell what another schedule does to the cells that are left, and with the next what it begins."""
-    if not any(lease.held for lease in snapshot.leases):
-        return ["Nothing is leased now; the change takes effect with the next lease."], "lease"
+def foreseen(wanted: Schedule, then: Foreseen, snapshot: Snapshot) -> list[str]:
+    """Tell what another schedule would do to the cells that are left, as the engine foresees it."""
+    if not snapshot.passes:
+        return ["Batches are not planned yet; the change takes effect with the first lease."]
+    if then.unknown:
+        return [f"What would move is not known: {then.unknown}."]
+    if not then.leases and any(each.batches_done < each.batches for each in snapshot.passes):
+        return ["Nothing is leased now; the change takes effect with the next lease."]
+    if not then.leases:
+        return ["Nothing is left to compute, so nothing would move."]
+    names = {each.model_pass: each.model for each in snapshot.passes}
+    lines = ["Current leases end after their batches, then:"]
+    for lease in then.leases:
+        model = names.get(lease.model_pass, f"pass {lease.model_pass + 1}")
+        streamed = ", layers streamed" if lease.streamed else ""
+        batches = several(lease.batches, "batch", "batches")
+        lines.append(f"  {model}: {batches} on {placed(lease.devices, ', ')}{streamed}")
+    if wanted is Schedule.SHARED and len(then.leases) == 1:
+        lines.append("No other model fits beside it now.")
+    lines.append("Models that move are attached again; no committed batch is recomputed.")
+    return lines
+
+
+def staying(snapshot: Snapshot) -> list[str]:
+    """Tell what another schedule does for which everything that is leased stays where it is."""
+    held = {lease.model_pass: lease.model for lease in snapshot.leases if lease.held}
+    models = " and ".join(held.values()) or "the leased model"
     return [
-        "Current leases end after their batches, where other models or devices are due.",
-        "Models that move are attached again; no committed batch is recomputed.",
-    ], "batch"
+        f"Nothing changes now: {models} stays in place and no lease ends. The change takes effect with the next lease."
+    ]
 
 
 def no_other(snapshot: Snapshot) -> str:
@@ -71,3 +97,8 @@ def stopping(snapshot: Snapshot) -> list[str]:
         f"{done:,} of {several(of, 'batch', 'batches')} committed{time}.",
         "Committed batches are kept, whatever you choose.",
     ]
+
+
+def exported(line: Line) -> str:
+    """Write an event as it stands in a file: in UTC, with its severity and its kind."""
+    return f"{clock(line.at, '%Y-%m-%dT%H:%M:%SZ', utc=True)} {line.severity:<7} {line.word:<10} {line.text}"

@@ -48,10 +48,10 @@ def fixes(wrong: Mapping[str, str]) -> str:
     return f"X fix: {', '.join(map(label, wrong))}\n{label(first)}: {safe(wrong[first], 300)}"
 
 
-def chunks(seen: ChunksSeen, typed: str) -> str:
-    """Say what the directory that was `typed` holds, as far as it was looked at."""
+def chunks(seen: ChunksSeen, typed: str, tree: str) -> str:
+    """Say what the directory that was `typed` holds, as far as it was looked at; `tree` is the key that shows all."""
     if not typed:
-        return "type a path: tab completes it"
+        return f"type a path (tab completes it), or {tree} for a tree of directories"
     if seen.of != typed:
         return "looking..."
     each = [f"{one.name} ({several(one.files, 'file')}, about {several(one.chunks, 'chunk')})" for one in seen.found]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.schedule import Placement, Schedule
 from interlock.engine.errors import ExitCode, InterlockError
 from interlock.engine.record.events import ControlApplied, ControlRefused, Emit
 
@@ -26,7 +26,10 @@ SIGNALS = {ExitCode.INTERRUPTED: "^C (SIGINT)", ExitCode.TERMINATED: "SIGTERM", 
 
 
 class Steered(Protocol):
-    """The passes that a schedule steers."""
+    """The passes that a schedule steers; asked from a front end's thread."""
+
+    def preview(self, schedule: Schedule) -> Placement | None:
+        """Find what another schedule would lease next; None: nothing is left to compute."""
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether what is leased now serves another schedule just as it is."""
@@ -88,8 +91,13 @@ class Controls:
         self.schedule, self.window, self.cpu_fallback = schedule, window, cpu_fallback
 
     def attend(self, steered: Steered, emit: Emit) -> None:
-        """Steer `steered` from now on, and emit refusals at once; before, they wait with the rest."""
+        """Answer questions about `steered` from now on, and emit refusals at once; before, they wait with the rest."""
         self._steered, self._emit = steered, emit
+
+    def preview(self, schedule: Schedule) -> Placement | None:
+        """Find what another schedule would lease next; None: nothing is left to compute, or not yet known."""
+        steered = self._steered  # the engine may end in the middle of this
+        return steered.preview(schedule) if steered else None
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether what is leased now serves another schedule just as it is."""

@@ -74,14 +74,14 @@ class PassExecutor:
         if self._source.last:
             controls.end(emit)
 
-    def _preview(self, schedule: Schedule) -> Placement | None:
-        """What another schedule would lease next; None: nothing is left."""
+    def preview(self, schedule: Schedule) -> Placement | None:
+        """Find what another schedule would lease next; None: nothing is left. For a front end's thread."""
         committed = {queue.job.model_pass: indices(queue.committed) for queue in self._queues}
         return self._next(schedule, self._source.without(committed))
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether another schedule would have the same models go on with the same batches where they are."""
-        then = self._preview(schedule)
+        then = self.preview(schedule)
         return (
             then is not None
             and not then.refused
@@ -281,7 +281,7 @@ class PassExecutor:
         """Have a model whose GPU was lost placed beside the others now, and not when they have ended."""
         stranded = {each.model_pass for each in self._assignments if self._lost.issuperset(each.devices)}
         if stranded and len(stranded) < len(self._assignments):
-            then = self._preview(self._context.controls.schedule)
+            then = self.preview(self._context.controls.schedule)
             if then and stranded.intersection(each.model_pass for each in then.assignments):
                 self._context.controls.rearrange()
 
@@ -290,7 +290,7 @@ class PassExecutor:
         left, whose models are released then."""
         host = (self._context.host.name,)
         there = {each.model_pass for each in self._assignments if each.devices == host}
-        then = self._preview(self._context.controls.schedule) if there and len(self._assignments) > 1 else None
+        then = self.preview(self._context.controls.schedule) if there and len(self._assignments) > 1 else None
         if then and any(each.model_pass in there and each.devices != host for each in then.assignments):
             self._context.controls.rearrange()
 

@@ -15,7 +15,7 @@ from interlock.engine.compute.cluster.counting import Counting, Peer
 from interlock.engine.compute.cluster.member import ClusterMember, NodeGone
 from interlock.engine.compute.cluster.messages import ClusterEnded, Handed, NodeEvent, Orders, Report
 from interlock.engine.compute.cluster.pool import BatchPool
-from interlock.engine.compute.schedule import Schedule
+from interlock.engine.compute.schedule import Assignment, Placement, Schedule
 from interlock.engine.errors import Stopped
 from interlock.engine.record import events as ev
 
@@ -43,6 +43,12 @@ class ClusterExecutor(Counting):
         ready = self._members.ready
         everywhere = set.intersection(*({*member.refused} for member in ready)) if ready else set()
         return {number: ready[0].refused[number] for number in sorted(everywhere)}
+
+    def preview(self, schedule: Schedule) -> Placement | None:
+        """Find what another schedule would lease next on every node; None: nothing is left. For any thread."""
+        names = tuple(each.facts.name for peer in [*self._peers.values()] for each in peer.member.devices)
+        found = tuple(Assignment(number, tuple(batches), names) for number, batches in self._due(schedule).items())
+        return Placement(found) if found else None
 
     def unaffected_by(self, schedule: Schedule) -> bool:
         """Whether another schedule would have the same passes computed next."""
