@@ -47,7 +47,8 @@ def pack_for_cpu(network: nn.Module) -> nn.Module:
 
     Weights in float32 only, and where torch has these kernels.
     """
-    for module in list(network.modules()):
+    # The maps themselves are held by nobody here: each gives its memory back as soon as it is packed.
+    for module in [each for each in network.modules() if type(each) is not nn.Linear]:
         for name, part in list(module.named_children()):
             if type(part) is nn.Linear and part.weight.dtype is torch.float32 and part.weight.device.type == "cpu":
                 setattr(module, name, _HostLinear(part) if hasattr(torch.ops.mkldnn, "_linear_pointwise") else part)
