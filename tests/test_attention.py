@@ -1,13 +1,14 @@
 """Rows laid end to end attend to themselves alone: each gets what it gets padded, whatever lies beside it."""
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from interlock.engine.models.networks import attention
+from interlock.engine.models.networks import attention, fused
 from interlock.engine.models.networks.attention import (
     NAME,
     ROTARY,
@@ -291,3 +292,17 @@ def test_a_fused_kernel_is_asked_for_what_is_computed_in_runs(monkeypatch, kerne
         attend(query, key, value, batch, causal=causal, window=window, scale=scale)[: batch.tokens] for batch in batches
     )
     torch.testing.assert_close(got, expected)
+
+
+def test_each_map_gives_its_memory_back_once_it_is_packed(monkeypatch):
+    """Of one that was held until all are packed a model would be in memory twice."""
+    network = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8)) for _ in range(4)))
+    maps, held = [weakref.ref(part) for part in network.modules() if type(part) is nn.Linear], []
+
+    def packed(part):
+        held.append(sum(each() is not None for each in maps))
+        return nn.Identity()
+
+    monkeypatch.setattr(fused, "_HostLinear", packed)
+    pack_for_cpu(network)
+    assert held == [4, 3, 2, 1]
