@@ -4,13 +4,14 @@ Every function takes the parsed options and returns an exit code. Text from outs
 """
 
 import argparse
+import json
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,7 +147,7 @@ def runs(options: argparse.Namespace) -> int:
     settings = configuration(options)
     out = settings.settings.out
     if options.shards:
-        return _check_shards(options.runs or [out])
+        return _check_shards(options.runs or [out], as_json=options.json)
     if options.runs:
         raise UsageError("runs: directories are for --shards: add it, or name one with --out")
     if not (options.json or options.plain) and takes_screens():
@@ -154,11 +155,13 @@ def runs(options: argparse.Namespace) -> int:
     return _print_runs([out], latest, as_json=options.json)
 
 
-def _check_shards(places: Sequence[Path]) -> int:
+def _check_shards(places: Sequence[Path], *, as_json: bool) -> int:
     from interlock.engine.standing.shards import unions
 
     found = unions(places)
-    for each in found:
+    if as_json:
+        print(json.dumps([asdict(each) for each in found], indent=2))
+    for each in () if as_json else found:
         print("\n".join(safe(line, 1000) for line in each.told))
         for fault in each.faults:
             warn(fault)

@@ -333,7 +333,8 @@ def test_shards_are_uploaded_into_one_collection_in_any_order_and_over_each_othe
     with bridged(tmp_path / "aliased") as bridge:
         for each in (3, 1, 2):
             assert "live" not in bridge.aliases
-            going(bridge, each)
+            report = going(bridge, each)[1]
+            assert report.alias == ("live" if each == 2 else "")  # it says so where it did so
         (name,) = bridge.collections
         assert bridge.aliases == {"live": name}
         stored_alike(at(bridge, name), wanted)
@@ -359,6 +360,8 @@ def test_a_command_says_whether_the_shards_of_a_run_are_all_there(chunks, whole,
         run(chunks, tmp_path, flags, f"{number}/3")
     out, err = check(1)
     assert out[0] == "2 of 3 shards completed" and "no run of 2/3: run them, or name where they are" in err
+    (union,) = json.loads(interlock("runs", "--out", tmp_path, "--shards", "--json", check=1).stdout)
+    assert (union["told"], union["faults"]) == (out, ["no run of 2/3: run them, or name where they are"])
     elsewhere = run(chunks, tmp_path / "another", flags, "2/3")
     out, err = check(0, tmp_path, elsewhere)
     assert (out[0], err) == ("3 of 3 shards completed", "")

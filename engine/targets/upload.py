@@ -140,7 +140,7 @@ class CollectionUpload:
             url=self._server.address.url,
             server_version=version,
             collection=target.name,
-            alias=alias,
+            alias="" if gap else alias,
             previous=previous if previous != target.name else "",
             run_id=collection.run_id,
             fingerprint=collection.fingerprint,
