@@ -56,6 +56,17 @@ def test_an_object_that_holds_the_list_gives_its_records(tmp_path, key):
     assert [each.text for each in chunks(root)] == ["a", "b"]
 
 
+def test_fields_beside_the_list_are_told_once(tmp_path):
+    for name in ("a_chunks.json", "b_chunks.json"):
+        root = raw(tmp_path, b'{"document": "h.pdf", "chunks": [{"text": "a"}], "total": 1}', name)
+    found = reader(root)
+    assert len(list(found)) == 2
+    (said,) = found.counts.told("Docs")
+    assert said.startswith(
+        "Docs: fields beside the records of a_chunks.json ('document', 'total') are left out: put them"
+    )
+
+
 def test_jsonl_skips_blank_lines_and_takes_crlf(tmp_path):
     root = raw(tmp_path, b'{"text": "a"}\r\n\r\n{"text": "b"}\r\n  \n{"text": "c"}', "a.jsonl")
     assert [each.text for each in chunks(root)] == ["a", "b", "c"]
@@ -96,8 +107,8 @@ def test_other_fields_of_a_record_are_kept_beside_its_metadata(tmp_path):
     [
         ({"page_content": "a", "metadata": {"p": 1}, "type": "Document"}, {"p": 1, "record": {"type": "Document"}}),
         (
-            {"lc": 1, "type": "constructor", "id": ["x"], "kwargs": {"page_content": "a", "metadata": {"p": 1}}},
-            {"p": 1},
+            {"lc": 1, "id": ["x"], "score": 0.5, "kwargs": {"page_content": "a", "metadata": {"p": 1}}},
+            {"p": 1, "record": {"score": 0.5}},
         ),
         ({"id": "i", "content": "a", "meta": {"p": 1}, "blob": None}, {"p": 1, "record": {"id": "i", "blob": None}}),
         ({"content": "a", "page": 2}, {"record": {"page": 2}}),

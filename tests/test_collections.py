@@ -97,8 +97,19 @@ def test_files_that_are_not_read_are_counted_by_their_endings_in_one_line(tmp_pa
 def test_what_runs_wrote_is_no_input(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
     embed(root, Settings(roster=[tiny_a], out=tmp_path / "runs"), progress="none")
+    embed([{"text": "b"}], Settings(roster=[tiny_a], out=tmp_path / "runs"), progress="none")
     shutil.copytree(tmp_path / "runs", root / "Docs" / "old")
-    assert (discover(root)[0].files, [*overlooked(root, discover(root))]) == (("a_chunks.json",), [])
+    (run, *_) = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    (said,) = overlooked(root, found := discover(root))
+    assert [each.files for each in found] == [("a_chunks.json",)]
+    assert said.startswith(f"not read, since runs wrote it: Docs/old/{run}; ") and "Docs/old/inputs" in said
+
+
+def test_what_is_only_called_as_runs_call_it_is_read(tmp_path):
+    root = corpus(tmp_path / "in", {"Docs": {"journal.jsonl": ["a"], "inputs/b/c.jsonl": ["b"], "more/d.jsonl": ["c"]}})
+    (root / "Docs" / "run.json").write_text("{}")
+    (found,) = discover(root)
+    assert found.files == ("inputs/b/c.jsonl", "journal.jsonl", "more/d.jsonl")
 
 
 def test_a_hidden_chunk_file_is_read_as_any_other(tmp_path):

@@ -546,7 +546,7 @@ def test_chunk_files_go_before_tables_and_tables_before_other_json(tmp_path):
 
 @pytest.mark.parametrize("packed", [(False, False), (True, True), (True, False)])
 def test_a_test_collection_of_beir_is_its_corpus_with_titles(tmp_path, packed):
-    place = tmp_path / "scifact"
+    place = tmp_path / "sets" / "scifact"
     (place / "qrels").mkdir(parents=True)
     (place / "corpus.jsonl").write_bytes(lines([{"_id": "d1", "title": "T", "text": "x"}, {"text": "of nobody"}]))
     (place / "queries.jsonl").write_bytes(lines([{"_id": "q1", "text": "no text of it"}]))
@@ -554,7 +554,7 @@ def test_a_test_collection_of_beir_is_its_corpus_with_titles(tmp_path, packed):
     for name in compress(("corpus.jsonl", "queries.jsonl"), packed):
         (place / f"{name}.gz").write_bytes(gzip.compress((place / name).read_bytes()))
         (place / name).unlink()
-    for root in (tmp_path, place):
+    for root in (place, place.parent, tmp_path)[: 3 - (packed == (True, False))]:
         (found,) = discover(root)
         first, second = ChunkReader(found)
         assert (first.chunk_id, first.text) == ("d1", "T x")
@@ -685,6 +685,9 @@ def test_fields_are_named_in_either_form_of_unicode(tmp_path):
     (found,) = read(tmp_path / "a.ndjson", Naming("t\u00e9xt", "ke\u0301y", "t\u00edtle"))
     kept = {name: value for name, value in row.items() if value != "a"}
     assert (found.text, found.chunk_id, json.loads(found.record)) == ("T a", "k", kept)
+    pq.write_table(pa.table({"te\u0301xt": [b"a", b"\xff"]}), tmp_path / "b.parquet")
+    text, none = read(tmp_path / "b.parquet", Naming("t\u00e9xt"))
+    assert (text.text, none.reason) == ("a", "its text is bytes that are not UTF-8: write it as UTF-8")
 
 
 def test_an_id_that_a_chunk_file_does_not_take_is_told_once(tmp_path):

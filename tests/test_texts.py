@@ -115,6 +115,14 @@ def test_rows_that_are_objects_keep_all_their_fields(tmp_path):
         assert json.loads(found.payload) == ({"page": 1} if number > 3 else {})
 
 
+def test_two_fields_that_may_be_the_text_are_both_kept(tmp_path):
+    both = type("Both", (), {})()
+    vars(both).update(page_content="a", text="b", metadata=None, meta={"m": 1}, id=[1], id_="k")
+    (found,) = read([both], tmp_path)
+    assert (found.text, json.loads(found.payload)) == ("a", {"m": 1})
+    assert json.loads(found.record) == {"text_": "b", "id_": [1], "id": "k"}
+
+
 def test_documents_and_objects_of_any_class_keep_all_that_json_can_hold(tmp_path):
     parts = {"text": "a", "id": "k", "lang": "de", "when": datetime.date(2024, 1, 2), "page": None}
     made = dataclasses.make_dataclass("Made", [*parts, "metadata"])(**parts, metadata={"m": 1})

@@ -107,7 +107,7 @@ def _grow(root: Path, rng: random.Random) -> None:
     if rng.random() < 0.3:
         (old := root / top / "runs").mkdir(exist_ok=True)
         for name in (*RUN, "b.parquet"):
-            (old / name).write_text('{"text": "of a run"}')
+            (old / name).write_text('{"seq":0,"at":0.0,"text": "of a run"}')
 
 
 def _file(name: str, place: str, rng: random.Random) -> bytes:

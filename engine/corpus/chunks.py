@@ -44,6 +44,8 @@ UNUSABLE = "none of its records can be used"
 _KINDS = {str: "a string", list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
 _AT_A_STRING = re.compile("truncated|escape|surrogate")
 
+DUMPED = ("lc", "type", "id", "name", "repr", "graph", "kwargs")
+"""What LangChain dumps of an object."""
 T = TypeVar("T")
 
 
@@ -145,7 +147,8 @@ class ChunkReader:
         count = 0
         self._partitions = partitions_above(path, within)
         self._without_id = not (naming.id or naming.usual_ids or self.counts.unused)
-        for number, data in records(path, within, partial(self.hashes.__setitem__, name), naming.texts):
+        note, beside = partial(self.hashes.__setitem__, name), partial(self._note_beside, name)
+        for number, data in records(path, within, note, naming.texts, beside):
             self.place = name, number or 0
             if form.is_table and number == 1 and (lack := _lack(data, naming)):  # so lacks each row below it
                 yield Refusal(name, None, lack + HEADLESS * (form.layout == "cells"))
@@ -169,6 +172,9 @@ class ChunkReader:
         hint = naming.instead(_fields(self._bad[0], naming)) if lost and not filled and self._bad[0] else ""
         if hint or (lost and odd and (count > 1 or alien)):  # a file is lost, whatever its lines are taken for
             yield Refusal(name, None, UNUSABLE + hint)
+
+    def _note_beside(self, file: str, fields: str) -> None:
+        self.counts.beside = self.counts.beside or f"{safe(file, NAME)} ({safe(fields, 2 * NAME)})"
 
     def _read(self, file: str, number: int | None, data: bytes, naming: Naming) -> Chunk | Refusal | None:
         """The chunk that a record is, or why it is none; bad records are often millions of the same. None: it was there
@@ -287,7 +293,8 @@ def _fields(data: bytes, naming: Naming) -> dict[str, Raw]:
         raise _Refused(f'expected an object with a field "{wanted}", got {kind}')
     fields = _decode(data, dict[str, Raw])
     if "lc" in fields and bytes(fields.get("kwargs", b""))[:1] == b"{":  # as LangChain dumps an object
-        fields = _decode(bytes(fields["kwargs"]), dict[str, Raw])
+        added = {name: each for name, each in fields.items() if name not in DUMPED}
+        fields = added | _decode(bytes(fields["kwargs"]), dict[str, Raw])
     lacks = not naming.text and bytes(fields.get("text", b"null")) == b"null"
     texts = [each for each in TEXTS if lacks and bytes(fields.get(each, b""))[:1] in (b'"', b"n")]
     if usual := min(texts, key=lambda each: bytes(fields[each])[:1], default=""):

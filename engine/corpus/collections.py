@@ -16,15 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from interlock.engine import storage
-from interlock.engine.corpus.forms import PACKINGS, PAGES, READ, Unread, copies_in, form_of, stem_of
+from interlock.engine.corpus.forms import CORPUS, PAGES, QUERIES, READ, Unread, copies_in, form_of, is_beir, stem_of
 from interlock.engine.corpus.naming import BEIR, USUAL, Naming, Shard, spelt
 from interlock.engine.errors import UsageError, meant, near
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Refusal
 from interlock.engine.record.words import argument, command, few, several
 
-CORPUS, QUERIES = (tuple(f"{name}.jsonl{packing}" for packing in ("", *PACKINGS)) for name in ("corpus", "queries"))
-"""What BEIR's form calls its texts and its questions, beside `qrels`."""
 NOTHING = 9
 """The rank where nothing is read."""
 LONGEST_NAME = 200
@@ -166,6 +164,8 @@ def overlooked(root: Path, found: Sequence[Collection]) -> Iterator[str]:
         read = "chunk files (*_chunks.json, *.jsonl) are, where there are some, else tables, else other JSON"
         files, shown = several(unread.files.total(), "file"), printable(unread.told())
         yield f"{files} not read ({shown}): {read}; name such a file alone, or make one of it (pages: interlock chunk)"
+    if written := [printable(str(path.relative_to(here))) for each in found for path in each.unread.written]:
+        yield f"not read, since runs wrote it: {few(sorted(written), 3)}; name a file in it alone to read it"
     for each in (each for each in found if each.naming == BEIR):
         what = "is a test collection of BEIR's form, so titles are put before texts and _id is the id"
         yield f"{printable(each.name)} {what}: name other fields with --text-field"
@@ -207,21 +207,20 @@ def _collection(directory: Path, root: Path, rank: int) -> Collection:
     if refusal := refuse_path(directory, root):
         name = printable(directory.name)
         return Collection(name, "", directory, (), (Refusal(name, None, refusal),))
-    files, unread, refusals, beir = list[str](), Unread(), list[Refusal](), ""
-    with suppress(OSError):  # a directory that is closed; the walk itself refuses it
-        if (directory / "qrels").exists() and any((directory / name).exists() for name in QUERIES):
-            beir = next((name for name in CORPUS if (directory / name).exists()), "")
-    if beir and (form := form_of(beir)):
-        rank = form.rank
+    files, unread, refusals = list[str](), Unread(), list[Refusal]()
+    if beir := is_beir(directory):
+        rank = int(not (directory / CORPUS[0]).exists())  # those that are packed are tables
     for path in _walk(directory, rank, refusals, unread):
         relative = path.relative_to(directory).as_posix()
         if reason := refuse_path(path, root):
             refusals.append(Refusal(printable(relative), None, reason))
-        elif beir and (relative in QUERIES or relative.startswith("qrels/")):
+        elif (path.name in QUERIES or path.parent.name == "qrels") and is_beir(path.parents[path.name not in QUERIES]):
             unread.add(relative)
         elif _is_read(path.name, rank):
             files.append(relative)
-    refused, naming = tuple(sorted(refusals, key=str)), BEIR if beir else USUAL
+    corpora = (path.name in CORPUS and is_beir(path.parent) for path in map(directory.joinpath, files))
+    naming = BEIR if beir or (files and all(corpora)) else USUAL
+    refused = tuple(sorted(refusals, key=str))
     return Collection(directory.name, "", directory, tuple(sorted(files)), refused, root, unread, naming)
 
 
@@ -246,7 +245,7 @@ def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: Unread) -
         name = Path(os.fsdecode(error.filename or directory)).relative_to(directory).as_posix()
         refusals.append(Refusal(printable(name), None, f"cannot read the directory: {error.strerror}"))
 
-    for folder, folders, names in storage.walk(directory, refuse):
+    for folder, folders, names in storage.walk(directory, refuse, unread.written.append):
         for name in folders:
             path = folder / name
             with suppress(OSError):  # beyond the system's limits; the walk itself refuses it

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Literal, cast
 import msgspec
 
 from interlock.engine import storage
+from interlock.engine.corpus.naming import spelt
 from interlock.engine.record import atomic, words
 
 Layout = Literal["list", "lines", "cells", "columns"]
@@ -36,6 +37,8 @@ TABLES: dict[str, Layout] = {
     ".ndjson": "lines",
 }
 PACKINGS = (".gz", ".zst")
+CORPUS, QUERIES = (tuple(f"{name}.jsonl{packing}" for packing in ("", *PACKINGS)) for name in ("corpus", "queries"))
+"""What BEIR's form calls its texts and its questions, beside `qrels`."""
 READ = f"{', '.join((*(f'*{ending}' for ending in CHUNKS), *TABLES, '.json'))}, each also {' or '.join(PACKINGS)}"
 """What is said of the files that are read."""
 BESIDE = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
@@ -95,6 +98,8 @@ class Unread:
 
     files: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
+    written: list[Path] = field(default_factory=list)
+    """What runs wrote."""
 
     def add(self, name: str, files: int = 1) -> None:
         """Count files that end as the first of them does, in whatever letters; of packed ones both endings."""
@@ -160,6 +165,13 @@ def copies_in(folder: Path, names: Sequence[str]) -> tuple[set[str], dict[str, s
     return {name for name in names if listed and name.endswith(".arrow")} - listed, lacking
 
 
+def is_beir(place: Path) -> bool:
+    """Tell whether a directory is a test collection of BEIR's form."""
+    with suppress(OSError):  # of one that is closed; the walk itself refuses it
+        return all(any((place / name).exists() for name in names) for names in (("qrels",), QUERIES, CORPUS))
+    return False
+
+
 def bounded(record: bytes | memoryview) -> bytes | str:
     """Return the record, or why it is refused."""
     if len(record) > MAX_RECORD_BYTES:
@@ -180,7 +192,7 @@ def read_bytes(row: dict[str, Any], texts: Collection[str]) -> None:
     tell apart.
     """
     for name, value in row.items():
-        if isinstance(value, _BYTES) and name in texts:
+        if isinstance(value, _BYTES) and any(spelt(each, (name,)) == name for each in texts):
             row[name] = bytes(value).decode()
         elif type(value) not in _PLAIN:
             row[name] = _legible(value)

@@ -94,8 +94,9 @@ class Counts:
     `refused` those that are none, and `renamed` those whose chunk id another had; `first` says which that was and how
     it is known. `titled` have a field for the title, where one is named; of those that are `bare`, as the `first_bare`,
     it is the whole text. The first field with a whole number beyond 64 bits is `large`, with the record that it is of.
-    The first where a directory's name says otherwise is `unlike`, and `unused` what may be an id and is not. The
-    chunks of other shards have so many `words`, where these are counted."""
+    The first where a directory's name says otherwise is `unlike`, `unused` what may be an id and is not, and `beside`
+    the first file with fields that no record has. The chunks of other shards have so many `words`, where these are
+    counted."""
 
     records: int = 0
     same: int = 0
@@ -109,6 +110,7 @@ class Counts:
     large: str = ""
     unlike: str = ""
     unused: str = ""
+    beside: str = ""
 
     @property
     def chunks(self) -> int:
@@ -134,6 +136,9 @@ class Counts:
             yield f"{number} is a text in a store and on a server: write it as a text to have it so in files too"
         if self.unlike:
             yield f"{collection}: a directory says {self.unlike}, which is kept: rename it, or drop the field"
+        if self.beside:
+            lost = f"{collection}: fields beside the records of {self.beside}"
+            yield f"{lost} are left out: put them into each record to keep them"
         if self.unused:
             name, place = self.unused.split(" ", 1)
             yield f"{collection}: {name!r} of {place} is no id in a chunk file: add --id-field {name} to have it so"

@@ -10,19 +10,20 @@ import codecs
 import gzip
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from io import BufferedReader
 from itertools import chain, count
 from pathlib import Path
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Raw
 
 from interlock.engine.corpus.forms import MAX_RECORD_BYTES, Found, Read, bounded, form_of, lost, opened, opened_anywhere
 from interlock.engine.corpus.tables import MARKS, UNMARKED, rows_of_cells, rows_of_columns
 
 LIST_KEYS = ("chunks", "data", "records", "items")
+Beside = Callable[[str], object]
 BLOCK = 256 << 10
 MEMBER = 72
 """Bytes that a member of a decoded list takes beside its text."""
@@ -45,11 +46,14 @@ _SPACE = b" \t\r\n"
 _BETWEEN = _SPACE + _BOM + b","
 
 
-def records(path: Path, within: Path, read: Read, texts: Collection[str] = ()) -> Iterator[Found]:
+def records(
+    path: Path, within: Path, read: Read, texts: Collection[str] = (), beside: Beside = lambda _: None
+) -> Iterator[Found]:
     """Yield every record of a file in order; `read` gets the SHA-256 of the very bytes parsed, once the end is reached.
 
     A file that cannot be opened, or read to its end, is refused from there on, and `read` is not called; one that has
-    become a link out of the directory `within` is not read. What `texts` name, columns may have as bytes.
+    become a link out of the directory `within` is not read. What `texts` name, columns may have as bytes. `beside`
+    hears the names of fields beside a list, which are in no record.
     """
     form = form_of(path.name)
     assert form, f"{path.name} is no file of texts"
@@ -62,7 +66,7 @@ def records(path: Path, within: Path, read: Read, texts: Collection[str] = ()) -
             if form.layout == "cells":
                 yield from rows_of_cells(handle, tabs=".tsv" in path.name.lower())
             else:
-                yield from _of_json(handle, lines=form.layout == "lines")
+                yield from _of_json(handle, beside, lines=form.layout == "lines")
     except UnicodeDecodeError as error:
         yield None, f"ends within a character of {error.encoding.upper()}: save the file as UTF-8"
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -73,7 +77,7 @@ def records(path: Path, within: Path, read: Read, texts: Collection[str] = ()) -
         yield None, "does not fit in memory (use .jsonl, one record a line)"
 
 
-def _of_json(handle: BufferedReader, *, lines: bool) -> Iterator[Found]:
+def _of_json(handle: BufferedReader, beside: Beside, *, lines: bool) -> Iterator[Found]:
     blocks = iter(partial(handle.read, BLOCK if lines else -1), b"")
     first = next(blocks, None)
     if first is None:
@@ -83,7 +87,7 @@ def _of_json(handle: BufferedReader, *, lines: bool) -> Iterator[Found]:
     first = next(parts)
     parts = chain((first,), parts)
     listed = not lines or _LISTED.match(first)
-    yield from _members(b"".join(parts), lines=lines) if listed else _lines(parts)
+    yield from _members(b"".join(parts), beside, lines=lines) if listed else _lines(parts)
 
 
 def _as_utf8(first: bytes, blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -190,11 +194,11 @@ def _goes_on(line: bytes) -> int:
     return -MAX_RECORD_BYTES if b'"' in _STRING.sub(b"", line) else _left_open(line)
 
 
-def _members(data: bytes, *, lines: bool) -> Iterator[Found]:
+def _members(data: bytes, beside: Beside, *, lines: bool) -> Iterator[Found]:
     """The members of the file's list: by msgspec where the file is whole, by its brackets where it is not; records that
-    are no members follow on lines of their own where there may be `lines`."""
+    are no members follow on lines of their own where there may be `lines`. `beside` hears what is no list."""
     try:
-        body, keys = _list(data)
+        body, keys, others = _list(data)
         # So many members may take many times the size of the file, held all at once.
         dense = data.count(b",") * MEMBER > max(64 << 20, 4 * len(data)) and bytes(body[:1]) == b"["
         members = None if dense else msgspec.json.decode(body, type=list[Raw])
@@ -212,8 +216,10 @@ def _members(data: bytes, *, lines: bool) -> Iterator[Found]:
         whole = ((number, bounded(memoryview(raw))) for number, raw in enumerate(members or (), 1))
         yield from _cut(bytes(body), 1, "") if members is None else whole
         if len(keys) > 1:
-            others = ", ".join(map(repr, keys[1:]))
-            yield None, f"only the list under {others}: the one under {keys[0]!r} is read"
+            unread = ", ".join(map(repr, keys[1:]))
+            yield None, f"only the list under {unread}: the one under {keys[0]!r} is read"
+        if others:
+            beside(", ".join(map(repr, others[:3])) + ", ..." * (len(others) > 3))
 
 
 def cause(error: Exception, data: bytes) -> str:
@@ -233,24 +239,16 @@ class _NoList(Exception):
     """Why a whole file holds no records."""
 
 
-class _Holder(Struct):
-    """An object that holds the list under one of LIST_KEYS."""
-
-    chunks: Raw | UnsetType = UNSET
-    data: Raw | UnsetType = UNSET
-    records: Raw | UnsetType = UNSET
-    items: Raw | UnsetType = UNSET
-
-
-def _list(data: bytes) -> tuple[memoryview, list[str]]:
-    """The list that the file is, or holds under the first of the keys that are returned; the rest hold lists too."""
+def _list(data: bytes) -> tuple[memoryview, list[str], list[str]]:
+    """The list that the file is, or holds under the first of the keys that are returned; the rest hold lists too. And
+    the names of the fields beside it."""
     top = memoryview(msgspec.json.decode(data, type=Raw))
     if bytes(top[:1]) == b"[":
-        return top, []
+        return top, [], []
     if bytes(top[:1]) != b"{":
         raise _NoList("neither a list of chunks nor an object that contains one")
-    holder = msgspec.json.decode(top, type=_Holder)
-    held = {key: body for key in LIST_KEYS if (body := getattr(holder, key)) is not UNSET}
+    fields = msgspec.json.decode(top, type=dict[str, Raw])
+    held = {key: fields.pop(key) for key in LIST_KEYS if key in fields}
     if not held:
         raise _NoList(f"object with none of {', '.join(LIST_KEYS)}")
     begin = _opening(data)
@@ -261,7 +259,8 @@ def _list(data: bytes) -> tuple[memoryview, list[str]]:
             "two lists under one key, of which one alone can be read: name each of them otherwise, or join them"
         )
     used, *others = held
-    return memoryview(held[used]), [used, *(key for key in others if bytes(memoryview(held[key])[:1]) == b"[")]
+    lists = [key for key in others if bytes(memoryview(held[key])[:1]) == b"["]
+    return memoryview(held[used]), [used, *lists], [*fields, *(key for key in others if key not in lists)]
 
 
 def _cut(data: bytes, start: int, error: str, *, lines: bool = False) -> Iterator[Found]:

@@ -195,7 +195,12 @@ def _record(item: object) -> Mapping[str, object]:
                 and msgspec.json.encode(value, enc_hook=_plain)
             ):
                 others[name] = value
-    return {**others, "text": getattr(item, text), "metadata": metadata, **({"id": ids[own]} if own else {})}
+    known = {"text": getattr(item, text), "metadata": metadata, **({"id": ids[own]} if own else {})}
+    # What has the name of one of these, and is none, gets another.
+    kept = {
+        name + "_" * (name in known): each for name, each in others.items() if each is not None or name not in known
+    }
+    return kept | known
 
 
 def _row(item: object) -> Mapping[str, object]:
