@@ -340,6 +340,13 @@ def test_shards_are_uploaded_into_one_collection_in_any_order_and_over_each_othe
         stored_alike(at(bridge, name), wanted)
 
 
+@pytest.mark.parametrize("flag", ["--prune", "--incremental"])
+def test_an_upload_of_a_shard_takes_nothing_for_known_that_another_may_change(chunks, flags, tmp_path, flag):
+    part = run(chunks, tmp_path, flags, "1/2")
+    done = interlock("upload", part, "--qdrant", "http://127.0.0.1:1", "--collection", "Docs", flag, check=2)
+    assert f"{flag}: the run is a shard" in done.stderr and "--alias NAME" in done.stderr
+
+
 def test_a_whole_upload_and_shards_take_each_others_marks(chunks, whole, flags, tmp_path):
     part = run(chunks, tmp_path, flags, "1/2")
     with bridged(tmp_path / "bridge") as bridge:

@@ -96,4 +96,7 @@ def _collections(run: ExportedRun, request: UploadRequest) -> list[ExportedColle
         raise UsageError(
             f"--alias: the run has {len(found)} collections, and an alias means one: choose it with --collection"
         )
+    asked = [f"--{name}" for name in ("incremental", "prune") if getattr(request, name)]
+    if asked and any(each.shards for each in found):  # what another shard brings meanwhile is not known here
+        raise UsageError(f"{asked[0]}: the run is a shard: drop it, or pass --alias NAME to upload all shards anew")
     return found
