@@ -273,7 +273,8 @@ def _entry(system: "AbstractFileSystem", key: str) -> StoredObject:
 def _names(system: "AbstractFileSystem", key: str) -> list[str]:
     """The names of all objects below a place, from there."""
     system.invalidate_cache()
-    return [below for name in system.find(key) if (below := name.removeprefix(key).strip("/"))]
+    files = (name for name in system.find(key) if not name.endswith("/"))  # which marks a folder
+    return [below for name in files if (below := name.removeprefix(key).strip("/"))]
 
 
 def _insist(url: Url, ask: Callable[["AbstractFileSystem", str], T]) -> T:

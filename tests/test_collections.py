@@ -18,6 +18,7 @@ from interlock import Settings, embed, plan
 from interlock.engine.corpus.chunks import Chunk, ChunkReader
 from interlock.engine.corpus.collections import discover, overlooked, qdrant_name, refuse_path
 from interlock.engine.corpus.corpus import read_corpus
+from interlock.engine.corpus.naming import Naming
 from interlock.engine.corpus.rereading import reread
 from interlock.engine.errors import UsageError
 from interlock.engine.record.facts import Refusal
@@ -155,6 +156,23 @@ def test_a_field_of_the_record_wins_over_its_directory_and_a_difference_is_told(
     (told,) = reader.counts.told("Docs")
     said = "Docs: a directory says n=1 above None of n=1/a.jsonl record 2, which is kept: rename it, or drop the field"
     assert told == said
+
+
+def test_a_title_may_be_what_a_directory_says_and_no_id_is(tmp_path):
+    root = corpus(
+        tmp_path / "in", {"Docs": {"lang=de/id=7/a.ndjson": ["a"], "lang=__HIVE_DEFAULT_PARTITION__/b.ndjson": ["b"]}}
+    )
+    found = [*ChunkReader(discover(root, naming=Naming(title="lang"))[0])]
+    assert [each.text for each in found] == ["b", "de a"] and found[1].chunk_id != "7"
+
+
+def test_a_directory_and_a_field_are_of_one_name_in_either_form_of_unicode(tmp_path):
+    root = corpus(
+        tmp_path / "in", {"Docs": {"gro\u0308\u00dfe=klein/a.jsonl": [{"text": "a", "gr\u00f6\u00dfe": "gro\u00df"}]}}
+    )
+    (found,) = (reader := ChunkReader(discover(root)[0]))
+    assert json.loads(found.record) == {"gr\u00f6\u00dfe": "gro\u00df"}
+    assert "a directory says" in next(reader.counts.told("Docs"))
 
 
 def test_records_that_their_partition_alone_tells_apart_are_all_kept(tmp_path):

@@ -606,6 +606,15 @@ def test_what_datasets_or_jupyter_keep_of_a_file_is_not_read_with_it(tmp_path):
     assert (found.files, len(list(ChunkReader(found)))) == (("data-0.arrow",), 3)
     (said,) = overlooked(tmp_path, [found])
     assert said.startswith("2 files not read (2 .arrow; first set/Docs/.ipynb_checkpoints/data-0-checkpoint.arrow): ")
+    (tmp_path / "set" / "Docs" / ".ipynb_checkpoints" / "b-checkpoint.jsonl").write_text('{"text": "a copy"}')
+    assert discover(tmp_path / "set")[0].files == ("data-0.arrow",)
+
+
+def test_a_state_of_its_owners_is_read_as_any_other_file(tmp_path):
+    (tmp_path / "set" / "Docs").mkdir(parents=True)
+    (tmp_path / "set" / "Docs" / "state.json").write_text('[{"text": "a"}]')
+    for root in (tmp_path / "set", tmp_path / "set" / "Docs" / "state.json"):
+        assert [each.text for each in ChunkReader(discover(root)[0])] == ["a"]
 
 
 def test_what_a_saved_dataset_lists_and_is_not_there_is_refused(tmp_path):

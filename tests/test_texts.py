@@ -115,6 +115,15 @@ def test_rows_that_are_objects_keep_all_their_fields(tmp_path):
         assert json.loads(found.payload) == ({"page": 1} if number > 3 else {})
 
 
+def test_a_slot_without_a_list_and_a_frame_within_a_record_are_kept_whole(tmp_path):
+    slotted = type("Slotted", (), {"__slots__": "text"})()
+    slotted.text = "a"
+    (found,) = read([slotted], tmp_path)
+    assert (found.text, found.record) == ("a", b"")
+    (found,) = read([{"text": "a", "rows": pytest.importorskip("pandas").DataFrame({"x": range(100)})}], tmp_path)
+    assert len(json.loads(found.record)["rows"]["x"]) == 100
+
+
 def test_two_fields_that_may_be_the_text_are_both_kept(tmp_path):
     both = type("Both", (), {})()
     vars(both).update(page_content="a", text="b", metadata=None, meta={"m": 1}, id=[1], id_="k")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from interlock.engine.corpus.identity import (
     UNUSED,
     Counts,
     IdentityMaker,
+    Partition,
     digest_of,
     joined,
     large_in,
@@ -182,7 +183,7 @@ class ChunkReader:
         if data == self._bad[0]:
             return Refusal(file, number, self._bad[1])
         try:
-            return self._chunk(file, number, *_parted(data, naming))
+            return self._chunk(file, number, *_parted(data, naming, self._partitions))
         except _Refused as refused:
             self._bad = data, str(refused)
             return Refusal(file, number, str(refused))
@@ -245,8 +246,8 @@ class _Refused(Exception):
     """Why a record is left out."""
 
 
-def _parted(data: bytes, naming: Naming) -> tuple[_Record, bytes, Said]:
-    """The text and the metadata of a record, its other fields as an object, and what else it says of itself."""
+def _parted(data: bytes, naming: Naming, above: Sequence[Partition]) -> tuple[_Record, bytes, Said]:
+    """The text and the metadata of a record, its other fields as an object, and what it and directories say of it."""
     if not naming.given and not naming.usual_ids:
         try:
             return msgspec.json.decode(data, type=_Plain), b"", NOTHING
@@ -259,10 +260,10 @@ def _parted(data: bytes, naming: Naming) -> tuple[_Record, bytes, Said]:
     # In a table a column may be called so and hold anything.
     column = naming.usual_ids and bytes(raw.get("metadata", b"{"))[:1] not in (b"{", b"n")
     record = _Record(text, UNSET if column else raw.pop("metadata", UNSET))
-    return record, msgspec.json.encode(raw) if raw else b"", _said(raw, record.metadata, naming)
+    return record, msgspec.json.encode(raw) if raw else b"", _said(raw, record.metadata, naming, above)
 
 
-def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> Said:
+def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming, above: Sequence[Partition]) -> Said:
     """Raises _Refused for a record without the id that is asked for by name."""
     if not (naming.id or naming.title or naming.usual_ids):
         return NOTHING
@@ -275,11 +276,13 @@ def _said(fields: dict[str, Raw], metadata: Raw | UnsetType, naming: Naming) -> 
         name, there = safe(naming.id, NAME), found_in(inner | fields)
         if given and naming != BEIR:
             raise _Refused(f'field "{name}" is empty or not an id: give this record one, or drop --id-field')
-        no_title = naming != BEIR and naming.title not in ("", *inner, *fields)
+        no_title = naming != BEIR and naming.title not in ("", *inner, *fields, *dict(above))
         also = f', nor "{safe(naming.title, NAME)}" with a title' * no_title
         such = f", such as {other('--id-field', inner | fields, naming.id)}" if there else ""
         otherwise = "" if naming == BEIR else f", name another{such}, or drop --id-field"
         raise _Refused(f'no field "{name}" with an id{also}{there}: add it{otherwise}')
+    if naming.title:
+        inner = {name: Raw(msgspec.json.encode(value)) for name, value in above} | inner
     title = looked_up(fields, inner, naming.title) if naming.title else None
     told = _decode(bytes(title), str, f"$.{naming.title}").strip() if title else ""
     return Said(own, told, any(spelt(naming.title, each) in each for each in (fields, inner)))

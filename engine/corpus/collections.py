@@ -140,7 +140,8 @@ def _rank(root: Path, most: float = math.inf) -> int:
     for folder, folders, names in storage.walk(root):
         if folder == root:
             folders[:] = [name for name in folders if name[0] != "."]
-        lowest = min([lowest, *(form.rank for form in map(form_of, names) if form)])
+        forms = map(form_of, {*names} - copies_in(folder, names)[0])
+        lowest = min([lowest, *(form.rank for form in forms if form)])
         most -= len(folders) + len(names)
         if not lowest or most < 0:
             break

@@ -41,8 +41,8 @@ CORPUS, QUERIES = (tuple(f"{name}.jsonl{packing}" for packing in ("", *PACKINGS)
 """What BEIR's form calls its texts and its questions, beside `qrels`."""
 READ = f"{', '.join((*(f'*{ending}' for ending in CHUNKS), *TABLES, '.json'))}, each also {' or '.join(PACKINGS)}"
 """What is said of the files that are read."""
-BESIDE = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
-"""What `datasets` writes beside its tables."""
+BESIDE = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+"""What `datasets` writes beside its tables; its `state.json` may be anybody's."""
 PAGES = (".txt", ".md", ".html", ".pdf", ".docx")
 """Endings of documents."""
 KINDS = 6

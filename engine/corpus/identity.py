@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.corpus.naming import Shards, shard_in
+from interlock.engine.corpus.naming import Shards, shard_in, spelt
 from interlock.engine.corpus.places import DIGEST, Numbered, windows
 from interlock.engine.record.inputs import union_of
 from interlock.engine.record.words import safe, several
@@ -215,7 +215,8 @@ def joined(others: bytes, fields: Fields, partitions: Sequence[Partition]) -> tu
     """Add what directories say to the object `others`, a record's own `fields` beside text and metadata; and say which
     of it is not what the record has, which is kept."""
     added, unlike = dict[str, object](), ""
-    for name, value in partitions:
+    for written, value in partitions:
+        name = spelt(written, (*fields, *added))
         held = fields.get(name, added.get(name))
         if name not in fields and name not in added:
             added[name] = value

@@ -187,7 +187,7 @@ def _record(item: object) -> Mapping[str, object]:
     own = next((name for name, each in ids.items() if named(each) or isinstance(each, UUID)), "")
     others = dict[str, object]()
     names = chain(getattr(item, "__dict__", ()), *(vars(kind).get("__slots__", ()) for kind in type(item).__mro__))
-    for name, value in (row or {name: getattr(item, name, None) for name in names}).items():
+    for name, value in (row or {name: getattr(item, name) for name in names if hasattr(item, name)}).items():
         with suppress(TypeError, ValueError, RecursionError):  # what is no JSON, and not asked for
             if (
                 name not in (text, about, own)
@@ -233,7 +233,7 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, str):  # of a class of its own, as parsers of HTML have them
         return str.__str__(value)
-    if type(value).__module__.partition(".")[0] == "pandas" and not hasattr(value, "tolist"):
+    if type(value).__module__.partition(".")[0] == "pandas" and not {"tolist", "columns"}.intersection(dir(value)):
         said = value.isoformat() if hasattr(value, "isoformat") else str(value)  # a time, or what is missing
         return None if said in ("NaT", "<NA>") else said
     if callable(tolist := getattr(value, "tolist", None)):  # a number of NumPy's, or an array
