@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         rows = [{"text": f"text {number} of a walk", "metadata": {"chunk_id": str(number)}} for number in range(CHUNKS)]
         (chunks / "walk_chunks.json").write_text(json.dumps(rows))
         settings = interlock.Settings(
-            roster=options.model, out=Path(made) / "runs", qdrant=f"{made}/store", devices="cpu"
+            roster=options.model, out=Path(made) / "runs", qdrant=f"{made}/store", devices="cpu", resume=False
         )
         interlock.embed(chunks.parent, settings, progress="none")  # imports what is imported late
         runs: list[Any] = []

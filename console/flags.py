@@ -269,7 +269,7 @@ def _front_end(command: argparse.ArgumentParser) -> None:
     log(group, "--no-ui with ")
     group.add_argument("--events", choices=["-"], help="stream events to stdout as JSON lines")
     group.add_argument("--summary", metavar="PATH|-", help="also write summary.json to PATH, or to stdout")
-    group.add_argument("--quiet", action="store_true", help="print errors, and what is not read, alone")
+    group.add_argument("--quiet", action="store_true", help="print errors only")
     _metrics(group)
     text = (
         "at the very end, after an upload too, call this command with the path of summary.json, and {run}, {state}, "

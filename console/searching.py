@@ -21,10 +21,10 @@ from interlock.engine.record.words import argument, command, safe, several
 from interlock.engine.settings import Configuration
 
 if TYPE_CHECKING:
-    from interlock.engine.corpus.questions import Question
     from interlock.engine.flows.search import Answering
     from interlock.engine.search.ask import Ask
     from interlock.engine.search.hits import Answer, EncodedTexts
+    from interlock.engine.search.questions import Question
     from interlock.engine.search.rerank import Rerank
     from interlock.engine.search.served import Place
 
@@ -103,10 +103,10 @@ def questions(options: argparse.Namespace) -> int:
     from interlock.console.terminal.tty import quiet_descriptors, takes_screens
     from interlock.console.text.answer_rows import shown_of
     from interlock.console.text.evaluation_text import sheet_text
-    from interlock.engine.corpus.questions import read_questions
     from interlock.engine.evaluation.pooling import QUESTIONS, Sheet
     from interlock.engine.flows.rerank import rerank_of
     from interlock.engine.flows.search import Answering, Judging
+    from interlock.engine.search.questions import read_questions
 
     settings, on_screen = configuration(options), takes_screens()
     look, rerank = look_of(settings), rerank_of(settings, options.rerank, None, None)
@@ -149,7 +149,7 @@ def print_search(settings: Configuration, store: Path, query: str, limit: int) -
 
 
 def _search_file(options: argparse.Namespace, ask: "Ask", opened: "Callable[..., Answering]") -> int:
-    from interlock.engine.corpus.questions import read_questions
+    from interlock.engine.search.questions import read_questions
 
     questions = list(read_questions(options.queries))  # a bad line is told before anything is computed
     write = writer(options.answers, options.ids, explained=options.explain)
@@ -212,7 +212,7 @@ def encode(options: argparse.Namespace) -> int:
 
 def _asked(options: argparse.Namespace) -> "list[Question]":
     """The texts of the command line, of a file, or of stdin."""
-    from interlock.engine.corpus.questions import Question, questions_in, read_questions
+    from interlock.engine.search.questions import Question, questions_in, read_questions
 
     if options.file and options.texts:
         raise UsageError("encode: pass texts, or a file of them with --file")

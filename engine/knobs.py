@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from interlock.engine import parsers
-from interlock.engine.corpus.naming import Naming, shard_text
+from interlock.engine.corpus.naming import Naming
 from interlock.engine.models.members import members
 from interlock.engine.models.registry import Asked, ModelSpec
 from interlock.engine.record.facts import TokenPrecision
+from interlock.engine.record.shards import shard_text
 from interlock.engine.targets.files.formats import FORMATS
 from interlock.engine.vectors import LANGUAGES, NO_LANGUAGE
 

@@ -36,10 +36,6 @@ BLOCK = 8 << 20
 PATIENCE, FIRST, LONGEST = 120.0, 0.5, 15.0
 """Seconds for which a request is tried again, of the first pause, and of the longest."""
 CHANGED = "changed while it was read: repeat the command"
-BEGUN = b'{"seq":0,"at":'
-"""How the journal of a run begins."""
-_GIVEN = re.compile(r"[0-9a-f]{16}|\.texts-.*")
-"""What directories of texts in memory are called: by their digest, or while they are written."""
 _MARKS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 """What services call that which is another for each state of an object."""
 _JOINED = re.compile(rf"^({'|'.join(PACKAGES)}):/+")
@@ -174,21 +170,14 @@ def raw(path: Path, opener: Callable[[str, int], int]) -> RawIOBase:
 
 
 def walk(
-    place: Path,
-    onerror: Callable[[OSError], object] | None = None,
-    skipped: Callable[[Path], object] = lambda _: None,
+    place: Path, onerror: Callable[[OSError], object] | None = None
 ) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder but for what runs wrote, which `skipped` hears, with the names of those in it, which may be cut
-    to go into fewer, and of its files.
+    """Yield each folder with the names of those in it, which may be cut to go into fewer, and of its files.
 
     Raises FileNotFoundError for one in storage that holds nothing: it has no folders of its own.
     """
     if not isinstance(place, Url):
-        for folder, folders, names in os.walk(place, onerror=onerror):
-            if _is_written(Path(folder), folders, names):
-                skipped(Path(folder))
-            else:
-                yield Path(folder), folders, names
+        yield from ((Path(folder), folders, names) for folder, folders, names in os.walk(place, onerror=onerror))
         return
     tree: dict[tuple[str, ...], tuple[dict[str, None], list[str]]] = {}
     for name in _insist(place, _names):
@@ -202,23 +191,8 @@ def walk(
     while left:
         above_all = left.pop()
         inner, names = tree[above_all]
-        if _is_written(here := place.joinpath(*above_all), folders := list(inner), names):
-            skipped(here)
-        else:
-            yield here, folders, names
+        yield place.joinpath(*above_all), (folders := list(inner)), names
         left += [(*above_all, folder) for folder in reversed(folders)]
-
-
-def _is_written(folder: Path, folders: list[str], names: list[str]) -> bool:
-    """Whether a folder is a run, or holds what Python gave to runs, of which nothing is input; then it is left."""
-    found = folder.name == "inputs" and bool(folders) and not names and all(map(_GIVEN.fullmatch, folders))
-    if {"run.json", "journal.jsonl"}.issubset(names):
-        opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
-        with suppress(OSError), raw(folder / "journal.jsonl", opener) as journal:
-            found = (journal.read(len(BEGUN)) or BEGUN) == BEGUN  # it may have been killed before it wrote a line
-    if found:
-        folders.clear()
-    return found
 
 
 class ObjectReader(RawIOBase):

@@ -17,7 +17,7 @@ from interlock.engine.compute.controls import Controls
 from interlock.engine.compute.job import lay_out
 from interlock.engine.compute.parts.dense import VectorFile
 from interlock.engine.corpus.collections import Collection
-from interlock.engine.corpus.corpus import BLOCK, WINDOW, Rows
+from interlock.engine.corpus.corpus import WINDOW, Rows
 from interlock.engine.corpus.tokens import Specials, Tokenised
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows import run as running
@@ -222,10 +222,6 @@ def test_what_fails_while_texts_are_read_ends_the_run_with_its_reason(field):
         assert session.go() == ExitCode.FAILED
     (closed,) = events_of(run, ev.RunClosed)
     assert (closed.status, closed.reason) == ("failed", "the disk of the texts is gone")
-
-
-def test_of_a_hundred_thousand_texts_a_third_is_read_before_gpus_begin():
-    assert 3 * BLOCK < 100_000 and BLOCK % WINDOW == 0
 
 
 def test_a_run_of_fewer_texts_is_as_it_always_was(field, monkeypatch):

@@ -118,12 +118,12 @@ def test_a_hidden_chunk_file_is_read_as_any_other(tmp_path):
     assert discover(root)[0].files == (".hidden.jsonl", "deep/.more/b.jsonl")
 
 
-def test_a_quiet_run_tells_what_is_not_read_and_ends_well(tmp_path, tiny_a):
+def test_the_summary_says_what_is_not_read_and_a_quiet_run_nothing(tmp_path, tiny_a):
     root = corpus(tmp_path / "in", {"Docs": {"a_chunks.json": ["a"]}})
     (root / "Docs" / "a.txt").write_text("a text")
-    done = interlock("run", root, "--roster", tiny_a, "--quiet", cwd=tmp_path, check=0)
-    (line,) = done.stderr.splitlines()
-    assert "warning: 1 file not read (Docs/a.txt)" in line
+    done = interlock("run", root, "--roster", tiny_a, "--quiet", "--summary", "s.json", cwd=tmp_path, check=0)
+    (told,) = json.loads((tmp_path / "s.json").read_text())["warnings"]
+    assert "1 file not read (Docs/a.txt)" in str(told) and not done.stderr
 
 
 def test_a_collection_is_named_in_either_form_of_unicode(tmp_path):

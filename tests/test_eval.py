@@ -17,7 +17,6 @@ import pytest
 import interlock as product
 from interlock.console.text.evaluation_text import evaluation_text
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.corpus.questions import read_questions
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.delivered import read_delivered
 from interlock.engine.evaluation.encoding import bm25_side
@@ -51,6 +50,7 @@ from interlock.engine.evaluation.weighing import (
     parted,
     propose,
 )
+from interlock.engine.search.questions import read_questions
 from interlock.engine.settings import load
 from interlock.engine.vectors.fusion import Fusion, fuse
 from tests.builders import (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from interlock.engine.corpus.questions import PairLine, read_pairs
 from interlock.engine.errors import UsageError
+from interlock.engine.search.questions import PairLine, read_pairs
 
 
 def read(tmp_path, *lines):

@@ -20,7 +20,6 @@ from interlock.console.screens.search import SearchScreen, read_conditions
 from interlock.console.text import answer_rows
 from interlock.console.text.answer_rows import LINES, StoreShown
 from interlock.console.text.evaluation_text import sheet_text
-from interlock.engine.corpus.questions import Question, read_questions
 from interlock.engine.errors import ExitCode, UnavailableError, UsageError
 from interlock.engine.evaluation.judgements import read_grades, read_run
 from interlock.engine.evaluation.pooling import Sheet, needed
@@ -30,6 +29,7 @@ from interlock.engine.flows.search import Answering, Answers, Judging, SerialRet
 from interlock.engine.search.ask import Ask
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.hits import Answer, Hit, LateHit, RankedHit, StageScore
+from interlock.engine.search.questions import Question, read_questions
 from interlock.engine.settings import load
 from interlock.widgets.text import plain
 from tests.builders import corpus, interlock, tiny_scorer

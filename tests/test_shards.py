@@ -14,10 +14,10 @@ import qdrant_edge as edge
 
 from interlock.engine.compute.controls import Controls
 from interlock.engine.corpus.identity import digest_of
-from interlock.engine.corpus.naming import Shard, part_of, shard_in, whole_name
 from interlock.engine.errors import ExitCode, UsageError
 from interlock.engine.flows.export import ExportRequest, export
 from interlock.engine.flows.run import Run
+from interlock.engine.record.shards import Shard, part_of, shard_in, whole_name
 from interlock.engine.settings import load
 from interlock.engine.targets.layout import shards_in
 from tests.builders import corpus, interlock, sentences, start, summary_of, tiny_sparse
@@ -149,15 +149,19 @@ def test_a_folder_of_parts_is_one_table(chunks, whole, flags, tmp_path):
     parts = str(to / "Docs" / "points-*.parquet")
     wanted = tables([whole], "Docs")
     alike(by_id(ds.dataset(sorted(to.glob("Docs/*.parquet"))).to_table()), by_id(wanted))
-    duckdb = pytest.importorskip("duckdb")
-    found = duckdb.sql(f"select count(*), count(distinct id), count(distinct text) from '{parts}'").fetchone()
-    assert found == (len(wanted), len(wanted), len(set(wanted["text"].to_pylist())))
     other = run(chunks, tmp_path, flags, "1/3")
     for stranger in (whole, other):
         with pytest.raises(UsageError, match=r"of run .*, of other texts, settings or shards: choose another --to"):
             export(stranger, load({"export": "parquet"}, {}, None), ExportRequest(to=to), told.append)
     with pytest.raises(UsageError, match="--vectors int8 is scaled by all vectors"):
         export(shards[0], load({}, {}, None), ExportRequest(to=tmp_path / "b", precision="int8"), told.append)
+    for otherwise, precision in (({"payload": "flat"}, "float32"), ({}, "float16")):
+        with pytest.raises(UsageError, match="of other texts, settings or shards"):
+            now = load({"export": "parquet", **otherwise}, {}, None)
+            export(shards[1], now, ExportRequest(to=to, precision=precision), told.append)
+    duckdb = pytest.importorskip("duckdb")
+    found = duckdb.sql(f"select count(*), count(distinct id), count(distinct text) from '{parts}'").fetchone()
+    assert found == (len(wanted), len(wanted), len(set(wanted["text"].to_pylist())))
 
 
 def test_a_shard_that_is_killed_goes_on_as_itself_beside_the_others(chunks, whole, flags, tmp_path):
@@ -323,10 +327,8 @@ def test_shards_are_uploaded_into_one_collection_in_any_order_and_over_each_othe
         own = {"roster": flags["roster"], "sparse": flags["sparse"], "chunk_sparse": "keywords", "devices": "cpu"}
         for each in (3, 1, 2):
             made = run(later, tmp_path / "new", own, f"{each}/3")
-            one = Uploads(bridge, made, tmp_path / f"next-{each}")
-            report = one(prune=True)
-            assert report.foreign == 0
-        assert {payload["text"] for payload, _ in at(bridge, "docs").values()} == {*texts}
+            Uploads(bridge, made, tmp_path / f"next-{each}")()
+        assert {payload["text"] for payload, _ in at(bridge, "docs").values()} > {*texts}  # and those of before
         assert going(bridge, 2)[1].sent > 0  # of the corpus before: it has no mark any more, and says so
         assert "deliver 1/3, 3/3 too" in lacks(bridge)
 

@@ -190,7 +190,6 @@ class Headless:
         """One line for what people want to know; what failed is told in full once."""
         event, urgent = entry.body, describe(entry.body).severity == "error"  # which is told although progress is not
         urgent = urgent or (isinstance(event, ev.RunClosed) and bool(event.exit_code or event.reason))
-        urgent = urgent or (isinstance(event, ev.Warned) and " not read (" in event.message)
         for count in self._folded.ended_by(event):
             self._say(count)
         if self._folded.takes(event) or not (text := line_of(event, entry.device_kind, verbose=self._verbose)):

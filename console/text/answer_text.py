@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from interlock.engine.corpus.questions import Question
 from interlock.engine.errors import UsageError
 from interlock.engine.record.words import safe, several
 from interlock.engine.search.hits import Answer, Hit, RankedHit, trec_lines
+from interlock.engine.search.questions import Question
 
 RELATIVE = "each from 0 to 1 among what it found"
 """What a blended score is made of: the best of anything has about 1, and a cosine says how near that is."""

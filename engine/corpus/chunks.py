@@ -11,11 +11,11 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from interlock.engine.corpus.collections import Collection
+from interlock.engine.corpus.counts import Counts
 from interlock.engine.corpus.features import Features, no_features
 from interlock.engine.corpus.forms import form_of
 from interlock.engine.corpus.identity import (
     UNUSED,
-    Counts,
     IdentityMaker,
     Partition,
     digest_of,
@@ -147,7 +147,7 @@ class ChunkReader:
         used = whole = odd = filled = alien = False
         count = 0
         self._partitions = partitions_above(path, within)
-        self._without_id = not (naming.id or naming.usual_ids or self.counts.unused)
+        self._without_id = not (naming.id or naming.usual_ids or any(self.counts.unused))
         note, beside = partial(self.hashes.__setitem__, name), partial(self._note_beside, name)
         for number, data in records(path, within, note, naming.texts, beside):
             self.place = name, number or 0
@@ -161,7 +161,7 @@ class ChunkReader:
                 filled = filled or not found.reason.startswith((EMPTY, NULL))
                 alien = alien or data[:1] not in (b"{", "")
                 if number is not None:
-                    counts = self._counts_of(digest_of(f"{self.collection.name}/{name}/{number}"))
+                    counts = self._counts_of(f"{self.collection.name}/{name}/{number}")
                     counts.records += 1
                     counts.refused += 1
                     found = found if counts is self.counts else None
@@ -209,7 +209,7 @@ class ChunkReader:
             raise _Refused(str(error)) from None
         bare = not record.text.strip()
         text = said.title if bare else f"{said.title} {record.text}" if said.title else record.text
-        counts = self._counts_of(digest_of(text) if self.collection.shard else b"")
+        counts = self._counts_of(text)
         counts.records += 1
         known = self.identities.of(file, record.text, *fields, own=said.id, beside=self._partitions)
         if known is None:
@@ -222,7 +222,7 @@ class ChunkReader:
         place = f"{safe(file, NAME)} record {number:,}" if bare or known.given or unused or unlike else ""
         counts.unlike = counts.unlike or (unlike and f"{unlike} of {place}")
         if unused:
-            counts.unused, self._without_id = f"{unused} {place}", False
+            counts.unused, self._without_id = (unused, place), False
         if known.given:
             given, source, now = (safe(each, NAME) for each in (known.given, known.source, known.chunk_id))
             counts.renamed += 1
@@ -236,10 +236,10 @@ class ChunkReader:
             return None
         return Chunk(text, payload, known.chunk_id, known.source, known.point_id, others, features)
 
-    def _counts_of(self, digest: bytes) -> Counts:
-        """Whose a record is that is known by this digest."""
+    def _counts_of(self, text: str) -> Counts:
+        """Where a record with this text, or by which else it is known, is counted."""
         shard = self.collection.shard
-        return self.counts if shard is None or shard.has(digest) else self.elsewhere
+        return self.counts if shard is None or shard.has(digest_of(text)) else self.elsewhere
 
 
 class _Refused(Exception):

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from interlock.engine import storage
-from interlock.engine.corpus.forms import CORPUS, PAGES, QUERIES, READ, Unread, copies_in, form_of, is_beir, stem_of
-from interlock.engine.corpus.naming import BEIR, USUAL, Naming, Shard, spelt
+from interlock.engine.corpus.forms import CORPUS, QUERIES, READ, Unread, copies_in, form_of, is_beir, stem_of, walk
+from interlock.engine.corpus.naming import BEIR, USUAL, Naming, spelt
 from interlock.engine.errors import UsageError, meant, near
 from interlock.engine.record import atomic
 from interlock.engine.record.facts import Refusal
+from interlock.engine.record.shards import Shard
 from interlock.engine.record.words import argument, command, few, several
 
 NOTHING = 9
@@ -83,7 +84,7 @@ def discover(root: Path, wanted: Sequence[str] = (), naming: Naming = USUAL) -> 
         raise UsageError(f"cannot read {root}: {error.strerror}") from None
     if not any(collection.files or collection.refusals for collection in found):
         skipped = "".join(f"; {each}" for each in overlooked(root, found))
-        if any(kind in PAGES for kind in _not_read(root, found).files):
+        if _not_read(root, found).documents:
             words = ["chunk", argument(root), "--out", f"chunks/{entire.name}/pages.jsonl"]
             skipped += f"; to make a chunk file of documents use `{command(words)}`"
         raise UsageError(f"{root} has no chunk files or tables: name the directory above them ({READ}){skipped}")
@@ -137,7 +138,7 @@ def _rank(root: Path, most: float = math.inf) -> int:
     """Of which rank the files are that are read under `root`: the lowest that is there, but for hidden directories, of
     the first files and directories, of which `most` are looked at."""
     lowest = NOTHING
-    for folder, folders, names in storage.walk(root):
+    for folder, folders, names in walk(root):
         if folder == root:
             folders[:] = [name for name in folders if name[0] != "."]
         forms = map(form_of, {*names} - copies_in(folder, names)[0])
@@ -200,7 +201,7 @@ def _listed(root: Path) -> tuple[list[str], list[str]]:
     def refuse(error: OSError) -> None:
         raise error
 
-    _, folders, names = next(storage.walk(root, refuse), (root, [], []))
+    _, folders, names = next(walk(root, refuse), (root, [], []))
     return folders, names
 
 
@@ -246,7 +247,7 @@ def _walk(directory: Path, rank: int, refusals: list[Refusal], unread: Unread) -
         name = Path(os.fsdecode(error.filename or directory)).relative_to(directory).as_posix()
         refusals.append(Refusal(printable(name), None, f"cannot read the directory: {error.strerror}"))
 
-    for folder, folders, names in storage.walk(directory, refuse, unread.written.append):
+    for folder, folders, names in walk(directory, refuse, unread.written.append):
         for name in folders:
             path = folder / name
             with suppress(OSError):  # beyond the system's limits; the walk itself refuses it
@@ -320,7 +321,7 @@ def glance(root: Path, stopped: Callable[[], bool] = lambda: False, most: int = 
     rank = _rank(entire, most)
     for place in (each for each in _directories(entire, rank) if each == entire or each.name[0] != "."):
         files: list[Path] = []
-        for folder, folders, names in storage.walk(place):
+        for folder, folders, names in walk(place):
             files += [folder / name for name in names if _is_read(name, rank)]
             left -= len(folders) + len(names)
             if left < 0 or stopped():

@@ -22,9 +22,9 @@ from msgspec.structs import asdict
 
 from interlock.engine.corpus.chunks import UNUSABLE, Chunk, ChunkReader
 from interlock.engine.corpus.collections import Collection
+from interlock.engine.corpus.counts import Counts, Refusals, kind_of
 from interlock.engine.corpus.features import Features, no_features
-from interlock.engine.corpus.identity import Counts, Digests, digest_of, digest_of_texts
-from interlock.engine.corpus.naming import Refusals, kind_of
+from interlock.engine.corpus.identity import Digests, digest_of, digest_of_texts
 from interlock.engine.corpus.places import DIGEST, Numbered, Places, Spool, windows
 from interlock.engine.corpus.tokens import TokenStore, load_tokenizer, naming
 from interlock.engine.errors import Stopped, UsageError

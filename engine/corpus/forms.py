@@ -25,6 +25,9 @@ import msgspec
 from interlock.engine import storage
 from interlock.engine.corpus.naming import spelt
 from interlock.engine.record import atomic, words
+from interlock.engine.record.inputs import INPUTS
+from interlock.engine.record.journal import BEGINS
+from interlock.engine.record.rundir import JOURNAL, RUN
 
 Layout = Literal["list", "lines", "cells", "columns"]
 CHUNKS: dict[str, Layout] = {"_chunks.json": "list", ".jsonl": "lines"}
@@ -52,6 +55,8 @@ _ASIDE = re.compile(
     r"|(?:md5|sha\d+)sums?(?:\.txt)?|dataset_(?:infos?|dict)\.json",
     re.IGNORECASE,
 )
+_GIVEN = re.compile(r"[0-9a-f]{16}|\.texts-.*")
+"""What directories of texts in memory are called: by their digest, or while they are written."""
 _ENDING = re.compile(r"(?:\.\w{1,9})?\.(?:gz|zst|bz2|xz|lz4)$|\.\w{1,9}$", re.IGNORECASE)
 MAX_RECORD_BYTES = 4 << 20
 Found = tuple[int | None, bytes | str]
@@ -119,6 +124,11 @@ class Unread:
         """How many have an ending of which others are read."""
         return sum(files for kind, files in self.files.items() if form_of(f"_{kind}"))
 
+    @property
+    def documents(self) -> bool:
+        """Whether some are pages that a chunk file can be made of."""
+        return any(kind in PAGES for kind in self.files)
+
     def told(self) -> str:
         """Say how many of which ending there are, those first of which others are read, and one of them by name."""
         kinds = sorted(self.files, key=lambda kind: (form_of(f"_{kind}") is None, -self.files[kind], kind))
@@ -163,6 +173,26 @@ def copies_in(folder: Path, names: Sequence[str]) -> tuple[set[str], dict[str, s
             if list_name != "state.json" or "dataset_info.json" in names:  # else it is anybody's file
                 lacking[list_name] = "cannot be read as the list of tables that it is: copy the data set again"
     return {name for name in names if listed and name.endswith(".arrow")} - listed, lacking
+
+
+def walk(
+    place: Path, refuse: Callable[[OSError], object] | None = None, skipped: Callable[[Path], object] = lambda _: None
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Walk a tree as `storage.walk` does, but for what runs wrote, which `skipped` hears."""
+    for folder, folders, names in storage.walk(place, refuse):
+        if _is_written(folder, folders, names):
+            folders.clear()
+            skipped(folder)
+        else:
+            yield folder, folders, names
+
+
+def _is_written(folder: Path, folders: list[str], names: list[str]) -> bool:
+    """Whether a folder is a run, or holds what Python gave to runs, of which nothing is input."""
+    if {RUN, JOURNAL}.issubset(names):
+        with suppress(OSError), storage.raw(folder / JOURNAL, atomic.at_once) as journal:
+            return (journal.read(len(BEGINS)) or BEGINS) == BEGINS  # it may have been killed before it wrote a line
+    return folder.name == INPUTS and bool(folders) and not names and all(map(_GIVEN.fullmatch, folders))
 
 
 def is_beir(place: Path) -> bool:

@@ -11,20 +11,18 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from interlock.engine.corpus.naming import Shards, shard_in, spelt
+from interlock.engine.corpus.naming import spelt
 from interlock.engine.corpus.places import DIGEST, Numbered, windows
-from interlock.engine.record.inputs import union_of
-from interlock.engine.record.words import safe, several
+from interlock.engine.record.words import safe
 
 POINT_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:interlock:point")
 DIGITS = 12
@@ -70,12 +68,6 @@ def digest_of_texts(digests: Digests) -> str:
     return digest.hexdigest()
 
 
-def shards_of(inputs: Mapping[str, Any], chunks: int) -> Shards | None:
-    """Return which shard a run with these inputs is, of a collection with so many chunks in all; None: it is whole."""
-    shard = shard_in(inputs.get("shard", ""))
-    return Shards(shard.of, union_of(inputs), chunks, own=shard.number) if shard else None
-
-
 SOURCES = ("source_path", "source_file", "filename")
 """Fields of the metadata that name a source, the first that does."""
 Fields = Mapping[str, object]
@@ -86,62 +78,6 @@ SIGNS = 80
 """Signs of a field and its values that are told."""
 UNUSED = ("id", "_id", "doc_id", "chunk_id")
 """What may be meant as the id of a record in a chunk file."""
-
-
-@dataclass
-class Counts:
-    """How many records a collection has: `records` in all, `same` of them copies of an earlier one, which are left out,
-    `refused` those that are none, and `renamed` those whose chunk id another had; `first` says which that was and how
-    it is known. `titled` have a field for the title, where one is named; of those that are `bare`, as the `first_bare`,
-    it is the whole text. The first field with a whole number beyond 64 bits is `large`, with the record that it is of.
-    The first where a directory's name says otherwise is `unlike`, `unused` what may be an id and is not, and `beside`
-    the first file with fields that no record has. The chunks of other shards have so many `words`, where these are
-    counted."""
-
-    records: int = 0
-    same: int = 0
-    refused: int = 0
-    words: int = 0
-    renamed: int = 0
-    first: str = ""
-    titled: int = 0
-    bare: int = 0
-    first_bare: str = ""
-    large: str = ""
-    unlike: str = ""
-    unused: str = ""
-    beside: str = ""
-
-    @property
-    def chunks(self) -> int:
-        """Records that are neither copies nor refused, where these are counted here."""
-        return self.records - self.same - self.refused
-
-    @property
-    def summed(self) -> dict[str, int]:
-        """What a shard tells of others."""
-        return {"chunks": self.chunks, "same": self.same, "refused": self.refused, "words": self.words}
-
-    def told(self, collection: str) -> Iterator[str]:
-        """Tell of chunks whose ids others had, of those whose text is their title, and of numbers that not everybody
-        keeps."""
-        if self.renamed:
-            again = f"{collection}: {several(self.renamed, 'chunk')} had an id that another has"
-            yield f"{again}, and got a further one ({self.first}): give each an id of its own"
-        if self.bare:
-            empty = f"{collection}: {several(self.bare, 'empty text')}, embedded by title alone"
-            yield f"{empty} (first: {self.first_bare}): fill in what is missing, or leave these records out"
-        if self.large:
-            number = f"{collection}: a whole number beyond 64 bits ({self.large} first)"
-            yield f"{number} is a text in a store and on a server: write it as a text to have it so in files too"
-        if self.unlike:
-            yield f"{collection}: a directory says {self.unlike}, which is kept: rename it, or drop the field"
-        if self.beside:
-            lost = f"{collection}: fields beside the records of {self.beside}"
-            yield f"{lost} are left out: put them into each record to keep them"
-        if self.unused:
-            name, place = self.unused.split(" ", 1)
-            yield f"{collection}: {name!r} of {place} is no id in a chunk file: add --id-field {name} to have it so"
 
 
 class IdentityMaker:

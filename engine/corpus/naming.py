@@ -1,23 +1,18 @@
 """Under which names a record has its text, its id and its title.
 
 Each is a field of the record, an id or a title else one of its metadata. The title stands before the text with a space
-between them, as BEIR and MTEB have it; what it was stays in the record. And what records are refused for, counted
-without the names in it; and which shard of a run a text falls to, where one is cut: a rule of the text alone.
+between them, as BEIR and MTEB have it; what it was stays in the record.
 """
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
 from unicodedata import normalize
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from interlock.engine.record.facts import REFUSALS_TOLD, Refusal
-from interlock.engine.record.words import few, quoted, safe
+from interlock.engine.record.words import quoted, safe
 
 TEXTS = ("page_content", "content")
 """What other producers call a text, whose metadata may be their `meta`."""
@@ -143,106 +138,3 @@ def looked_up(fields: Mapping[str, Raw], metadata: Mapping[str, Raw], name: str)
     """Return the field of a record, else of its metadata, that is called so; None where both are null or not there."""
     found = (each[its] for each in (fields, metadata) if (its := spelt(name, each)) in each)
     return next((value for value in found if bytes(value) != b"null"), None)
-
-
-REASONS = 20
-"""Kinds of reason that are counted apart."""
-_PLACES = re.compile(
-    r" \(byte \d+\)| in position [\d-]+"
-    r'|(?:(?<=")|(?<= with an id)|(?<= with a title)) \(found .*\)(?=: (?:say|add) )'
-    r"|(?<=--text-field) \S+(?=$|; the first line)|(?<=such as --id-field) \S+(?=, or drop)"
-    r"|(?<=^file ends within record) \d+",
-    re.DOTALL,
-)
-
-
-@dataclass
-class Refusals:
-    """Counts every refusal and keeps the first REFUSALS_TOLD, and as many of files; as many as `len` says, of them
-    `broken` files."""
-
-    told: list[Refusal] = field(default_factory=list)
-    files: list[Refusal] = field(default_factory=list)
-    broken: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, refusal: Refusal) -> None:
-        if len(self.told) < REFUSALS_TOLD:
-            self.told.append(refusal)
-        if refusal.record is None:
-            self.broken += 1
-            self.files += [refusal] * (len(self.files) < REFUSALS_TOLD)
-        kind = kind_of(refusal.reason)
-        self.reasons[kind if kind in self.reasons or len(self.reasons) < REASONS else "other reasons"] += 1
-
-    def __len__(self) -> int:
-        return self.reasons.total()
-
-
-@lru_cache(1024)
-def kind_of(reason: str) -> str:
-    """Strip a reason of the names and places that make each its own."""
-    return _PLACES.sub("", reason)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One of `of` shares of the texts of a run, counted from 1: by their digests, so that equal ones fall together."""
-
-    number: int
-    of: int
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.of}"
-
-    def has(self, digest: bytes) -> bool:
-        """Tell whether a text with this digest, or what else is known by one, falls to it."""
-        return int.from_bytes(digest[:8], "little") % self.of == self.number - 1
-
-
-class Shards(Struct, frozen=True):
-    """Which of so many shards a collection holds: `there` says by number how many of all its `chunks` each brought, and
-    `union` what makes them shards of one run; `own` is the number of the one that tells it."""
-
-    of: int
-    union: str
-    chunks: int
-    there: dict[str, int] = {}
-    own: int = 0
-
-    @property
-    def shard(self) -> Shard:
-        """The one that tells it."""
-        return Shard(self.own, self.of)
-
-    def gap(self, collection: str) -> str:
-        """Say which a collection lacks; empty where all its chunks are there, for a shard may have none of them."""
-        missing = [f"{each}/{self.of}" for each in range(1, self.of + 1) if str(each) not in self.there]
-        if sum(self.there.values()) >= self.chunks:
-            return ""
-        lacks = few(missing).replace("; ", ", ")
-        return f"{collection} has {len(self.there):,} of {self.of:,} shards: deliver {lacks} too"
-
-
-def part_of(shard: Shard | None, name: str) -> str:
-    """Return the name of a file as that of this part of it, if there is one: points-00003-of-00008.parquet."""
-    stem, dot, ending = name.rpartition(".")
-    return f"{stem}-{shard.number:05}-of-{shard.of:05}{dot}{ending}" if shard else name
-
-
-def whole_name(path: str) -> str:
-    """Return the name of a file, of a part that of the whole."""
-    return re.sub(r"-\d{5}-of-\d{5}(?=\.)", "", path.rpartition("/")[2])
-
-
-def shard_in(text: str) -> Shard | None:
-    """Read `K/N`; None of an empty text. Raises ValueError for what is no shard."""
-    found = re.fullmatch(r"0*([1-9]\d{0,4})/0*([1-9]\d{0,4})", re.sub(r"\s", "", text), re.ASCII)
-    if text.strip() and not (found and int(found[1]) <= int(found[2])):
-        raise ValueError("expected K/N, such as 3/8: the third of eight shards")
-    return Shard(int(found[1]), int(found[2])) if found else None
-
-
-def shard_text(value: object) -> str:
-    """Read a shard, as it is written: `3/8`, or nothing. Raises ValueError as `shard_in` does."""
-    return str(shard_in(str(value)) or "")

@@ -16,7 +16,6 @@ import numpy as np
 
 from interlock.engine.compute.parts.dense import Vectors
 from interlock.engine.compute.parts.terms import SparseRows
-from interlock.engine.corpus.naming import whole_name
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.evaluation.weighing import SideCost
 from interlock.engine.models.assets import Policy
@@ -25,6 +24,7 @@ from interlock.engine.models.registry import ModelSpec, name_of_output
 from interlock.engine.record.atomic import check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.inputs import language_of, resume_words, store_of
+from interlock.engine.record.shards import whole_name
 from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.record.words import command
 from interlock.engine.search.store_models import check_tokens, the_same

@@ -17,9 +17,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from interlock.engine.corpus.questions import LISTED, decoded, lines_of, of_json, read_questions
 from interlock.engine.errors import UnavailableError, UsageError, meant
 from interlock.engine.record.words import parse_number, several
+from interlock.engine.search.questions import LISTED, decoded, lines_of, of_json, read_questions
 
 Missing = Literal["error", "drop", "count"]
 """What becomes of judgements of texts and queries that are not there; a text counts as not found."""

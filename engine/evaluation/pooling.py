@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from interlock.engine.corpus.questions import Question, lines_of, of_json
 from interlock.engine.errors import UsageError
 from interlock.engine.evaluation.comparing import RunComparison, compared
 from interlock.engine.evaluation.judgements import Grades, judged_lines
@@ -24,6 +23,7 @@ from interlock.engine.record import atomic
 from interlock.engine.search.ask import Ask, comparison_of
 from interlock.engine.search.combine import Hybrid
 from interlock.engine.search.hits import Answer, Candidate
+from interlock.engine.search.questions import Question, lines_of, of_json
 from interlock.engine.vectors.fusion import Fusion
 from interlock.engine.vectors.manifest import Manifest
 

@@ -22,7 +22,6 @@ from interlock.engine.compute import reuse
 from interlock.engine.corpus.collections import discover
 from interlock.engine.corpus.corpus import Corpus, Rows, read_corpus
 from interlock.engine.corpus.identity import digest_of_texts
-from interlock.engine.corpus.naming import part_of, shard_in
 from interlock.engine.errors import UsageError, check_apart, near
 from interlock.engine.flows.opening import form_of
 from interlock.engine.flows.plan import RunPlan
@@ -31,6 +30,7 @@ from interlock.engine.record import atomic
 from interlock.engine.record.events import AnyEvent, ArtefactWritten, Emit, Warned
 from interlock.engine.record.inputs import resume_words, union_of
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.shards import part_of, shard_in
 from interlock.engine.record.state import RunState
 from interlock.engine.record.words import command, differences, few, typed
 from interlock.engine.settings import Configuration, RunSettings, continued, flag_of
@@ -111,13 +111,9 @@ def export(run: Path, now: Configuration, asked: ExportRequest, emit: Emit) -> E
                     what = f"{name} is {status} in its run, and is exported as that left it: {why}"
                     emit(Warned(message=what, collection=name))
                     told.lacking.append(f"{name} {status}")
-            of = ExportRecord(
-                schema_version="1",
-                run=directory.id,
-                began=earlier.state.began_at,
-                passes=_checksum(earlier.state),
-                union=union_of(inputs),
-            )
+            union = union_of(inputs) and " ".join((union_of(inputs), settings.keep, settings.payload, asked.precision))
+            began, passed = earlier.state.began_at, _checksum(earlier.state)
+            of = ExportRecord(schema_version="1", run=directory.id, began=began, passes=passed, union=union)
             for rows in wanted:
                 delivery = plan.builder.delivery(rows, plan.corpus, passes, plan.spec(rows, directory.id))
                 if asked.to:

@@ -24,7 +24,6 @@ from interlock.engine.compute.job import Layout, lay_out
 from interlock.engine.compute.reuse import Mask
 from interlock.engine.corpus.collections import Collection, discover, overlooked
 from interlock.engine.corpus.corpus import BLOCK, Corpus, Rows, read_and_tokenise
-from interlock.engine.corpus.naming import shard_in
 from interlock.engine.corpus.tokens import TokenStore
 from interlock.engine.errors import InterlockError, UnavailableError, reason
 from interlock.engine.flows.opening import check, check_cut, form_of, without_effect
@@ -40,6 +39,7 @@ from interlock.engine.models.registry import LARGE_BATCH, ModelSpec, check_besid
 from interlock.engine.record.events import Emit, Warned
 from interlock.engine.record.facts import MissingModel, RosterEntry
 from interlock.engine.record.inputs import as_input
+from interlock.engine.record.shards import shard_in
 from interlock.engine.record.state import RunState
 from interlock.engine.settings import Configuration, RunSettings
 from interlock.engine.standing import outcome

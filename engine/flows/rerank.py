@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from interlock.engine.compute.context import Granted
 from interlock.engine.compute.pairs.rows import Pair
-from interlock.engine.corpus.questions import PairLine, read_pairs
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.flows import EventSink, Listener, no_events
 from interlock.engine.gpu.cpu import CpuDevice
@@ -25,6 +24,7 @@ from interlock.engine.record.events import Warned
 from interlock.engine.record.words import several
 from interlock.engine.search.ask import MAXSIM
 from interlock.engine.search.combine import LATE_SHARE
+from interlock.engine.search.questions import PairLine, read_pairs
 from interlock.engine.search.rerank import Rerank, Rerankers
 from interlock.engine.settings import Configuration
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.engine.compute.context import Granted
 from interlock.engine.compute.texts import GpuJobs, HeldJobs, Progress, TextJobs
-from interlock.engine.corpus.questions import Question
 from interlock.engine.errors import ExitCode, InterlockError, UsageError
 from interlock.engine.flows import EventSink, Listener
 from interlock.engine.flows.rerank import free_devices, policy_of, rerankers
@@ -25,6 +24,7 @@ from interlock.engine.models.registry import extended
 from interlock.engine.search.ask import MAXSIM, Ask
 from interlock.engine.search.encoding import Meaning, check_texts, encode, meaning_of, points_behind
 from interlock.engine.search.hits import Answer, EncodedTexts, Hit, Side
+from interlock.engine.search.questions import Question
 from interlock.engine.search.rerank import Rerank, late_reordered, reordered
 from interlock.engine.search.searcher import StoreSearcher
 from interlock.engine.search.served import Place

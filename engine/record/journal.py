@@ -33,6 +33,8 @@ from interlock.engine.record.words import DELETE, argument, command, unarmed
 _CRC = b',"crc":"%08x"}\n'
 _json = msgspec.json.Encoder().encode
 _CRC_LENGTH = len(_CRC % 0)
+BEGINS = b'{"seq":0,"at":'
+"""How the first line of a journal does."""
 
 
 def encode(entry: Entry) -> bytes:

@@ -14,13 +14,13 @@ from interlock.engine.compute.parts.outputs import Outputs
 from interlock.engine.compute.parts.terms import SparseRows
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.compute.texts import Progress, TextJobs, by_table, unheard
-from interlock.engine.corpus.naming import whole_name
 from interlock.engine.corpus.places import starts_of
 from interlock.engine.corpus.tokens import texts_in
 from interlock.engine.errors import UsageError, meant
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record.inputs import store_of
 from interlock.engine.record.rundir import JOURNAL, RUN
+from interlock.engine.record.shards import whole_name
 from interlock.engine.record.summary import CollectionSummary
 from interlock.engine.search.hits import EncodedTexts, Side
 from interlock.engine.search.served import Place, ServerPlace, StoreCopy

@@ -24,14 +24,13 @@ from interlock.engine.compute.parts.terms import SparseFile
 from interlock.engine.compute.parts.tokens import TokenFile
 from interlock.engine.corpus.corpus import Corpus, Onlooker, Rows
 from interlock.engine.corpus.features import features_of, no_features
-from interlock.engine.corpus.identity import shards_of
-from interlock.engine.corpus.naming import Shards, whole_name
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import name_of_output
 from interlock.engine.record import atomic
 from interlock.engine.record.events import ArtefactWritten, Emit, StoreVerified, VectorsKept, Warned
 from interlock.engine.record.facts import KeptVectors
 from interlock.engine.record.rundir import RunDirectory
+from interlock.engine.record.shards import Shards, shards_of, whole_name
 from interlock.engine.targets import shard, stores
 from interlock.engine.targets.embedded import Store
 from interlock.engine.targets.files import write as files

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import structs
 
-from interlock.engine.corpus.naming import Shards
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import NAME_RULE, nameable
+from interlock.engine.record.shards import Shards
 from interlock.engine.record.words import differences, few
 from interlock.engine.vectors.bm25 import BM25
 from interlock.engine.vectors.points import NESTED, PayloadForm

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from interlock.engine.corpus.identity import digest_of, point_of
-from interlock.engine.corpus.naming import Shard
 from interlock.engine.errors import InterlockError
+from interlock.engine.record.shards import Shard
 from interlock.engine.record.words import several
 from interlock.engine.targets.connection import begun
 from interlock.engine.vectors.points import Point, Vector, same_json, storable

@@ -242,8 +242,8 @@ def behind(collection: ExportedCollection, target: ServerCollection, first: int,
 
 def unplanned(target: ServerCollection, collection: ExportedCollection) -> Iterator[OtherPoints]:
     """Look at the points of a target that are not of the collection, a page at a time."""
-    known, own = np.concatenate([halves(ids) for ids in collection.ids()]), collection.shards
-    return others(target, known, collection.qdrant_collection, own.shard if own else None)
+    known = np.concatenate([halves(ids) for ids in collection.ids()])
+    return others(target, known, collection.qdrant_collection)
 
 
 def unproved(exact: bool, marked: bool) -> list[str]:

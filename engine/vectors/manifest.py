@@ -15,10 +15,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from interlock.engine.corpus.naming import Shards
 from interlock.engine.errors import UsageError
 from interlock.engine.models.registry import Precision, check_key, name_of_output
 from interlock.engine.record.facts import MissingModel, RosterEntry, TermForm, TokenForm
+from interlock.engine.record.shards import Shards
 from interlock.engine.record.words import differences, few
 from interlock.engine.vectors import UNSAID_SHARE
 from interlock.engine.vectors.bm25 import BM25, Words, WordWeights

@@ -155,7 +155,7 @@ class RecordedRun:
 
     def _delivered(self, collection: str) -> "tuple[CollectionSummary, dict[str, Artefact]]":
         """A collection, and the files that were written of it, by name; of a shard by that of the whole."""
-        from interlock.engine.corpus.naming import whole_name
+        from interlock.engine.record.shards import whole_name
 
         collections = self.summary.collections
         if (found := next((each for each in collections if each.name == collection), None)) is None:

@@ -21,13 +21,12 @@ import numpy as np
 from interlock.engine.compute.parts.files import header_of
 from interlock.engine.compute.parts.tokens import TokenRows
 from interlock.engine.corpus.chunks import Chunk, parted
-from interlock.engine.corpus.identity import shards_of
-from interlock.engine.corpus.naming import Shards, whole_name
 from interlock.engine.errors import InterlockError, UsageError, near, remedy
 from interlock.engine.record.atomic import AGAIN, check_written
 from interlock.engine.record.facts import Artefact, RosterEntry
 from interlock.engine.record.inputs import language_of
 from interlock.engine.record.rundir import JOURNAL, RunDirectory
+from interlock.engine.record.shards import Shards, shards_of, whole_name
 from interlock.engine.record.summary import CollectionSummary, Summary, summarise
 from interlock.engine.record.words import several
 from interlock.engine.standing.runs import refuse_at_work, state_of

@@ -102,7 +102,7 @@ def file_bytes(formats: Collection[str], form: "VectorForm", fusion: "Fusion", m
 
 def files_of(delivery: "Delivery", formats: Collection[str]) -> "dict[str, OutputFile]":
     """Say which files of these formats a delivery has, by name, and how each is made."""
-    from interlock.engine.corpus.naming import part_of
+    from interlock.engine.record.shards import part_of
     from interlock.engine.targets.files.arrays import Content
     from interlock.engine.vectors.fusion import PROJECTION, to_bytes
 

@@ -15,9 +15,9 @@ from typing import Literal
 import msgspec
 
 from interlock.engine import storage
-from interlock.engine.corpus.naming import part_of
 from interlock.engine.errors import InterlockError, UsageError
 from interlock.engine.record import atomic
+from interlock.engine.record.shards import part_of
 from interlock.engine.targets.files.formats import MARK, files_of, files_of_missing
 from interlock.engine.targets.windows import Check, Delivery, Sink, Window
 from interlock.engine.vectors.fusion import PROJECTION
