@@ -177,7 +177,8 @@ class CollectionUpload:
         for key, kind in self._layout.indexes.items():
             if key not in (there.payload_schema or {}):
                 target.index(key, kind)
-        self._others = superseded(there, collection.shards.union if (collection := self._collection).shards else "")
+        own = self._collection.shards
+        self._others = superseded(there, own.union if own else "")
         mark = self._found = mark_of(there, self._key).get("upload")
         if self._options.incremental:
             self._collection = as_held(self._collection, there)
